@@ -1,0 +1,39 @@
+"""The JAX home of encoder-decoder Transformers, and a bridge between them and PyTorch.
+
+Importing this package loads neither jax nor torch: every name below is looked up on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "preset": "presets",
+    "preset_names": "presets",
+    "TransformerConfig": "config",
+    "Transformer": "transformer",
+    "load": "training.run_folder",
+}
+_MODULES = ("config", "convert", "data", "errors", "generate", "nn", "presets", "training", "transformer")
+
+__all__ = ["Transformer", "TransformerConfig", "convert", "generate", "load", "preset", "preset_names"]
+
+if TYPE_CHECKING:
+    from jax_transformer import convert, generate
+    from jax_transformer.config import TransformerConfig
+    from jax_transformer.presets import preset, preset_names
+    from jax_transformer.training.run_folder import load
+    from jax_transformer.transformer import Transformer
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jax_transformer.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"jax_transformer.{name}")
+    raise AttributeError(f"module 'jax_transformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_MODULES])

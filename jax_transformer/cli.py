@@ -1,0 +1,238 @@
+"""The command line: ``jax-transformer COMMAND``. Results go to stdout, progress and messages to stderr, refusals are one line."""
+
+import dataclasses
+import io
+import json
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax_transformer
+from jax_transformer.errors import ConfigError, Refusal, nearest
+from jax_transformer.training.options import TrainOptions
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Translate lines from standard input to standard output, one out for each in."""
+
+    run: str
+    """The run folder."""
+    beam: int = 1
+    """Hypotheses kept by beam search; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Exponent of beam search's length penalty."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a run on a test set: BLEU, chrF, exact match, and loss."""
+
+    run: str
+    """The run folder."""
+    source: str
+    """Lines to translate; plain or gzip."""
+    target: str
+    """Their references, line by line."""
+    beam: int = 1
+    """Hypotheses kept by beam search; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Exponent of beam search's length penalty."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert weights between a run folder and PyTorch's names in a .safetensors file."""
+
+    source: typing.Annotated[str, "positional"]
+    """A run folder or a .safetensors file."""
+    destination: typing.Annotated[str, "positional"]
+    """A .safetensors file or a new folder; never overwritten."""
+    config: str | None = None
+    """The model's config.json, where the source is a file of weights."""
+    preset: str | None = None
+    """Or the preset that it is of,"""
+    set: tuple[str, ...] = ()
+    """with these sizes, as d_model=16 num_layers=2."""
+    dtype: str | None = None
+    """Cast the weights to this dtype; they keep their own without it."""
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Show what is in a .safetensors file or a run folder: names, shapes, dtypes, hashes. Loads no weights into a model."""
+
+    path: typing.Annotated[str, "positional"]
+    """A .safetensors file or a run folder."""
+
+
+def train(options: TrainOptions) -> int:
+    """Train, and print the run folder."""
+    from jax_transformer.training import recipe
+
+    print(recipe.train(options).path)
+    return 0
+
+
+def translate(options: TranslateOptions) -> int:
+    """Lines in, lines out."""
+    from jax_transformer import translation
+    from jax_transformer.data import parallel_text
+    from jax_transformer.training import run_folder
+
+    run = run_folder.load_run(options.run)
+    lines = parallel_text.split_lines(sys.stdin.buffer.read(), "standard input")
+    beam = {"beam_size": options.beam, "length_penalty": options.length_penalty}
+    for line in translation.translate(run.model, run.tokenizer, lines, widths=run.widths, **beam):  # type: ignore[arg-type]
+        sys.stdout.write(line.replace("\n", " ") + "\n")  # one line for each, whatever the model says
+    return 0
+
+
+def evaluate(options: EvaluateOptions) -> int:
+    """Scores of a test set."""
+    from jax_transformer.training import evaluation
+
+    report = evaluation.evaluate(options.run, options.source, options.target, beam_size=options.beam, length_penalty=options.length_penalty)
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    for name, value in report.items():
+        print(f"{name:12} {value:.4f}" if isinstance(value, float) else f"{name:12} {value}")
+    return 0
+
+
+def convert(options: ConvertOptions) -> int:
+    """Weights from one kind of file to another."""
+    from jax_transformer.convert import files
+
+    changes = dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in options.set)
+    given = files.Description(options.config, options.preset, {name: _value(text) for name, text in changes.items()})
+    for line in files.convert(options.source, options.destination, given, options.dtype):
+        print(line)
+    return 0
+
+
+def inspect(options: InspectOptions) -> int:
+    """What is in a file."""
+    from jax_transformer.convert import files
+
+    for line in files.inspect(options.path):
+        print(line)
+    return 0
+
+
+def _value(text: str) -> Any:
+    """The value after ``=`` in --set: JSON where it is JSON, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
+    "train": (TrainOptions, train),
+    "translate": (TranslateOptions, translate),
+    "evaluate": (EvaluateOptions, evaluate),
+    "convert": (ConvertOptions, convert),
+    "inspect": (InspectOptions, inspect),
+}
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {(kind.__doc__ or '').splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
+    return "\n".join(["usage: jax-transformer COMMAND [options]", "", *lines, "", "jax-transformer COMMAND --help lists the options of one;"]) + (
+        "\n--version prints the version; --debug shows the traceback of an error."
+    )
+
+
+def flags(kind: type, prefix: str = "") -> list[str]:
+    """The dotted flags of an options class, as ``--data.train-source``."""
+    found = []
+    for field in dataclasses.fields(kind):
+        hint = typing.get_type_hints(kind, include_extras=True)[field.name]
+        if "positional" in getattr(hint, "__metadata__", ()):
+            continue
+        if dataclasses.is_dataclass(hint):
+            found += flags(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            name = (prefix + field.name).replace("_", "-")
+            found += [f"--{name}", f"--no-{name}"] if hint is bool else [f"--{name}"]
+    return found
+
+
+def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
+    """The options on a command line. Underscores and dashes are one. Raises ConfigError in one line; ``--help`` prints and exits."""
+    import tyro
+
+    known = [*flags(kind), "--help"]
+    dashed = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            name = name.replace("_", "-")
+            if name not in known:
+                raise ConfigError(f"unknown option {name}{nearest(name, known)}; jax-transformer {command} --help lists them")
+            argument = name + equals + value
+        dashed.append(argument)
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(_positional(kind), args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise ConfigError(_one_line(said.getvalue())) from None
+
+
+def _positional(kind: type[Options]) -> type[Options]:
+    """The options class with tyro's marker in the place of ours, which needs no import of tyro where the class is defined."""
+    import tyro
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    marked = {name for name, hint in hints.items() if "positional" in getattr(hint, "__metadata__", ())}
+    for name in marked:
+        kind.__annotations__[name] = tyro.conf.Positional[typing.get_args(hints[name])[0]]
+    return kind
+
+
+def _one_line(box: str) -> str:
+    """tyro's framed message as one line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [re.sub(r"[╭╮╰╯│─]+", " ", line).strip() for line in text.splitlines()]
+    words = [line for line in lines if line and not line.startswith(("For full helptext", "Parsing error", "Value error", "Argument helptext"))]
+    return " ".join(" ".join(words).split())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"jax-transformer {jax_transformer.__version__}")
+        return 0
+    try:
+        if arguments[0] not in COMMANDS:
+            raise ConfigError(f"unknown command {arguments[0]!r}{nearest(arguments[0], list(COMMANDS))}; known: {', '.join(COMMANDS)}")
+        kind, command = COMMANDS[arguments[0]]
+        return command(parse(arguments[0], kind, arguments[1:]))
+    except Refusal as error:
+        if debug:
+            raise
+        print(f"jax-transformer: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output is gone: nothing is left to say, to it or at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

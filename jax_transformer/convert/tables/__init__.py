@@ -1,0 +1,12 @@
+"""One page a layout: each names a PyTorch module's weights, see ``rules``."""
+
+from jax_transformer.config import Layout, TransformerConfig
+from jax_transformer.convert.rules import Table
+from jax_transformer.convert.tables import torch_nn
+
+_PAGES = {Layout.TORCH_NN: torch_nn.table, Layout.LESSON10: torch_nn.table}
+
+
+def table(config: TransformerConfig) -> Table:
+    """The weight table of the layout that the configuration names."""
+    return _PAGES[config.layout](config)

@@ -1,0 +1,284 @@
+"""Batches of a fixed few shapes: length buckets, each with as many rows as a budget of tokens allows.
+
+Bucket k holds the pairs that fit its width, and each of its batches has the shape (rows[k], widths[k]) on both sides, so a run compiles one
+program a bucket and never again. Which pairs make up batch n is a pure function of (seed, n): a run resumes at any step.
+
+Axes: b batch, s source, t target, n all pairs. The length of a side counts its one special token.
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from jax_transformer import errors
+from jax_transformer.data import tokenizer
+
+# Pairs encoded at a time: bounds the memory of ids as Python integers.
+CHUNK = 10_000
+
+
+class Batch(NamedTuple):
+    """What a step consumes. A row beyond the last pair is filler: it has no target to predict, and no side of it is all padding."""
+
+    source: Int32[np.ndarray, "b s"]
+    """tokens, eos, pad …; filler: eos, pad …"""
+    target_in: Int32[np.ndarray, "b t"]
+    """bos, tokens, pad …; filler: bos, pad …"""
+    target_out: Int32[np.ndarray, "b t"]
+    """tokens, eos, pad …; filler: pad …"""
+
+
+class SpecialIds(NamedTuple):
+    """The special tokens of the two vocabularies."""
+
+    source_pad: int
+    source_eos: int
+    target_pad: int
+    target_bos: int
+    target_eos: int
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPairs:
+    """A corpus as ids, without special tokens."""
+
+    sources: list[np.ndarray]
+    targets: list[np.ndarray]
+    ids: SpecialIds
+    kept: Int[np.ndarray, " n"]
+    """Where each pair stood in the list that was encoded."""
+    dropped_long: int
+    """How many pairs were longer than the limit and left out."""
+
+    @functools.cached_property
+    def lengths(self) -> Int[np.ndarray, "n 2"]:
+        """Of source and target, with the one special token of each."""
+        return np.array([(len(source) + 1, len(target) + 1) for source, target in zip(self.sources, self.targets, strict=True)])
+
+
+def encode_pairs(
+    pairs: Sequence[tuple[str, str]], source_tokenizer: tokenizer.Tokenizer, target_tokenizer: tokenizer.Tokenizer, max_length: int
+) -> EncodedPairs:
+    """Pairs as ids; a pair with a side over ``max_length``, its special token included, is dropped and counted."""
+    room = max_length - 1
+    sources, targets, kept = [], [], []
+    # A huge line is dropped before it is encoded.
+    fits = [i for i, (s, t) in enumerate(pairs) if max(source_tokenizer.fewest_tokens(s), target_tokenizer.fewest_tokens(t)) <= room]
+    for start in range(0, len(fits), CHUNK):
+        chunk = fits[start : start + CHUNK]
+        chunk_sources = source_tokenizer.encode_batch([pairs[i][0] for i in chunk])
+        chunk_targets = target_tokenizer.encode_batch([pairs[i][1] for i in chunk])
+        for i, source, target in zip(chunk, chunk_sources, chunk_targets, strict=True):
+            if max(len(source), len(target)) <= room:
+                sources.append(np.array(source, np.int32))
+                targets.append(np.array(target, np.int32))
+                kept.append(i)
+    if not kept:
+        raise errors.InputError(f"none of the {len(pairs)} pairs is within max_length={max_length} tokens; raise it, or shorten the lines")
+    ids = SpecialIds(
+        source_tokenizer.pad_id, source_tokenizer.eos_id, target_tokenizer.pad_id, target_tokenizer.bos_id, target_tokenizer.eos_id
+    )
+    return EncodedPairs(sources, targets, ids, np.array(kept), dropped_long=len(pairs) - len(kept))
+
+
+def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 8) -> tuple[int, ...]:
+    """The at most ``count`` bucket widths, ascending, that pad ``lengths`` the least: exact, by dynamic programming over their histogram.
+
+    Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the longest pair.
+    """
+    if min(count, max_length, multiple) < 1:
+        raise errors.ConfigError(f"count={count}, max_length={max_length} and multiple={multiple} must be positive")
+    if len(lengths) == 0 or lengths.max() > max_length:
+        raise errors.ConfigError(f"{len(lengths)} lengths up to {lengths.max(initial=0)} do not fit max_length={max_length}")
+    # An optimal width is always that of some pair: only these are candidates.
+    widths, pairs = np.unique(np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True)
+    below = np.concatenate([[0], np.cumsum(pairs)])
+    # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so far; one bucket to begin with.
+    least = np.concatenate([[0], widths * below[1:]])
+    begins = []  # begins[k][j]: the width at which the last of k + 2 buckets begins
+    for _ in range(min(count, len(widths)) - 1):
+        totals = [least[:j] + widths[j - 1] * (below[j] - below[:j]) for j in range(1, len(widths) + 1)]
+        begins.append([0] + [int(total.argmin()) for total in totals])
+        least = np.array([0] + [total.min() for total in totals])
+    chosen = [len(widths)]
+    for begin in reversed(begins):
+        chosen.append(begin[chosen[-1]])
+    return tuple(int(widths[j - 1]) for j in reversed(chosen) if j > 0)
+
+
+def rows_per_batch(widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[int, ...]:
+    """How many rows of each width hold ``tokens_per_batch`` positions, in multiples of ``rows_multiple`` (devices that share a batch)."""
+    if min(tokens_per_batch, rows_multiple) < 1:
+        raise errors.ConfigError(f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} must be positive")
+    return tuple(max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple) for width in widths)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """Which pairs make up batch n, for every n from 0 on. Each epoch holds every pair once, in another order."""
+
+    lengths: Int[np.ndarray, "n 2"]
+    """Of source and target, as ``EncodedPairs.lengths``."""
+    widths: tuple[int, ...]
+    rows: tuple[int, ...]
+    seed: int
+    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @functools.cached_property
+    def _buckets(self) -> Int[np.ndarray, " n"]:
+        """The narrowest bucket of each pair."""
+        return _narrowest(self.lengths.max(axis=1), self.widths)
+
+    @functools.cached_property
+    def _batches_per_bucket(self) -> tuple[int, ...]:
+        """The same in every epoch, because it depends on how many pairs a bucket has and not on which."""
+        counts, left = [], 0
+        for pairs, rows in zip(np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True):
+            full, left = divmod(int(pairs) + left, rows)
+            counts.append(full)
+        counts[-1] += left > 0
+        return tuple(counts)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return sum(self._batches_per_bucket)
+
+    def fill(self) -> float:
+        """The share of positions that hold a token and not padding."""
+        cells = sum(2 * count * rows * width for count, rows, width in zip(self._batches_per_bucket, self.rows, self.widths, strict=True))
+        return int(self.lengths.sum()) / cells
+
+    def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
+        """An epoch's batches in order, each a bucket and the pairs in it: a pure function of seed and epoch.
+
+        What is left over in a bucket moves on to the next wider one, so only one batch of an epoch, of the widest, is partly filled.
+        """
+        random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
+        order = _permutation(random, len(self.lengths))
+        order = order[np.argsort(self._buckets[order], kind="stable")]
+        ends = np.cumsum(np.bincount(self._buckets, minlength=len(self.rows)))
+        batches, left, start = [], order[:0], 0
+        for bucket, (end, rows) in enumerate(zip(ends, self.rows, strict=True)):
+            pool, start = np.concatenate([left, order[start:end]]), end
+            full = len(pool) // rows * rows
+            batches += [(bucket, pool[i : i + rows]) for i in range(0, full, rows)]
+            left = pool[full:]
+        if len(left):
+            batches.append((len(self.rows) - 1, left))
+        return [batches[i] for i in _permutation(random, len(batches))]
+
+    def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
+        """The bucket and the pairs of the batch of a step, counted from 0 over all epochs."""
+        if step < 0:
+            raise errors.ConfigError(f"step={step} is negative")
+        epoch, position = divmod(step, self.batches_per_epoch)
+        with self._lock:  # prefetch threads ask for both sides of an epoch's end at the same time: two epochs are kept, each made once
+            if epoch not in self._epochs:
+                if len(self._epochs) > 1:
+                    del self._epochs[min(self._epochs)]
+                self._epochs[epoch] = self.epoch_batches(epoch)
+            return self._epochs[epoch][position]
+
+
+def make_batch(encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int) -> Batch:
+    """The arrays of a batch: new ones each time, because JAX may still read a batch's memory while the next is made."""
+    ids = encoded.ids
+    source = pad_rows([encoded.sources[i] for i in indices.tolist()], width, rows, pad_id=ids.source_pad, eos_id=ids.source_eos)
+    target_out = pad_rows([encoded.targets[i] for i in indices.tolist()], width, rows, pad_id=ids.target_pad, eos_id=ids.target_eos)
+    target_in = np.empty_like(target_out)
+    target_in[:, 0] = ids.target_bos
+    target_in[:, 1:] = np.where(target_out[:, :-1] == ids.target_eos, ids.target_pad, target_out[:, :-1])  # text has no eos of its own
+    target_out[len(indices) :, 0] = ids.target_pad
+    return Batch(source, target_in, target_out)
+
+
+def pad_rows(sources: Sequence[Sequence[int] | np.ndarray], width: int, rows: int, *, pad_id: int, eos_id: int) -> Int32[np.ndarray, "b s"]:
+    """Source rows, each ended by eos; rows beyond the last are eos alone."""
+    lengths = np.zeros(rows, np.int64)
+    lengths[: len(sources)] = [len(source) for source in sources]
+    padded = np.full((rows, width), pad_id, np.int32)
+    padded[np.arange(width) < lengths[:, None]] = np.concatenate([np.asarray(source, np.int32) for source in sources])
+    padded[np.arange(rows), lengths] = eos_id
+    return padded
+
+
+def train_stream(
+    encoded: EncodedPairs,
+    plan: BatchPlan,
+    start_step: int = 0,
+    stop_step: int | None = None,
+    *,
+    num_threads: int = 1,
+    prefetch_buffer_size: int = 16,
+) -> Iterator[Batch]:
+    """The batches of steps ``start_step`` up to ``stop_step`` (endless without one), made ahead by Grain's threads.
+
+    Closing the stream, or dropping it, ends the threads.
+    """
+    import grain  # takes a second, and only training needs it
+
+    steps = grain.MapDataset.source(_Steps(encoded, plan))[start_step:stop_step]
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
+    iterator = iter(steps.to_iter_dataset(options))
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The batches of all steps, as the random-access source that Grain reads."""
+
+    encoded: EncodedPairs
+    plan: BatchPlan
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, step: int) -> Batch:
+        bucket, indices = self.plan.batch_indices(step)
+        return make_batch(self.encoded, indices, self.plan.widths[bucket], self.plan.rows[bucket])
+
+
+def eval_batches(encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int, ...]) -> list[tuple[np.ndarray, Batch]]:
+    """Every pair once, in order of length, with the indices that put results back in place: result[indices] = outputs[: len(indices)]."""
+    groups = _by_length(encoded.lengths.max(axis=1), widths, rows)
+    return [(indices, make_batch(encoded, indices, widths[k], rows[k])) for k, indices in groups]
+
+
+def source_batches(
+    sources: Sequence[Sequence[int]], widths: tuple[int, ...], rows: tuple[int, ...], *, pad_id: int, eos_id: int
+) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
+    """As ``eval_batches``, for sources alone (ids without eos)."""
+    groups = _by_length(np.array([len(source) + 1 for source in sources], np.int64), widths, rows)
+    return [(indices, pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, eos_id=eos_id)) for k, indices in groups]
+
+
+def _by_length(lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
+    """Bucket by bucket, the indices of each batch, shortest first."""
+    order = np.argsort(lengths, kind="stable")
+    buckets = _narrowest(lengths, widths)[order]
+    for bucket, size in enumerate(rows):
+        members = order[buckets == bucket]
+        for start in range(0, len(members), size):
+            yield bucket, members[start : start + size]
+
+
+def _narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
+    """The first bucket that holds each length, as int16, which NumPy sorts by radix."""
+    if lengths.max(initial=0) > widths[-1]:
+        raise errors.ConfigError(f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}")
+    return np.searchsorted(widths, lengths).astype(np.int16)
+
+
+def _permutation(random: np.random.Philox, count: int) -> np.ndarray:
+    """From the generator's raw words: NumPy keeps these for ever, but may change ``Generator.permutation`` (NEP 19)."""
+    return np.argsort(random.random_raw(count), kind="stable")

@@ -1,0 +1,114 @@
+"""Byte-level BPE: any text becomes ids and comes back unchanged; a thin wrapper of Hugging Face ``tokenizers``."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import SupportsInt
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from jax_transformer import errors
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+BYTES = 256
+# Bounds what one line without spaces can do: the trainer's time grows with line length x merges, and a run of one character would
+# otherwise be learned as tokens of thousands of bytes.
+TRAINING_CHARACTERS_PER_LINE = 10_000
+LONGEST_TOKEN = 64
+
+
+class Tokenizer:
+    """Text to ids and back. Special tokens are added by whoever builds batches; in text, ``<eos>`` is five ordinary characters."""
+
+    def __init__(self, model: tokenizers.Tokenizer) -> None:
+        vocabulary = model.get_vocab(with_added_tokens=True)
+        missing = [text for text in (PAD, BOS, EOS) if text not in vocabulary]
+        if missing:
+            raise errors.InputError(f"the tokenizer has no token {', '.join(missing)}")
+        # This switch is not part of the saved file: without it, "<eos>" in a line would become the end-of-sentence id.
+        model.encode_special_tokens = True
+        # A file made elsewhere may ask for these; lengths are the batches' business.
+        model.no_truncation()
+        model.no_padding()
+        self._model = model
+        self.pad_id, self.bos_id, self.eos_id = (vocabulary[text] for text in (PAD, BOS, EOS))
+        self.vocab_size = max(vocabulary.values()) + 1
+        # In byte-level BPE each character of a token's name is one byte of text; with a normalizer, text may shrink first.
+        lossless = model.normalizer is None and isinstance(model.decoder, decoders.ByteLevel)
+        self._longest_token = max(map(len, vocabulary)) if lossless else None
+
+    @classmethod
+    def train(cls, lines: Iterable[str], vocab_size: int, *, pad_id: int, bos_id: int, eos_id: int) -> "Tokenizer":
+        """Learn merges from ``lines``, digits apart. Ids below the largest special that no special takes become ``<unused0>`` and so on."""
+        specials = {pad_id: PAD, bos_id: BOS, eos_id: EOS}
+        if len(specials) < 3 or min(specials) < 0:
+            raise errors.ConfigError(f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct and not negative")
+        least = max(specials) + 1 + BYTES
+        if vocab_size < least:
+            raise errors.ConfigError(
+                f"vocab_size={vocab_size} is too small: the {BYTES} bytes and the special ids up to {max(specials)} need at least {least}"
+            )
+        model = tokenizers.Tokenizer(models.BPE())
+        model.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        model.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[specials.get(i, f"<unused{i}>") for i in range(max(specials) + 1)],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            max_token_length=LONGEST_TOKEN,
+            show_progress=False,
+        )
+        model.train_from_iterator((line[:TRAINING_CHARACTERS_PER_LINE] for line in lines), trainer)
+        return cls(model)
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a line, without special tokens."""
+        return self._model.encode(line, add_special_tokens=False).ids
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """``encode`` of each line, on all cores."""
+        return [encoding.ids for encoding in self._model.encode_batch_fast(list(lines), add_special_tokens=False)]
+
+    def fewest_tokens(self, line: str) -> int:
+        """A count that ``encode`` cannot fall below, at no cost: encoding a 10 MB line takes seconds and gigabytes, to be thrown away."""
+        return 0 if self._longest_token is None else -(-len(line) // self._longest_token)
+
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
+        """The text of ids; special tokens are dropped. Ids that end within a character give U+FFFD."""
+        return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the JSON, which is also that of the saved file."""
+        return hashlib.sha256(self._model.to_str().encode()).hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write ``tokenizer.json`` whole or not at all."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(self._model.to_str().encode())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a ``tokenizer.json``; special tokens are found by their text."""
+        try:
+            text = Path(path).read_bytes().decode("utf-8")
+        except OSError as error:
+            raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise errors.InputError(f"{path}: not a tokenizer file: not valid UTF-8") from error
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except errors.InputError as error:
+            raise errors.InputError(f"{path}: {error}") from error
+        except Exception as error:  # the library raises a bare Exception, its message over several lines at times
+            reason = " ".join(str(error).split())[:200]
+            raise errors.InputError(f"{path}: not a tokenizer file: {reason}") from error

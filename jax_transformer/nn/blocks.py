@@ -1,0 +1,73 @@
+"""A block: its parts, composed as the configuration's branches say."""
+
+from typing import NamedTuple
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_transformer.config import Part, StackConfig, TransformerConfig
+from jax_transformer.nn.attention import MultiHeadAttention
+from jax_transformer.nn.cache import BlockCache
+from jax_transformer.nn.dropout import Dropout
+from jax_transformer.nn.feed_forward import FeedForward
+from jax_transformer.nn.residual import ResidualBranch
+
+Hidden = Float[Array, "b n d"]
+Weights = Float[Array, "b h q k"]
+
+
+class Context(NamedTuple):
+    """What every block of a stack sees beside its input."""
+
+    memory: Float[Array, "b s d"] | None
+    self_mask: Bool[Array, "#b 1 #q k"] | None
+    cross_mask: Bool[Array, "#b 1 #q s"] | None
+    length: Int[Array, ""] | None = None
+
+
+class BlockResult(NamedTuple):
+    """A block's output, its last attention weights of either kind, and its cache where it was given one."""
+
+    x: Hidden
+    self_weights: Weights | None
+    cross_weights: Weights | None
+    cache: BlockCache | None
+
+
+class Block(nnx.Module):
+    """One layer of a stack. A part that two branches name is one module."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        self.branches = stack.branches
+        for part in stack.parts:
+            module = FeedForward(config, stack.activation, rngs=rngs) if part is Part.FFN else MultiHeadAttention(config, rngs=rngs)
+            setattr(self, part.value, module)
+        self.residuals = nnx.List([ResidualBranch(config, branch, rngs=rngs) for branch in stack.branches])
+
+    def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None) -> BlockResult:
+        weights: dict[Part, Weights] = {}
+
+        def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
+            nonlocal cache
+            attention: MultiHeadAttention = getattr(self, part.value)
+            if part is Part.CROSS:
+                assert context.memory is not None or cache is not None, "a decoder block needs the memory or a cache of it"
+                keys_values = attention.keys_values(context.memory) if cache is None else (cache.cross_keys, cache.cross_values)
+            else:
+                keys_values = attention.keys_values(y)
+                if cache is not None:
+                    cache = cache.append(*keys_values, context.length)
+                    keys_values = (cache.self_keys, cache.self_values)
+            mask = context.cross_mask if part is Part.CROSS else context.self_mask
+            y, weights[part] = attention(y, keys_values, mask, drop)
+            return y
+
+        def compute(parts: tuple[Part, ...], y: Hidden, drop: Dropout) -> Hidden:
+            for part in parts:
+                y = self.feed_forward(y, drop.scope(part)) if part is Part.FFN else attend(part, y, drop.scope(part))
+            return y
+
+        for i, (branch, residual) in enumerate(zip(self.branches, self.residuals, strict=True)):
+            drop = dropout.scope(f"branches.{i}")
+            x = residual(x, lambda y, parts=branch.parts, drop=drop: compute(parts, y, drop), context.memory, drop)
+        return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)

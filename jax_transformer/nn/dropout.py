@@ -1,0 +1,92 @@
+"""Dropout whose randomness comes through the call: modules hold no generator.
+
+A Dropout is handed down the model, each module narrowing it with :meth:`Dropout.scope`, so every site has a path such as
+``encoder.blocks.0.branches.1.output``. The mask of a site depends on the key and its path alone, never on the order of calls.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from jax_transformer.config import DropoutMasks
+
+Self = TypeVar("Self", bound="Dropout")
+
+
+class Dropout:
+    """No dropout at all: what a deterministic call uses, and the base of the others."""
+
+    def scope(self: Self, name: str) -> Self:
+        """The same source of masks for a part of the model called ``name``."""
+        return self
+
+    def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
+        """``x`` with each element zeroed with probability ``rate`` and the others divided by ``1 - rate``."""
+        return x
+
+
+class MaskedDropout(Dropout):
+    """Dropout by masks that a subclass makes in :meth:`keep`, which is told the path of the site."""
+
+    def __init__(self, path: str = ""):
+        self.path = path
+
+    def scope(self: Self, name: str) -> Self:
+        child = object.__new__(type(self))
+        child.__dict__.update(self.__dict__, path=f"{self.path}.{name}" if self.path else name)  # type: ignore[attr-defined]
+        return child
+
+    def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
+        """The elements that survive at this site: bool, of ``shape``."""
+        raise NotImplementedError
+
+    def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
+        if rate == 0.0:
+            return x
+        return jnp.where(self.keep(x.shape, rate), x * (1.0 / (1.0 - rate)), jnp.zeros((), x.dtype))
+
+
+class KeyedDropout(MaskedDropout):
+    """Dropout with masks drawn from a key, by the generator that the configuration names."""
+
+    def __init__(self, key: PRNGKeyArray, masks: DropoutMasks):
+        super().__init__()
+        self.key = key
+        self.masks = masks
+
+    def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
+        key = jax.random.fold_in(self.key, zlib.crc32(self.path.encode()))
+        if self.masks is DropoutMasks.THREEFRY:
+            return jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
+        return hash_bits(key, shape) >= jnp.uint32(round(rate * 2**32))
+
+
+def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
+    """32 well mixed bits an element from its index and a key: Wellons' ``lowbias32`` with the key's two words mixed in before and between.
+
+    Good enough for dropout (unbiased bits, no visible correlation between neighbours, sites or steps; see the tests) and no more: it is neither a
+    cryptographic generator nor a replacement for ``jax.random``. It costs three multiplications where threefry costs some hundred operations.
+    """
+    first, second = jax.random.key_data(key).astype(jnp.uint32)[:2]
+    size = 1
+    for axis in shape:
+        size *= axis
+    x = jax.lax.iota(jnp.uint32, size).reshape(shape) * jnp.uint32(0x9E3779B1) + first
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = x ^ second
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def from_rngs(rngs: "nnx.Rngs | PRNGKeyArray | Dropout | None", masks: DropoutMasks) -> Dropout:
+    """What the model's ``rngs`` argument means: None is deterministic; an ``nnx.Rngs`` (its ``dropout`` stream) or a key draws masks."""
+    if rngs is None:
+        return Dropout()
+    if isinstance(rngs, Dropout):
+        return rngs
+    return KeyedDropout(rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs, masks)

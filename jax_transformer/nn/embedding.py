@@ -1,0 +1,31 @@
+"""Token embeddings."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_transformer.config import Init, TransformerConfig
+
+
+class Embedding(nnx.Module):
+    """A table (v, d) that is looked up by id and, where the output layer is tied to it, multiplied by.
+
+    flax.nnx.Embed would round to the dtype that it was built in, whatever dtype its table was loaded in.
+    """
+
+    def __init__(self, config: TransformerConfig, size: int, *, rngs: nnx.Rngs):
+        deviation = config.d_model**-0.5 if config.init is Init.XAVIER else 1.0
+        self.dtype = config.compute_dtype
+        self.embedding = nnx.Param(nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32))
+
+    def __call__(self, ids: Int[Array, "b n"]) -> Float[Array, "b n d"]:
+        """The rows of ``ids``, which must lie inside the table."""
+        return jnp.take(self._table(), ids, axis=0, mode="clip")
+
+    def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
+        """The product with every row: logits."""
+        return x @ self._table().T
+
+    def _table(self) -> Float[Array, "v d"]:
+        table = self.embedding[...]
+        return table if self.dtype is None else table.astype(self.dtype)

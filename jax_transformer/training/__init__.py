@@ -1,0 +1,1 @@
+"""Training: options, optimizer, loss, a pure step, checkpoints, and the recipe that joins them."""

@@ -1,0 +1,127 @@
+"""The folder of a run: which one to use, what lies in it, and a trained model out of it."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jax_transformer import codec, transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.transformer import Transformer
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of what lies in a run folder."""
+
+    path: Path
+
+    config = property(lambda self: self.path / "config.json")
+    train_config = property(lambda self: self.path / "train_config.json")
+    tokenizer = property(lambda self: self.path / "tokenizer.json")
+    data = property(lambda self: self.path / "data.json")
+    metrics = property(lambda self: self.path / "metrics.jsonl")
+    checkpoints = property(lambda self: self.path / "checkpoints")
+
+    def options(self) -> TrainOptions:
+        """The options that the run was started with."""
+        return codec.from_json(TrainOptions, _text(self.train_config))
+
+    def last_step(self) -> int:
+        """The step of the newest checkpoint, 0 without one."""
+        from jax_transformer.training import checkpoint
+
+        return max(checkpoint.steps(self.checkpoints), default=0)
+
+    def write(self, path: Path, text: str) -> None:
+        """Write one of the files, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+    def keep_metrics(self, step: int) -> None:
+        """Drop the lines of metrics.jsonl behind ``step``: the run goes on from there."""
+        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.exists() else []
+        self.write(self.metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
+
+    def add_metrics(self, entry: dict[str, Any]) -> None:
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def choose(options: TrainOptions) -> RunFolder:
+    """The folder to train in: the named one, the newest unfinished one of the same options, or a new number under runs/.
+
+    Raises ConfigError where the named folder holds a run of other options or something that is no run.
+    """
+    if options.run is not None:
+        folder = RunFolder(Path(options.run))
+        if folder.train_config.exists():
+            differences = options.differences(folder.options())
+            if differences:
+                raise ConfigError(f"{folder.path} is a run of other options: {', '.join(differences)}; give another --run")
+        elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            raise ConfigError(f"{folder.path} exists and is not a run folder")
+        return folder
+    name = "text" if options.data.train_source else "phrases"
+    earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
+    for path in reversed(earlier):
+        folder = RunFolder(path)
+        if folder.train_config.exists() and not options.differences(folder.options()) and folder.last_step() < options.steps:
+            return folder
+    number = int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1
+    return RunFolder(RUNS / f"{name}-{number:03d}")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What translating needs."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    widths: tuple[int, ...]
+    """The widths that batches were padded to in training."""
+    step: int
+
+
+def load_run(path: str | Path) -> TrainedRun:
+    """A run folder's newest checkpoint. Raises InputError where ``path`` is no run folder, CheckpointError where it has no intact checkpoint."""
+    from jax_transformer.training import checkpoint
+
+    folder = RunFolder(Path(path))
+    if not folder.path.is_dir():
+        raise InputError(f"{folder.path}: no such run folder")
+    config = TransformerConfig.from_json(_text(folder.config))
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    step = folder.last_step()
+    if not step:
+        raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint")
+    skeleton = transformer.abstract(config)
+    like = {"params": transformer.flatten(skeleton, nnx.Param), "carried": transformer.flatten(skeleton, Frozen)}
+    saved = checkpoint.load(folder.checkpoints, step, like, partial=True)
+    model = transformer.unflatten(config, saved["params"] | saved["carried"])
+    return TrainedRun(model, tokenizer, tuple(json.loads(_text(folder.data))["widths"]), step)
+
+
+def load(path: str | Path) -> tuple[Transformer, Tokenizer]:
+    """The model and the tokenizer of a run folder."""
+    run = load_run(path)
+    return run.model, run.tokenizer
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path.parent}: not a run folder ({path.name} is missing)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None

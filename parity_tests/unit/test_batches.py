@@ -1,0 +1,382 @@
+"""Batches: few shapes, every pair exactly once an epoch, another order each epoch, and the same batch at the same step for ever."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from concurrent import futures
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jax_transformer import errors
+from jax_transformer.data import batches, tokenizer
+
+NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
+IDS = batches.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
+
+
+def corpus(count: int, longest: int, seed: int = 0) -> batches.EncodedPairs:
+    """Pairs of random lengths whose first source token is the pair's own number, so that a row tells which pair it is."""
+    random = np.random.default_rng(seed)
+    sources = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
+    targets = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
+    for i, source in enumerate(sources):
+        source[0] = 1000 + i
+    return batches.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
+
+
+def plan_for(encoded: batches.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1) -> batches.BatchPlan:
+    widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
+    return batches.BatchPlan(encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed)
+
+
+ENCODED = corpus(503, 60)
+PLAN = plan_for(ENCODED)
+
+
+def pairs_in(batch: batches.Batch) -> list[int]:
+    return [int(i) - 1000 for i in batch.source[:, 0] if i != IDS.source_eos]
+
+
+def same(a: batches.Batch, b: batches.Batch) -> bool:
+    return all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def taken(count: int, *arguments, **options) -> list[batches.Batch]:
+    stream = batches.train_stream(*arguments, **options)
+    try:
+        return list(itertools.islice(stream, count))
+    finally:
+        stream.close()
+
+
+# Encoding
+
+TOKENIZER = tokenizer.Tokenizer.train(["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2)
+OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
+
+
+def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
+    monkeypatch.setattr(batches, "CHUNK", 2)  # several chunks, the last not full
+    pairs = [("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7), ("four", "vier"), ("five", "drei")]
+    encoded = batches.encode_pairs(pairs, TOKENIZER, OTHER, max_length=8)
+    assert encoded.kept.tolist() == [0, 3, 4, 5]
+    assert encoded.dropped_long == 2
+    assert encoded.ids == batches.SpecialIds(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
+    for i, source, target in zip(encoded.kept, encoded.sources, encoded.targets, strict=True):
+        assert source.dtype == target.dtype == np.int32
+        assert (TOKENIZER.decode(source), OTHER.decode(target)) == pairs[i]
+    assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)]
+    assert encoded.lengths.max() == 8
+
+
+def test_a_huge_line_is_dropped_without_being_encoded(monkeypatch):
+    encode_batch, longest = tokenizer.Tokenizer.encode_batch, 0
+
+    def record(self, lines):
+        nonlocal longest
+        longest = max(longest, *map(len, lines))
+        return encode_batch(self, lines)
+
+    monkeypatch.setattr(tokenizer.Tokenizer, "encode_batch", record)
+    huge = "one two " * 1_250_000
+    encoded = batches.encode_pairs([("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50)
+    assert encoded.kept.tolist() == [1]
+    assert encoded.dropped_long == 2
+    assert longest == 4
+    assert plan_for(encoded).widths == (8,)
+
+
+def test_nothing_that_fits_is_refused():
+    with pytest.raises(errors.InputError, match="none of the 1 pairs is within max_length=4"):
+        batches.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, max_length=4)
+
+
+# Widths and rows
+
+
+def positions(lengths, widths) -> int:
+    return sum(min(width for width in widths if width >= length) for length in lengths)
+
+
+@NO_DEADLINE
+@hypothesis.given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 4), st.sampled_from([1, 3, 8]), st.sampled_from([30, 33])
+)
+def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
+    widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
+    assert list(widths) == sorted(set(widths)) and len(widths) <= count
+    allowed = sorted({min(width, max_length) for width in range(multiple, max_length + multiple, multiple)})
+    assert set(widths) <= set(allowed)
+    assert widths[-1] == min(width for width in allowed if width >= max(lengths))
+    fewest = min(
+        positions(lengths, choice)
+        for size in range(1, min(count, len(allowed)) + 1)
+        for choice in itertools.combinations(allowed, size)
+        if choice[-1] >= max(lengths)
+    )
+    assert positions(lengths, widths) == fewest
+
+
+def test_widths_never_pass_the_limit():
+    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (8, 20)
+
+
+@pytest.mark.parametrize("arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)])
+def test_widths_that_cannot_be_are_refused(arguments):
+    with pytest.raises(errors.ConfigError):
+        batches.choose_widths(np.array(arguments[0], int), *arguments[1:])
+
+
+def test_rows_fill_the_budget():
+    assert batches.rows_per_batch((8, 24, 64, 300), 256) == (32, 10, 4, 1)
+    assert batches.rows_per_batch((8, 24, 64, 300), 256, rows_multiple=4) == (32, 8, 4, 4)
+    for arguments in ((0,), (8, 0)):
+        with pytest.raises(errors.ConfigError, match="positive"):
+            batches.rows_per_batch((8,), *arguments)
+
+
+# The plan
+
+
+@NO_DEADLINE
+@hypothesis.given(
+    st.integers(1, 200), st.integers(2, 60), st.integers(1, 5), st.integers(1, 400), st.integers(0, 3), st.integers(-5, 2**70)
+)
+def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens, epoch, seed):
+    encoded = corpus(count, longest)
+    plan = plan_for(encoded, buckets=buckets, tokens=tokens, seed=seed)
+    made = plan.epoch_batches(epoch)
+    assert len(made) == plan.batches_per_epoch
+    assert sorted(np.concatenate([indices for _, indices in made]).tolist()) == list(range(count))
+    for bucket, indices in made:
+        assert 0 < len(indices) <= plan.rows[bucket]
+        assert encoded.lengths[indices].max() <= plan.widths[bucket]
+    partly = [bucket for bucket, indices in made if len(indices) < plan.rows[bucket]]
+    assert partly in ([], [len(plan.widths) - 1])
+
+
+def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
+    lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
+    plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
+    made = sorted((bucket, tuple(sorted(lengths[indices].max(axis=1).tolist()))) for bucket, indices in plan.epoch_batches(0))
+    assert [bucket for bucket, _ in made] == [0, 0, 1, 1, 2]
+    assert made[:2] == [(0, (8, 8, 8))] * 2  # 7 = 2 x 3 + 1
+    assert sum((widths for _, widths in made[2:4]), ()).count(8) == 1  # 1 + 4 = 2 x 2 + 1
+    assert made[4] == (2, (9, 17, 17))
+
+
+def test_the_order_is_a_pure_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        return [(bucket, *indices.tolist()) for bucket, indices in plan_for(ENCODED, seed=seed).epoch_batches(epoch)]
+
+    assert order(7, 0) == order(7, 0)
+    orders = [order(seed, epoch) for seed in (0, 1, 7, -1, 2**70 + 3) for epoch in (0, 1, 2)]
+    assert all(a != b for a, b in itertools.combinations(orders, 2))
+    # Not only the order of batches changes: so do the pairs that share one, and no width keeps its place.
+    assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {frozenset(batch[1:]) for batch in orders[1]}
+    assert [batch[0] for batch in orders[0]] != sorted(batch[0] for batch in orders[0])
+
+
+def test_the_order_stays_the_same_over_versions():
+    # A changed order would make every unfinished run continue on other data than it began with.
+    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
+    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [[2, 1], [9, 7, 8, 3], [5, 6, 4, 0]]
+
+
+def test_batches_of_a_step_count_over_epochs():
+    count = PLAN.batches_per_epoch
+    for epoch in range(4):
+        for position, (bucket, indices) in enumerate(PLAN.epoch_batches(epoch)):
+            assert PLAN.batch_indices(epoch * count + position)[0] == bucket
+            assert np.array_equal(PLAN.batch_indices(epoch * count + position)[1], indices)
+    far = PLAN.batch_indices(10**9)[1]
+    assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
+    assert np.array_equal(PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1])  # back again, after its epoch left the cache
+    with pytest.raises(errors.ConfigError, match="step=-1"):
+        PLAN.batch_indices(-1)
+
+
+def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
+    plan, made = plan_for(ENCODED), []
+    epoch_batches = batches.BatchPlan.epoch_batches
+    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", lambda self, epoch: made.append(epoch) or epoch_batches(self, epoch))
+    for step in range(3 * plan.batches_per_epoch):
+        plan.batch_indices(step)
+        plan.batch_indices(max(0, step - 5))
+    assert made == [0, 1, 2]
+    assert len(plan._epochs) == 2
+
+
+def test_threads_that_meet_at_an_epochs_end_plan_it_once(monkeypatch):
+    plan, made, together = plan_for(ENCODED), [], threading.Barrier(4)
+    epoch_batches = batches.BatchPlan.epoch_batches
+
+    def slow(self, epoch):
+        made.append(epoch)
+        time.sleep(0.05)  # long enough for the others to ask as well
+        return epoch_batches(self, epoch)
+
+    def ask(step):
+        together.wait(30)
+        return plan.batch_indices(step)[1].tolist()
+
+    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", slow)
+    with futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
+    assert made == [0]
+    assert answers == [PLAN.batch_indices(step)[1].tolist() for step in range(4)]
+
+
+def test_fill_is_the_share_of_tokens():
+    made = [batch for _, batch in zip(range(PLAN.batches_per_epoch), taken(PLAN.batches_per_epoch, ENCODED, PLAN), strict=True)]
+    tokens = sum((batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum() for batch in made)
+    filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in PLAN.epoch_batches(0))
+    assert PLAN.fill() == pytest.approx((tokens - filler) / sum(batch.source.size + batch.target_out.size for batch in made), abs=1e-12)
+    assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
+
+
+def test_a_pair_wider_than_all_buckets_is_refused():
+    with pytest.raises(errors.ConfigError, match=r"length of 9 .* widest bucket, 8"):
+        batches.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
+    with pytest.raises(errors.ConfigError, match="widest bucket, 8"):
+        batches.source_batches([[9] * 8], (8,), (2,), pad_id=0, eos_id=1)
+
+
+# Arrays
+
+
+def test_a_batch_holds_tokens_specials_and_filler():
+    encoded = batches.EncodedPairs(
+        [np.array([10, 11], np.int32), np.array([], np.int32)],
+        [np.array([20], np.int32), np.array([21, 22, 23], np.int32)],
+        IDS,
+        np.arange(2),
+        dropped_long=0,
+    )
+    batch = batches.make_batch(encoded, np.array([1, 0]), width=4, rows=3)
+    assert batch.source.tolist() == [[3, 1, 1, 1], [10, 11, 3, 1], [3, 1, 1, 1]]
+    assert batch.target_in.tolist() == [[2, 21, 22, 23], [2, 20, 0, 0], [2, 0, 0, 0]]
+    assert batch.target_out.tolist() == [[21, 22, 23, 4], [20, 4, 0, 0], [0, 0, 0, 0]]
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in batch)
+    assert isinstance(batch, tuple)  # a pytree to JAX as it is
+
+
+# The stream
+
+
+def test_shapes_are_those_of_the_table():
+    shapes = set(zip(PLAN.rows, PLAN.widths, strict=True))
+    seen = {array.shape for batch in taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN) for array in batch}
+    assert seen == shapes and len(shapes) == 4
+
+
+def test_the_stream_gives_the_plan():
+    stream = taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN)
+    for step, batch in enumerate(stream):
+        assert pairs_in(batch) == PLAN.batch_indices(step)[1].tolist()
+    for epoch in (0, 1):
+        of_epoch = stream[epoch * PLAN.batches_per_epoch : (epoch + 1) * PLAN.batches_per_epoch]
+        assert sorted(itertools.chain(*map(pairs_in, of_epoch))) == list(range(503))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_resuming_at_any_step_gives_the_same_batches(threads):
+    encoded = corpus(37, 20)
+    uninterrupted = taken(60, encoded, plan_for(encoded, tokens=64))
+    assert 5 < plan_for(encoded, tokens=64).batches_per_epoch < 30
+    for start in range(59):
+        resumed = taken(3, encoded, plan_for(encoded, tokens=64), start, num_threads=threads)
+        assert all(same(a, b) for a, b in zip(uninterrupted[start:], resumed, strict=False))
+    assert not same(uninterrupted[0], uninterrupted[1])
+
+
+def test_the_stream_stops_where_asked_and_else_goes_on():
+    assert len(list(batches.train_stream(ENCODED, PLAN, 5, 12))) == 7
+    assert len(taken(5, ENCODED, PLAN, 10**12)) == 5
+    assert list(batches.train_stream(ENCODED, PLAN, 5, 5)) == []
+
+
+def test_batches_share_no_memory():
+    encoded = corpus(3, 6)
+    arrays = [array for batch in taken(20, encoded, plan_for(encoded)) for array in batch]
+    assert not any(np.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
+    assert not any(np.shares_memory(a, b) for a in arrays for b in encoded.sources + encoded.targets)
+
+
+def prefetch_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")}
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "exhaust", "raise"])
+def test_no_thread_outlives_the_stream(end):
+    before = prefetch_threads()
+    stream = batches.train_stream(ENCODED, PLAN, 0, 50, num_threads=3)
+    next(stream)
+    own = prefetch_threads() - before
+    assert own
+    if end == "close":
+        stream.close()
+    elif end == "exhaust":
+        assert len(list(stream)) == 49
+    elif end == "raise":
+        with pytest.raises(KeyError):
+            stream.throw(KeyError("stop"))
+    if end == "drop":
+        del stream
+    for thread in own:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in own)
+
+
+def test_a_stream_left_open_does_not_hold_up_the_exit():
+    script = (
+        "import numpy as np; from jax_transformer.data import batches as b;"
+        "encoded = b.EncodedPairs([np.ones(3, np.int32)] * 9, [np.ones(3, np.int32)] * 9, b.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0);"
+        "stream = b.train_stream(encoded, b.BatchPlan(encoded.lengths, (8,), (2,), 0), num_threads=2);"
+        "print(next(stream).source.shape)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout.strip() == "(2, 8)"
+    assert result.stderr == ""
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 10_000])
+def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
+    widths = (16, 40, 64)
+    rows = batches.rows_per_batch(widths, tokens)
+    made = batches.eval_batches(ENCODED, widths, rows)
+    order = np.concatenate([indices for indices, _ in made])
+    assert sorted(order.tolist()) == list(range(503))
+    assert (np.diff(ENCODED.lengths[order].max(axis=1)) >= 0).all()
+    for indices, batch in made:
+        assert batch.source.shape[::-1] in set(zip(widths, rows, strict=True))
+        assert pairs_in(batch) == indices.tolist()
+        assert pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()  # filler comes last
+        assert (batch.target_out[len(indices) :] == IDS.target_pad).all()
+    assert sum(len(indices) < len(batch.source) for indices, batch in made) <= len(widths)
+    restored = np.empty(503, int)
+    for indices, batch in made:
+        restored[indices] = batch.source[: len(indices), 0]
+    assert restored.tolist() == list(range(1000, 1503))
+
+
+def test_sources_alone_give_the_same_as_pairs():
+    sources = [source.tolist() for source in ENCODED.sources] + [[]]
+    made = batches.source_batches(sources, (16, 64), (5, 3), pad_id=1, eos_id=3)
+    assert sorted(np.concatenate([indices for indices, _ in made]).tolist()) == list(range(504))
+    lengths = np.array([len(source) for source in sources])
+    assert (np.diff(lengths[np.concatenate([indices for indices, _ in made])]) >= 0).all()
+    for indices, array in made:
+        assert array.dtype == np.int32 and array.shape in {(5, 16), (3, 64)}
+        for row in range(len(array)):
+            expected = sources[indices[row]] if row < len(indices) else []
+            assert array[row].tolist() == expected + [3] + [1] * (array.shape[1] - len(expected) - 1)
+    assert batches.source_batches([], (8,), (2,), pad_id=1, eos_id=3) == []

@@ -1,0 +1,156 @@
+"""Reading parallel text: what a line is, what is dropped, and what is refused, in one line that names the file."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from jax_transformer import errors
+from jax_transformer.data import parallel_text
+
+NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
+LINE = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
+
+
+def refusal(function, *arguments) -> str:
+    with pytest.raises(errors.InputError) as caught:
+        function(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def written(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_lines_end_at_newline_only(tmp_path):
+    path = written(tmp_path / "text", "a\u2028b\u0085c\x0bd\x0ce\x1cf\rg\n\nlast")
+    assert parallel_text.read_lines(path) == ["a\u2028b\u0085c\x0bd\x0ce\x1cf\rg", "", "last"]
+
+
+@NO_DEADLINE
+@hypothesis.given(st.lists(LINE, min_size=1), st.booleans())
+def test_lines_come_back(lines, crlf):
+    hypothesis.assume(any(lines))
+    hypothesis.assume(not lines[0].startswith("\ufeff"))
+    content = "".join(line + ("\r\n" if crlf else "\n") for line in lines).encode()
+    expected = lines if crlf else [line.removesuffix("\r") for line in lines]
+    assert parallel_text.split_lines(content, "name") == expected
+
+
+@pytest.mark.parametrize("content", ["one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"])
+def test_carriage_returns_and_byte_order_mark_go(tmp_path, content):
+    assert parallel_text.read_lines(written(tmp_path / "text", content)) == ["one", "two"]
+
+
+def test_a_byte_order_mark_elsewhere_stays(tmp_path):
+    assert parallel_text.read_lines(written(tmp_path / "text", "one\n\ufefftwo\n")) == ["one", "\ufefftwo"]
+
+
+@pytest.mark.parametrize("name", ["text.gz", "text.de"])
+def test_gzip_is_known_by_content(tmp_path, name):
+    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\ntwo\n"))) == ["one", "two"]
+    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\n") + gzip.compress(b"two\n"))) == ["one", "two"]
+    assert parallel_text.read_lines(written(tmp_path / name, b"one\ntwo\n")) == ["one", "two"]
+
+
+def test_damaged_gzip_is_refused(tmp_path):
+    whole = gzip.compress(b"some text\n" * 100)
+    assert parallel_text.read_lines(written(tmp_path / "whole.gz", whole)) == ["some text"] * 100
+    for size in range(2, len(whole)):
+        message = refusal(parallel_text.read_lines, written(tmp_path / "cut.gz", whole[:size]))
+        assert "cut.gz" in message and "gzip" in message
+    for position in range(10, len(whole)):  # before lies the header, with fields such as the time that no checksum covers
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        assert "damaged" in refusal(parallel_text.read_lines, written(tmp_path / "flipped.gz", bytes(damaged)))
+
+
+@pytest.mark.parametrize("line", [1, 2, 3])
+def test_invalid_utf8_names_file_and_line(tmp_path, line):
+    content = b"".join(b"caf\xe9\n" if i == line else "café\n".encode() for i in (1, 2, 3))
+    message = refusal(parallel_text.read_lines, written(tmp_path / "latin.txt", content))
+    assert "latin.txt" in message and f"line {line} " in message
+    assert f"line {line} " in refusal(parallel_text.read_lines, written(tmp_path / "latin.gz", gzip.compress(b"\xef\xbb\xbf" + content)))
+
+
+def test_unreadable_paths_are_refused(tmp_path, monkeypatch):
+    assert "absent.txt" in refusal(parallel_text.read_lines, tmp_path / "absent.txt")
+    assert "No such file" in refusal(parallel_text.read_lines, str(tmp_path / "absent.txt"))
+    assert "directory" in refusal(parallel_text.read_lines, tmp_path)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert "Permission denied" in refusal(parallel_text.read_lines, tmp_path / "secret")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", gzip.compress(b"")])
+def test_an_empty_file_is_refused(tmp_path, content):
+    message = refusal(parallel_text.read_lines, written(tmp_path / "nothing", content))
+    assert "nothing" in message and "empty" in message
+
+
+def pair_files(tmp_path, source: str, target: str) -> tuple[Path, Path]:
+    return written(tmp_path / "text.en", source), written(tmp_path / "text.de", target)
+
+
+def test_pairs_in_order_and_empty_sides_counted(tmp_path):
+    files = pair_files(tmp_path, "a\n\nc\nd \n \t\u3000\nf\n", "A\nB\n  \nD\nE\nF\n")
+    assert parallel_text.read_pairs(*files) == parallel_text.Pairs([("a", "A"), ("d ", "D"), ("f", "F")], dropped_empty=3)
+
+
+def test_unequal_counts_name_both_files_and_counts(tmp_path):
+    message = refusal(parallel_text.read_pairs, *pair_files(tmp_path, "a\nb\nc\n", "A\nB\n"))
+    assert all(part in message for part in ("text.en has 3 lines", "text.de has 2"))
+
+
+@pytest.mark.parametrize("target", [b"a\nb\n", b"a\r\nb\r\n", gzip.compress(b"a\nb\n")])
+def test_equal_content_is_refused(tmp_path, target):
+    source = written(tmp_path / "text.en", b"a\nb\n")
+    message = refusal(parallel_text.read_pairs, source, written(tmp_path / "text.de", target))
+    assert all(part in message for part in ("text.en", "text.de", "same content"))
+    assert len(parallel_text.read_pairs(source, written(tmp_path / "text.de", "a\nc\n")).pairs) == 2
+
+
+def test_no_pair_left_is_refused(tmp_path):
+    message = refusal(parallel_text.read_pairs, *pair_files(tmp_path, "a\n \n", "\nB\n"))
+    assert all(part in message for part in ("text.en", "text.de", "2 pairs"))
+
+
+def test_content_hash_is_unambiguous():
+    lists = [
+        [],
+        [("", "")],
+        [("a", "b"), ("c", "d")],
+        [("c", "d"), ("a", "b")],
+        [("b", "a"), ("d", "c")],
+        [("a", "b")],
+        [("ab", "")],
+        [("", "ab")],
+        [("a\nb", "")],
+        [("ab", "cd")],
+        [("a", "bcd")],
+        [("\ud800", "a")],
+    ]
+    assert len({parallel_text.content_hash(pairs) for pairs in lists}) == len(lists)
+
+
+def test_content_hash_stays_the_same_over_versions():
+    # A changed encoding would refuse to continue every run begun before it. The value: sha256 over size (8 bytes, little) and UTF-8.
+    assert parallel_text.content_hash([("a", "ä")]) == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
+
+
+def test_importing_loads_no_jax():
+    script = (
+        "import sys, jax_transformer.data.parallel_text, jax_transformer.data.tokenizer;"
+        "assert not {'jax', 'torch', 'transformers', 'grain'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

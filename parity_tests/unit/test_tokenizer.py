@@ -1,0 +1,206 @@
+"""The tokenizer loses nothing, keeps special tokens out of text, and is the same file every time."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from jax_transformer import errors
+from jax_transformer.data import tokenizer
+
+NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
+LINES = [
+    "the quick brown fox jumps over the lazy dog",
+    "the price is 1234567 dollars",
+    "der schnelle braune Fuchs springt über den faulen Hund",
+    "<2de> at 10:30",
+    "<eos> and <pad> and <bos> are written here: <eos><eos>",
+] * 20
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unused0>")
+
+
+def train(lines=LINES, vocab_size=300, pad_id=1, bos_id=2, eos_id=3) -> tokenizer.Tokenizer:
+    return tokenizer.Tokenizer.train(lines, vocab_size, pad_id=pad_id, bos_id=bos_id, eos_id=eos_id)
+
+
+TOKENIZER = train()
+
+
+def vocabulary(model: tokenizer.Tokenizer, folder) -> dict[str, int]:
+    model.save(folder / "vocabulary.json")
+    return json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))["model"]["vocab"]
+
+
+@NO_DEADLINE
+@hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
+@hypothesis.example("  leading, trailing and   several spaces  ")
+@hypothesis.example("\x00\t\r\n\x0b\x1f\x7f\u0085\u2028\ufeff\U0010ffff")
+@hypothesis.example("👩‍👩‍👧 e\u0301 é 漢字 ﬁ")
+@hypothesis.example("it's 12 345,67 <2de>")
+@hypothesis.example("".join(SPECIALS))
+@hypothesis.example("")
+def test_decode_undoes_encode_and_no_special_id_comes_of_text(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert all(3 < i < TOKENIZER.vocab_size for i in ids)
+    assert TOKENIZER.encode_batch([text, "x", text]) == [ids, TOKENIZER.encode("x"), ids]
+
+
+def test_all_bytes_of_a_text_are_known_without_training_text():
+    bare = train(lines=[], vocab_size=10_000)
+    assert bare.vocab_size == 4 + 256
+    text = "".join(map(chr, range(0x300))) + "漢字👩"
+    assert bare.decode(bare.encode(text)) == text
+    assert len(bare.encode(text)) == len(text.encode())
+
+
+def test_merges_are_learned_and_digits_stay_apart(tmp_path):
+    assert len(TOKENIZER.encode("the quick brown fox")) < 15
+    number = [TOKENIZER.decode([i]) for i in TOKENIZER.encode("1234567")]
+    assert number == list("1234567")
+    assert not any(any(c.isdigit() for c in token) and len(token) > 1 for token in vocabulary(TOKENIZER, tmp_path) if token not in SPECIALS)
+
+
+@pytest.mark.parametrize("ids", [(0, 1, 2), (1, 2, 3), (2, 0, 5), (7, 3, 0)])
+def test_special_tokens_are_exactly_where_asked(tmp_path, ids):
+    pad_id, bos_id, eos_id = ids
+    model = train(pad_id=pad_id, bos_id=bos_id, eos_id=eos_id)
+    assert (model.pad_id, model.bos_id, model.eos_id) == ids
+    names = {i: name for name, i in vocabulary(model, tmp_path).items()}
+    named = {pad_id: "<pad>", bos_id: "<bos>", eos_id: "<eos>"}
+    assert [names[i] for i in range(max(ids) + 1)] == [named.get(i, f"<unused{i}>") for i in range(max(ids) + 1)]
+    assert sorted(names) == list(range(model.vocab_size))
+    assert min(model.encode("<unused0> <eos>")) > max(ids)
+
+
+def test_special_tokens_are_dropped_when_decoding():
+    ids = TOKENIZER.encode("fox")
+    assert TOKENIZER.decode([TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]) == "fox"
+
+
+@pytest.mark.parametrize("ids", [(0, 0, 1), (0, 1, 1), (-1, 0, 1)])
+def test_special_ids_that_cannot_be_are_refused(ids):
+    with pytest.raises(errors.ConfigError, match="distinct"):
+        train(pad_id=ids[0], bos_id=ids[1], eos_id=ids[2])
+
+
+def test_the_least_vocabulary_is_named():
+    with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
+        train(vocab_size=259)
+    assert train(vocab_size=260).vocab_size == 260
+    with pytest.raises(errors.ConfigError, match="at least 1000000257"):  # and no list of a thousand million names is made first
+        train(eos_id=1_000_000_000)
+
+
+def test_vocabulary_size_is_the_actual_one():
+    assert TOKENIZER.vocab_size == 300 < train(vocab_size=10_000).vocab_size < 10_000
+    assert train(lines=["ab"], vocab_size=400).vocab_size == 4 + 256 + 1
+
+
+def test_one_enormous_line_neither_hangs_training_nor_makes_enormous_tokens():
+    model = train(lines=["a" * 10_000_000, *LINES], vocab_size=1000)
+    assert len(model.encode("a" * 1000)) >= 1000 // tokenizer.LONGEST_TOKEN
+
+
+@NO_DEADLINE
+@hypothesis.given(st.text(st.sampled_from("the quickfoxü 1👩<eos>")))
+@hypothesis.example("the" * 1000)
+def test_fewest_tokens_is_a_lower_bound(text):
+    assert TOKENIZER.fewest_tokens(text) <= len(TOKENIZER.encode(text))
+
+
+def test_fewest_tokens_knows_a_long_line():
+    assert TOKENIZER.fewest_tokens("a" * 10_000_000) > 100_000
+
+
+def test_training_is_deterministic_over_threads_and_processes():
+    assert train().hash == TOKENIZER.hash
+    assert train(lines=LINES[1:]).hash != train(lines=LINES[:1]).hash
+    script = f"from jax_transformer.data import tokenizer as t; print(t.Tokenizer.train({LINES!r}, 300, pad_id=1, bos_id=2, eos_id=3).hash)"
+    for threads in ("1", "3"):
+        result = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "RAYON_NUM_THREADS": threads}
+        )
+        assert result.stdout.strip() == TOKENIZER.hash
+
+
+def test_save_and_load(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("what was there before")
+    TOKENIZER.save(path)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == TOKENIZER.hash
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+    loaded = tokenizer.Tokenizer.load(path)
+    assert loaded.hash == TOKENIZER.hash
+    assert (loaded.pad_id, loaded.bos_id, loaded.eos_id, loaded.vocab_size) == (1, 2, 3, 300)
+    text = " <eos> über 12 foxes "
+    assert loaded.encode(text) == TOKENIZER.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        TOKENIZER.save(path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def refusal(path) -> str:
+    with pytest.raises(errors.InputError) as caught:
+        tokenizer.Tokenizer.load(path)
+    message = str(caught.value)
+    assert "\n" not in message and path.name in message
+    return message
+
+
+def test_files_that_are_no_tokenizer_are_refused(tmp_path):
+    assert "No such file" in refusal(tmp_path / "absent.json")
+    assert "directory" in refusal(tmp_path)
+    path = tmp_path / "broken.json"
+    TOKENIZER.save(path)
+    whole = path.read_bytes()
+    for content in (b"", b"{}", b"[1,\n2]", b"\xff\xfe", whole[:1000], whole[:-1], whole.replace(b'"BPE"', b'"nonsense"')):
+        path.write_bytes(content)
+        assert "not a tokenizer file" in refusal(path)
+
+
+def test_a_tokenizer_without_a_special_token_is_refused(tmp_path):
+    path = tmp_path / "foreign.json"
+    TOKENIZER.save(path)
+    path.write_bytes(path.read_bytes().replace(b"<eos>", b"</s>"))
+    assert "<eos>" in refusal(path)
+
+
+def test_what_a_foreign_file_says_of_lengths_and_specials_is_not_applied(tmp_path):
+    path = tmp_path / "foreign.json"
+    TOKENIZER.save(path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    content["post_processor"] = {"type": "BertProcessing", "sep": ["<eos>", 3], "cls": ["<bos>", 2]}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    loaded = tokenizer.Tokenizer.load(path)
+    assert loaded.encode("the lazy dog") == TOKENIZER.encode("the lazy dog")
+    assert loaded.encode_batch(["the lazy dog"]) == [TOKENIZER.encode("the lazy dog")]
+    content["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert tokenizer.Tokenizer.load(path).fewest_tokens(" " * 1000) == 0

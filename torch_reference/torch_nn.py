@@ -1,0 +1,117 @@
+"""The stock torch.nn.Transformer with embeddings, positions and an output layer around it, batch first, on torch's own fast paths.
+
+It is the reference for what the stock layers can be set to (``norm_first``, ``bias``, activations, ``layer_norm_eps``, no final norm, tied
+matrices), and the baseline that benchmarks measure against. Masks are True where a key is hidden.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torch_reference.lesson10 import PositionalEncoding
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Vaswani et al. 2017, section 3.5, in float64: the table that both frameworks take where no checkpoint holds one."""
+    rate = 10_000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+
+class TorchTransformer(nn.Module):
+    """Logits (b, t, v) from ids (b, s) and (b, t)."""
+
+    def __init__(
+        self,
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        src_pad_idx: int,
+        tgt_pad_idx: int,
+        max_sequence_length: int,
+        d_model: int,
+        nhead: int,
+        num_encoder_layers: int,
+        num_decoder_layers: int,
+        dim_feedforward: int,
+        dropout: float,
+        attention_dropout: float,
+        activation_dropout: float,
+        embedding_dropout: float,
+        encoder_activation: str,
+        decoder_activation: str,
+        layer_norm_eps: float,
+        norm_first: bool,
+        bias: bool,
+        encoder_norm: bool,
+        decoder_norm: bool,
+        scale_embedding: bool,
+        positions: str,
+        mask_memory: bool,
+        tie_output: bool,
+        tie_source: bool,
+        output_bias: bool,
+    ):
+        super().__init__()
+        self.src_pad_idx, self.tgt_pad_idx, self.mask_memory = src_pad_idx, tgt_pad_idx, mask_memory
+        self.scale, self.positions, self.length = math.sqrt(d_model) if scale_embedding else 1.0, positions, max_sequence_length
+        options = {"layer_norm_eps": layer_norm_eps, "norm_first": norm_first, "bias": bias, "batch_first": True}
+        sizes = (d_model, nhead, dim_feedforward, dropout)
+        norm = {"eps": layer_norm_eps, "bias": bias}
+        encoder_layer = nn.TransformerEncoderLayer(*sizes, activation=encoder_activation, **options)
+        decoder_layer = nn.TransformerDecoderLayer(*sizes, activation=decoder_activation, **options)
+        stock = nn.Transformer(
+            d_model,
+            nhead,
+            custom_encoder=nn.TransformerEncoder(
+                encoder_layer, num_encoder_layers, nn.LayerNorm(d_model, **norm) if encoder_norm else None, enable_nested_tensor=False
+            ),
+            custom_decoder=nn.TransformerDecoder(decoder_layer, num_decoder_layers, nn.LayerNorm(d_model, **norm) if decoder_norm else None),
+            batch_first=True,
+        )
+        self.encoder, self.decoder = stock.encoder, stock.decoder
+        for layer in [*self.encoder.layers, *self.decoder.layers]:  # the stock layers take one rate for all three
+            layer.dropout.p = activation_dropout
+            layer.self_attn.dropout = attention_dropout
+        for layer in self.decoder.layers:
+            layer.multihead_attn.dropout = attention_dropout
+        self.tgt_emb = nn.Embedding(tgt_vocab_size, d_model)
+        self.src_emb = self.tgt_emb if tie_source else nn.Embedding(src_vocab_size, d_model)
+        self.linear = nn.Linear(d_model, tgt_vocab_size, bias=output_bias)
+        if tie_output:
+            self.linear.weight = self.tgt_emb.weight
+        self.dropout = nn.Dropout(embedding_dropout)
+        self._add_positions(d_model)
+
+    def _add_positions(self, d_model: int) -> None:
+        if self.positions == "sinusoidal_stored":
+            self.pos_enc = PositionalEncoding(d_model, 0.0, self.length)
+        if self.positions == "sinusoidal":
+            self.register_buffer("sinusoids", sinusoids(self.length, d_model), persistent=False)
+        if self.positions == "learned":
+            self.src_pos, self.tgt_pos = nn.Embedding(self.length, d_model), nn.Embedding(self.length, d_model)
+
+    def _embed(self, ids: Tensor, side: str) -> Tensor:
+        x = getattr(self, f"{side}_emb")(ids) * self.scale
+        if self.positions == "sinusoidal_stored":
+            x = x + self.pos_enc.pe[: ids.shape[1], 0]
+        if self.positions == "sinusoidal":
+            x = x + self.sinusoids[: ids.shape[1]].to(x.dtype)
+        if self.positions == "learned":
+            x = x + getattr(self, f"{side}_pos").weight[: ids.shape[1]]
+        return self.dropout(x)
+
+    def encode(self, src: Tensor) -> Tensor:
+        """The memory (b, s, d)."""
+        return self.encoder(self._embed(src, "src"), src_key_padding_mask=src == self.src_pad_idx)
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
+        x = self.decoder(
+            self._embed(tgt, "tgt"),
+            self.encode(src),
+            tgt_mask=future,
+            tgt_key_padding_mask=tgt == self.tgt_pad_idx,
+            memory_key_padding_mask=src == self.src_pad_idx if self.mask_memory else None,
+        )
+        return self.linear(x)
