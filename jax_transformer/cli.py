@@ -12,6 +12,8 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import tyro
+
 import jax_transformer
 from jax_transformer.errors import ConfigError, Refusal, nearest
 from jax_transformer.training.options import TrainOptions
@@ -53,9 +55,9 @@ class EvaluateOptions:
 class ConvertOptions:
     """Convert weights between a run folder and PyTorch's names in a .safetensors file."""
 
-    source: typing.Annotated[str, "positional"]
+    source: tyro.conf.Positional[str]
     """A run folder or a .safetensors file."""
-    destination: typing.Annotated[str, "positional"]
+    destination: tyro.conf.Positional[str]
     """A .safetensors file or a new folder; never overwritten."""
     config: str | None = None
     """The model's config.json, where the source is a file of weights."""
@@ -71,7 +73,7 @@ class ConvertOptions:
 class InspectOptions:
     """Show what is in a .safetensors file or a run folder: names, shapes, dtypes, hashes. Loads no weights into a model."""
 
-    path: typing.Annotated[str, "positional"]
+    path: tyro.conf.Positional[str]
     """A .safetensors file or a run folder."""
 
 
@@ -112,20 +114,23 @@ def evaluate(options: EvaluateOptions) -> int:
 
 def convert(options: ConvertOptions) -> int:
     """Weights from one kind of file to another."""
-    from jax_transformer.convert import files
+    from jax_transformer.training import exchange
 
-    changes = dict(pair.split("=", 1) if "=" in pair else (pair, "") for pair in options.set)
-    given = files.Description(options.config, options.preset, {name: _value(text) for name, text in changes.items()})
-    for line in files.convert(options.source, options.destination, given, options.dtype):
+    for pair in options.set:
+        if "=" not in pair:
+            raise ConfigError(f"--set {pair}: give name=value")
+    changes = {name: _value(text) for name, _, text in (pair.partition("=") for pair in options.set)}
+    given = exchange.Description(options.config, options.preset, changes)
+    for line in exchange.convert(options.source, options.destination, given, options.dtype):
         print(line)
     return 0
 
 
 def inspect(options: InspectOptions) -> int:
     """What is in a file."""
-    from jax_transformer.convert import files
+    from jax_transformer.training import exchange
 
-    for line in files.inspect(options.path):
+    for line in exchange.inspect(options.path):
         print(line)
     return 0
 
@@ -149,9 +154,9 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
 
 def _usage() -> str:
     lines = [f"  {name:10} {(kind.__doc__ or '').splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
-    return "\n".join(["usage: jax-transformer COMMAND [options]", "", *lines, "", "jax-transformer COMMAND --help lists the options of one;"]) + (
-        "\n--version prints the version; --debug shows the traceback of an error."
-    )
+    return "\n".join(
+        ["usage: jax-transformer COMMAND [options]", "", *lines, "", "jax-transformer COMMAND --help lists the options of one;"]
+    ) + ("\n--version prints the version; --debug shows the traceback of an error.")
 
 
 def flags(kind: type, prefix: str = "") -> list[str]:
@@ -159,7 +164,7 @@ def flags(kind: type, prefix: str = "") -> list[str]:
     found = []
     for field in dataclasses.fields(kind):
         hint = typing.get_type_hints(kind, include_extras=True)[field.name]
-        if "positional" in getattr(hint, "__metadata__", ()):
+        if tyro.conf.Positional in (hint, *getattr(hint, "__metadata__", ())):
             continue
         if dataclasses.is_dataclass(hint):
             found += flags(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
@@ -171,8 +176,6 @@ def flags(kind: type, prefix: str = "") -> list[str]:
 
 def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
     """The options on a command line. Underscores and dashes are one. Raises ConfigError in one line; ``--help`` prints and exits."""
-    import tyro
-
     known = [*flags(kind), "--help"]
     dashed = []
     for argument in arguments:
@@ -186,29 +189,20 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(_positional(kind), args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__)
+            return tyro.cli(kind, args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise ConfigError(_one_line(said.getvalue())) from None
 
 
-def _positional(kind: type[Options]) -> type[Options]:
-    """The options class with tyro's marker in the place of ours, which needs no import of tyro where the class is defined."""
-    import tyro
-
-    hints = typing.get_type_hints(kind, include_extras=True)
-    marked = {name for name, hint in hints.items() if "positional" in getattr(hint, "__metadata__", ())}
-    for name in marked:
-        kind.__annotations__[name] = tyro.conf.Positional[typing.get_args(hints[name])[0]]
-    return kind
-
-
 def _one_line(box: str) -> str:
     """tyro's framed message as one line."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [re.sub(r"[╭╮╰╯│─]+", " ", line).strip() for line in text.splitlines()]
-    words = [line for line in lines if line and not line.startswith(("For full helptext", "Parsing error", "Value error", "Argument helptext"))]
+    words = [
+        line for line in lines if line and not line.startswith(("For full helptext", "Parsing error", "Value error", "Argument helptext"))
+    ]
     return " ".join(" ".join(words).split())
 
 

@@ -71,7 +71,9 @@ class Positions(enum.StrEnum):
     """How a stack knows the order of its input."""
 
     SINUSOIDAL = "sinusoidal"  # sin and cos interleaved, Vaswani et al. 2017; computed in float64, then rounded
-    SINUSOIDAL_STORED = "sinusoidal_stored"  # the same as a table that belongs to the checkpoint: loaded, used and given back as it is, never trained
+    SINUSOIDAL_STORED = (
+        "sinusoidal_stored"  # the same as a table that belongs to the checkpoint: loaded, used and given back as it is, never trained
+    )
     LEARNED = "learned"
     NONE = "none"
 
@@ -202,10 +204,12 @@ class TransformerConfig:
         return codec.from_json(cls, text)
 
     def with_sizes(self, **changes: Any) -> "TransformerConfig":
-        """A copy with fields changed by name. Beside the fields themselves: ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``,
-        ``vocab_size`` (both sides) and ``pad_id`` (both sides). Enums may be given by value. Raises ConfigError for an unknown name."""
+        """A copy with fields changed by name. Beside the fields themselves: a stack's own as ``**{"encoder.positions": "learned"}``,
+        ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and ``pad_id`` (both sides). Enums may be given by
+        value. Raises ConfigError for an unknown name."""
         fields = {field.name for field in dataclasses.fields(self)}
-        known = sorted(fields | set(_SHORTHANDS))
+        nested = {f"{stack}.{field.name}" for stack in ("encoder", "decoder") for field in dataclasses.fields(StackConfig)}
+        known = sorted(fields | nested | set(_SHORTHANDS))
         expanded: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
@@ -278,7 +282,10 @@ def _check_stacks(config: TransformerConfig) -> None:
     for branch in config.encoder.branches:
         if branch.residual is Residual.MEMORY:
             raise ConfigError("encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder")
-    wrong = {"encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}), "encoder.cross_mask": (config.encoder.cross_mask, set())}
+    wrong = {
+        "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
+        "encoder.cross_mask": (config.encoder.cross_mask, set()),
+    }
     wrong["decoder.self_mask"] = (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL})
     wrong["decoder.cross_mask"] = (config.decoder.cross_mask, {Mask.SOURCE_PADDING})
     for name, (masks, allowed) in wrong.items():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.config import Branch, Init, Layout, Mask, NormPlacement, Part, Positions, StackConfig, Tying, TransformerConfig
+from jax_transformer.config import Branch, Init, Layout, Mask, NormPlacement, Part, Positions, StackConfig, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, nearest
 
 _ENCODER_BLOCK = (Branch((Part.SELF,)), Branch((Part.FFN,)))
@@ -19,12 +19,14 @@ class Preset:
     config: TransformerConfig
 
 
-def _stacks(layers: int, cross_mask: tuple[Mask, ...] = (Mask.SOURCE_PADDING,), **shared: Any) -> dict[str, StackConfig]:
-    """The encoder and decoder that the paper and most of its descendants have; ``shared`` is set in both."""
-    return {
-        "encoder": StackConfig(layers, _ENCODER_BLOCK, self_mask=(Mask.SOURCE_PADDING,), **shared),
-        "decoder": StackConfig(layers, _DECODER_BLOCK, self_mask=_TARGET_MASK, cross_mask=cross_mask, **shared),
-    }
+def _encoder(layers: int, **changes: Any) -> StackConfig:
+    """The encoder that the paper and most of its descendants have."""
+    return StackConfig(layers, _ENCODER_BLOCK, self_mask=(Mask.SOURCE_PADDING,), **changes)
+
+
+def _decoder(layers: int, cross_mask: tuple[Mask, ...] = (Mask.SOURCE_PADDING,), **changes: Any) -> StackConfig:
+    """The decoder that the paper and most of its descendants have."""
+    return StackConfig(layers, _DECODER_BLOCK, self_mask=_TARGET_MASK, cross_mask=cross_mask, **changes)
 
 
 def _lesson10(cross_mask: tuple[Mask, ...]) -> TransformerConfig:
@@ -35,7 +37,8 @@ def _lesson10(cross_mask: tuple[Mask, ...]) -> TransformerConfig:
         num_heads=8,
         d_ff=2048,
         max_length=100,
-        **_stacks(6, cross_mask, final_norm=True, positions=Positions.SINUSOIDAL_STORED),
+        encoder=_encoder(6, final_norm=True, positions=Positions.SINUSOIDAL_STORED),
+        decoder=_decoder(6, cross_mask, final_norm=True, positions=Positions.SINUSOIDAL_STORED),
         dropout=0.1,
         attention_dropout=0.1,
         activation_dropout=0.1,
@@ -67,7 +70,8 @@ PRESETS = {
             num_heads=8,
             d_ff=2048,
             max_length=512,
-            **_stacks(6),
+            encoder=_encoder(6),
+            decoder=_decoder(6),
             tying=Tying.ALL,
             output_bias=False,
         ),
@@ -81,7 +85,8 @@ PRESETS = {
             num_heads=4,
             d_ff=512,
             max_length=128,
-            **_stacks(2, final_norm=True),
+            encoder=_encoder(2, final_norm=True),
+            decoder=_decoder(2, final_norm=True),
             norm_placement=NormPlacement.PRE,
             tying=Tying.ALL,
             output_bias=False,

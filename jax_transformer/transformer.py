@@ -20,7 +20,7 @@ from jax_transformer.nn.cache import Cache
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embedding import Embedding
 from jax_transformer.nn.linear import output
-from jax_transformer.nn.norm import layer_norm
+from jax_transformer.nn.norm import LayerNorm
 from jax_transformer.nn.positions import PositionTable
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 
@@ -46,7 +46,7 @@ class Stack(nnx.Module):
         self.embedding_rate = config.embedding_dropout
         self.positions = PositionTable(config, stack.positions, rngs=rngs)
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
-        self.final_norm = layer_norm(config, rngs=rngs) if stack.final_norm else None
+        self.final_norm = LayerNorm(config) if stack.final_norm else None
 
     def __call__(
         self, x: Hidden, positions: Int[Array, " n"], context: Context, dropout: Dropout, cache: Cache | None = None
@@ -104,7 +104,10 @@ class Transformer(nnx.Module):
         if not return_attention:
             return logits
         return logits, Attention(
-            tuple(r.self_weights for r in encoded), tuple(r.self_weights for r in decoded), tuple(r.cross_weights for r in decoded)
+            *(
+                tuple(w for w in weights if w is not None)
+                for weights in ([r.self_weights for r in encoded], [r.self_weights for r in decoded], [r.cross_weights for r in decoded])
+            )
         )
 
     def encode(self, source: SourceIds, *, rngs: Randomness = None) -> Memory:
@@ -142,7 +145,7 @@ class Transformer(nnx.Module):
         )
         x = self._embed(self.target_embedding, tokens[:, None])
         x, results = self.decoder(x, position, context, Dropout(), cache)
-        blocks = tuple(r.cache for r in results)
+        blocks = tuple(r.cache for r in results if r.cache is not None)
         return self._logits(x)[:, 0], Cache(blocks, target_valid, cache.source_valid, length + 1)
 
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
@@ -166,7 +169,7 @@ class Transformer(nnx.Module):
         if self.output is not None:
             return self.output(x)
         logits = self.target_embedding.attend(x)
-        return logits + self.output_bias[...].astype(logits.dtype) if self.config.output_bias else logits
+        return logits + self.output_bias[...].astype(logits.dtype)[None, None] if self.config.output_bias else logits
 
     def _valid(self, source: AnyArray, target: AnyArray | None) -> tuple[Bool[Array, "b s"], Bool[Array, "b t"] | None]:
         source_valid = jnp.asarray(source) != self.config.source_pad_id
@@ -191,7 +194,7 @@ class Transformer(nnx.Module):
         return jnp.asarray(ids, jnp.int32)
 
 
-def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, jax.Array]:
+def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
     """The model's arrays of one kind by dotted path, as ``encoder.blocks.0.self_attention.query.kernel``."""
     return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(model, kind))}
 

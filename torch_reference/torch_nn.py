@@ -66,7 +66,9 @@ class TorchTransformer(nn.Module):
             custom_encoder=nn.TransformerEncoder(
                 encoder_layer, num_encoder_layers, nn.LayerNorm(d_model, **norm) if encoder_norm else None, enable_nested_tensor=False
             ),
-            custom_decoder=nn.TransformerDecoder(decoder_layer, num_decoder_layers, nn.LayerNorm(d_model, **norm) if decoder_norm else None),
+            custom_decoder=nn.TransformerDecoder(
+                decoder_layer, num_decoder_layers, nn.LayerNorm(d_model, **norm) if decoder_norm else None
+            ),
             batch_first=True,
         )
         self.encoder, self.decoder = stock.encoder, stock.decoder

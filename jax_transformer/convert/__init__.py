@@ -40,7 +40,7 @@ def _as_numpy(name: str, value: Any) -> np.ndarray:
 def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
     """A copy that shares no memory with ``array`` (JAX may alias NumPy's on CPU), in its own dtype or the one asked for."""
     dtype = np.dtype(array.dtype if dtype is None else dtype)
-    if dtype == np.float64 and not jax.config.jax_enable_x64:
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         raise InputError(f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64")
     return jnp.array(array.astype(dtype), copy=True)
 

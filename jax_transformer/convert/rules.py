@@ -139,7 +139,9 @@ def check_complete(table: Table, flax_names: Iterable[str]) -> None:
     """Raises ValueError unless the table names every PyTorch tensor once and every Flax array exactly once: a fault of the table, not of a file."""
     used = [name for rule in table if isinstance(rule, Rule) for name in rule.flax]
     torch = [rule.torch for rule in table]
-    wrong = {name for name in used if used.count(name) > 1} | {name for name in torch if torch.count(name) > 1} | (set(used) ^ set(flax_names))
+    wrong = (
+        {name for name in used if used.count(name) > 1} | {name for name in torch if torch.count(name) > 1} | (set(used) ^ set(flax_names))
+    )
     if wrong:
         raise ValueError(f"the weight table does not cover the model exactly once: {', '.join(sorted(wrong))}")
 
@@ -160,7 +162,7 @@ def to_flax(table: Table, state: Mapping[str, np.ndarray], flax_shapes: Mapping[
             problems.append(f"{alias.torch} differs from {alias.of}, but the model ties them")
     if problems:
         raise InputError(f"the weights do not fit the model ({len(problems)} problems): {'; '.join(problems)}")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for rule in table:
         if isinstance(rule, Rule):
             parts = rule.to_flax(state[rule.torch], [flax_shapes[name] for name in rule.flax])

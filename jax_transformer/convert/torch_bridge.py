@@ -73,7 +73,14 @@ def _same_model(config: TransformerConfig, **expected: object) -> None:
 
 
 def _lesson10(config: TransformerConfig) -> nn.Module:
-    _same_model(config, tying=Tying.NONE, bias=True, norm_placement=NormPlacement.POST, norm_epsilon=1e-5, **dict.fromkeys(("attention_dropout", "activation_dropout", "embedding_dropout"), config.dropout))
+    _same_model(
+        config,
+        tying=Tying.NONE,
+        bias=True,
+        norm_placement=NormPlacement.POST,
+        norm_epsilon=1e-5,
+        **dict.fromkeys(("attention_dropout", "activation_dropout", "embedding_dropout"), config.dropout),
+    )
     return torch_reference.lesson10.TranslationTransformer(
         **_sizes(config),
         activation=config.decoder.activation.value,

@@ -87,7 +87,7 @@ def encode_pairs(
     return EncodedPairs(sources, targets, ids, np.array(kept), dropped_long=len(pairs) - len(kept))
 
 
-def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 8) -> tuple[int, ...]:
+def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4) -> tuple[int, ...]:
     """The at most ``count`` bucket widths, ascending, that pad ``lengths`` the least: exact, by dynamic programming over their histogram.
 
     Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the longest pair.

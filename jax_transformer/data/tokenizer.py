@@ -17,6 +17,8 @@ BYTES = 256
 # otherwise be learned as tokens of thousands of bytes.
 TRAINING_CHARACTERS_PER_LINE = 10_000
 LONGEST_TOKEN = 64
+# No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and GPT-2's words, punctuation and spaces.
+PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
@@ -41,7 +43,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int, *, pad_id: int, bos_id: int, eos_id: int) -> "Tokenizer":
-        """Learn merges from ``lines``, digits apart. Ids below the largest special that no special takes become ``<unused0>`` and so on."""
+        """Learn merges from ``lines``, digits apart and language tags whole.
+
+        Ids below the largest special that no special takes become ``<unused0>`` and so on.
+        """
         specials = {pad_id: PAD, bos_id: BOS, eos_id: EOS}
         if len(specials) < 3 or min(specials) < 0:
             raise errors.ConfigError(f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct and not negative")
@@ -51,9 +56,8 @@ class Tokenizer:
                 f"vocab_size={vocab_size} is too small: the {BYTES} bytes and the special ids up to {max(specials)} need at least {least}"
             )
         model = tokenizers.Tokenizer(models.BPE())
-        model.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        pieces = pre_tokenizers.Split(tokenizers.Regex(PIECES), behavior="isolated")
+        model.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         model.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,

@@ -1,5 +1,6 @@
 """A block: its parts, composed as the configuration's branches say."""
 
+from functools import partial
 from typing import NamedTuple
 
 from flax import nnx
@@ -37,12 +38,16 @@ class BlockResult(NamedTuple):
 class Block(nnx.Module):
     """One layer of a stack. A part that two branches name is one module."""
 
+    self_attention: MultiHeadAttention
+    cross_attention: MultiHeadAttention
+    feed_forward: FeedForward
+
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.branches = stack.branches
         for part in stack.parts:
             module = FeedForward(config, stack.activation, rngs=rngs) if part is Part.FFN else MultiHeadAttention(config, rngs=rngs)
             setattr(self, part.value, module)
-        self.residuals = nnx.List([ResidualBranch(config, branch, rngs=rngs) for branch in stack.branches])
+        self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
 
     def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None) -> BlockResult:
         weights: dict[Part, Weights] = {}
@@ -50,24 +55,27 @@ class Block(nnx.Module):
         def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
             nonlocal cache
             attention: MultiHeadAttention = getattr(self, part.value)
-            if part is Part.CROSS:
-                assert context.memory is not None or cache is not None, "a decoder block needs the memory or a cache of it"
-                keys_values = attention.keys_values(context.memory) if cache is None else (cache.cross_keys, cache.cross_values)
-            else:
+            if part is Part.SELF:
                 keys_values = attention.keys_values(y)
                 if cache is not None:
+                    assert context.length is not None, "a cache is filled at a place"
                     cache = cache.append(*keys_values, context.length)
                     keys_values = (cache.self_keys, cache.self_values)
+            elif cache is not None:
+                keys_values = (cache.cross_keys, cache.cross_values)
+            else:
+                assert context.memory is not None, "a decoder block needs the memory or a cache of it"
+                keys_values = attention.keys_values(context.memory)
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
             y, weights[part] = attention(y, keys_values, mask, drop)
             return y
 
-        def compute(parts: tuple[Part, ...], y: Hidden, drop: Dropout) -> Hidden:
+        def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
             for part in parts:
                 y = self.feed_forward(y, drop.scope(part)) if part is Part.FFN else attend(part, y, drop.scope(part))
             return y
 
         for i, (branch, residual) in enumerate(zip(self.branches, self.residuals, strict=True)):
             drop = dropout.scope(f"branches.{i}")
-            x = residual(x, lambda y, parts=branch.parts, drop=drop: compute(parts, y, drop), context.memory, drop)
+            x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
         return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)

@@ -24,7 +24,7 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
         """The product with every row: logits."""
-        return x @ self._table().T
+        return (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
 
     def _table(self) -> Float[Array, "v d"]:
         table = self.embedding[...]

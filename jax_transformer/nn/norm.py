@@ -1,21 +1,38 @@
 """Normalisation."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from jax_transformer.config import TransformerConfig
 
 
-def layer_norm(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Ba et al. 2016 with the biased variance and eps inside the root, as torch.nn.LayerNorm.
+def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
+    """Mean 0 and variance 1 along the last axis, by the biased variance with ``epsilon`` inside the root: Ba et al. 2016, torch.nn.LayerNorm.
 
-    ``use_fast_variance=False``: the mean of squares minus the square of the mean loses every digit where the mean is large.
+    In two passes: the mean of squares minus the square of the mean loses every digit where the mean is large.
     """
-    return nnx.LayerNorm(
-        config.d_model,
-        epsilon=config.norm_epsilon,
-        use_bias=config.bias,
-        use_fast_variance=False,
-        dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        rngs=rngs,
-    )
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = jnp.square(centered).mean(axis=-1, keepdims=True)
+    return centered * jax.lax.rsqrt(variance + jnp.asarray(epsilon, x.dtype))
+
+
+class LayerNorm(nnx.Module):
+    """:func:`standardize`, then a learned scale and bias. 16-bit input is computed in float32 and rounded once.
+
+    flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).
+    """
+
+    def __init__(self, config: TransformerConfig):
+        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
+        self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(config.d_model, jnp.float32)) if config.bias else None
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
+        dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
+        y = standardize(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]
+        if self.bias is not None:
+            y = y + self.bias[...].astype(dtype)[None, None]
+        return y.astype(result_dtype)

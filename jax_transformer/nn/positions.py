@@ -27,6 +27,7 @@ class PositionTable(nnx.Module):
     def __init__(self, config: TransformerConfig, kind: Positions, *, rngs: nnx.Rngs):
         self.kind = kind
         self.length, self.width = config.max_length, config.d_model
+        self.table: nnx.Variable
         if kind is Positions.SINUSOIDAL_STORED:
             self.table = Frozen(jnp.asarray(sinusoids(self.length, self.width).astype(np.float32)))
         if kind is Positions.LEARNED:

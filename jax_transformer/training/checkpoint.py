@@ -55,18 +55,27 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
 
     path = folder / str(step)
     _check(path)
-    saved, wanted = _described(ocp.metadata(path).metadata), _described(like)
+    saved, wanted = described(folder, step), _described(like)
     names = wanted.keys() if partial else saved.keys() | wanted.keys()
     odd = sorted(name for name in names if saved.get(name) != wanted.get(name))
     if odd:
         name = odd[0]
-        raise CheckpointError(f"{path}: {len(odd)} arrays do not fit the model, first {name}: {saved.get(name)}, expected {wanted.get(name)}")
+        raise CheckpointError(
+            f"{path}: {len(odd)} arrays do not fit the model, first {name}: {saved.get(name)}, expected {wanted.get(name)}"
+        )
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
     context = ocp.Context()
     context.pytree.loading.partial_load = partial
     with context:
         return ocp.load(path, abstract)
+
+
+def described(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none."""
+    from orbax.checkpoint import v1 as ocp
+
+    return _described(ocp.metadata(folder / str(step)).metadata)
 
 
 def manifest(folder: Path, step: int) -> dict[str, Any]:

@@ -31,12 +31,12 @@ class Corpus:
 
 def _read(options: TrainOptions) -> tuple[TextPairs, TextPairs, int]:
     """Training and validation pairs, and how many pairs with an empty side were dropped."""
-    files = options.data.files
-    if files["train_source"] is None:
+    files = [path for path in options.data.files.values() if path is not None]
+    if not files:
         text = phrases.load()
         return text["train"], text["valid"], 0
-    train = parallel_text.read_pairs(files["train_source"], files["train_target"])
-    valid = parallel_text.read_pairs(files["valid_source"], files["valid_target"])
+    train_source, train_target, valid_source, valid_target = files  # the options take all four or none
+    train, valid = parallel_text.read_pairs(train_source, train_target), parallel_text.read_pairs(valid_source, valid_target)
     return train.pairs, valid.pairs, train.dropped_empty + valid.dropped_empty
 
 
@@ -83,5 +83,3 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     corpus.tokenizer.save(folder.tokenizer)
     folder.write(folder.config, corpus.config.to_json())
     folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")
-
-

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import PRNGKeyArray
 
 from jax_transformer import transformer, translation
 from jax_transformer.data import batches
@@ -34,7 +33,7 @@ def start(options: TrainOptions, corpus: Corpus, folder: RunFolder) -> TrainStat
     rule = optimizer.make(options.optimizer, options.steps)
     state = step.initial_state(Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed)), rule)
     last = folder.last_step()
-    if last:
+    if last is not None:
         state = checkpoint.load(folder.checkpoints, last, state)
         if int(state.step) != last:
             raise CheckpointError(f"{folder.checkpoints / str(last)}: holds step {int(state.step)}")
@@ -94,7 +93,9 @@ class Recorder:
         for i, value in enumerate(values):
             if not math.isfinite(value["loss"]):
                 where = now - len(values) + i + 1
-                raise NonFiniteLossError(f"the loss of step {where} is {value['loss']}; the checkpoints in {self.folder.checkpoints} are untouched")
+                raise NonFiniteLossError(
+                    f"the loss of step {where} is {value['loss']}; the checkpoints in {self.folder.checkpoints} are untouched"
+                )
         tokens = np.array([value["tokens"] for value in values])
         entry = {
             "step": now,
@@ -148,7 +149,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: Any) -> None:
         event.set()
-        signal.signal(number, previous[number])
+        signal.signal(number, previous[signal.Signals(number)])
 
     for number in previous:
         signal.signal(number, ask)

@@ -13,7 +13,8 @@ def cross_entropy(
     As torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target distribution is (1 - smoothing) on the token plus
     smoothing / v on every token, itself included. Computed in float32 at least.
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    if logits.dtype.itemsize < 4:
+        logits = logits.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     loss = normalizer - (1 - label_smoothing) * jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     if label_smoothing:

@@ -67,7 +67,7 @@ class DataOptions:
     """Validation lines to translate from."""
     valid_target: str | None = None
     """Their translations."""
-    vocab_size: int = 2000
+    vocab_size: int = 1000
     """Size of the byte-level BPE vocabulary, trained on both sides of the training text."""
     tokens_per_batch: int = 1024
     """Positions in a batch, padding included, on each side."""

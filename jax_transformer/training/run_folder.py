@@ -36,11 +36,11 @@ class RunFolder:
         """The options that the run was started with."""
         return codec.from_json(TrainOptions, _text(self.train_config))
 
-    def last_step(self) -> int:
-        """The step of the newest checkpoint, 0 without one."""
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint, None without one."""
         from jax_transformer.training import checkpoint
 
-        return max(checkpoint.steps(self.checkpoints), default=0)
+        return max(checkpoint.steps(self.checkpoints), default=None)
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the files, whole or not at all."""
@@ -76,7 +76,7 @@ def choose(options: TrainOptions) -> RunFolder:
     earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
     for path in reversed(earlier):
         folder = RunFolder(path)
-        if folder.train_config.exists() and not options.differences(folder.options()) and folder.last_step() < options.steps:
+        if folder.train_config.exists() and not options.differences(folder.options()) and (folder.last_step() or 0) < options.steps:
             return folder
     number = int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1
     return RunFolder(RUNS / f"{name}-{number:03d}")
@@ -93,29 +93,59 @@ class TrainedRun:
     step: int
 
 
-def load_run(path: str | Path) -> TrainedRun:
-    """A run folder's newest checkpoint. Raises InputError where ``path`` is no run folder, CheckpointError where it has no intact checkpoint."""
+def load_model(path: str | Path) -> tuple[Transformer, int]:
+    """The model of a folder's newest checkpoint, in the dtypes that it was saved in, and the checkpoint's step.
+
+    Raises InputError where ``path`` is no run folder, CheckpointError where it holds no intact checkpoint.
+    """
+    import jax
+
     from jax_transformer.training import checkpoint
 
     folder = RunFolder(Path(path))
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such run folder")
     config = TransformerConfig.from_json(_text(folder.config))
-    tokenizer = Tokenizer.load(folder.tokenizer)
     step = folder.last_step()
-    if not step:
+    if step is None:
         raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint")
+    dtypes = {name: dtype for name, (_, dtype) in checkpoint.described(folder.checkpoints, step).items()}
+    if "float64" in dtypes.values() and not jax.config.read("jax_enable_x64"):
+        raise CheckpointError(f"{folder.checkpoints / str(step)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1")
     skeleton = transformer.abstract(config)
-    like = {"params": transformer.flatten(skeleton, nnx.Param), "carried": transformer.flatten(skeleton, Frozen)}
+    like = {
+        group: {
+            name: jax.ShapeDtypeStruct(leaf.shape, dtypes.get(f"{group}/{name}", leaf.dtype))
+            for name, leaf in transformer.flatten(skeleton, kind).items()
+        }
+        for group, kind in (("params", nnx.Param), ("carried", Frozen))
+    }
     saved = checkpoint.load(folder.checkpoints, step, like, partial=True)
-    model = transformer.unflatten(config, saved["params"] | saved["carried"])
-    return TrainedRun(model, tokenizer, tuple(json.loads(_text(folder.data))["widths"]), step)
+    return transformer.unflatten(config, saved["params"] | saved["carried"]), step
 
 
-def load(path: str | Path) -> tuple[Transformer, Tokenizer]:
-    """The model and the tokenizer of a run folder."""
-    run = load_run(path)
-    return run.model, run.tokenizer
+def save_model(model: Transformer, path: str | Path) -> None:
+    """A new folder that :func:`load_model` reads: the configuration, and the weights as the checkpoint of step 0."""
+    from jax_transformer.training import checkpoint
+
+    folder = RunFolder(Path(path))
+    folder.path.mkdir(parents=True)
+    groups = {"params": transformer.flatten(model, nnx.Param), "carried": transformer.flatten(model, Frozen)}
+    checkpoint.save(folder.checkpoints, 0, groups, keep=1, about={})
+    folder.write(folder.config, model.config.to_json())
+
+
+def load_run(path: str | Path) -> TrainedRun:
+    """All that translating needs, from a run folder. Raises as :func:`load_model`."""
+    folder = RunFolder(Path(path))
+    model, step = load_model(path)
+    return TrainedRun(model, Tokenizer.load(folder.tokenizer), tuple(json.loads(_text(folder.data))["widths"]), step)
+
+
+def load(path: str | Path) -> tuple[Transformer, Tokenizer | None]:
+    """The model and the tokenizer of a folder; None for the tokenizer of converted weights, which have none."""
+    tokenizer = RunFolder(Path(path)).tokenizer
+    return load_model(path)[0], Tokenizer.load(tokenizer) if tokenizer.exists() else None
 
 
 def _text(path: Path) -> str:

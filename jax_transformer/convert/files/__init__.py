@@ -1,0 +1,1 @@
+"""Files of weights, read and written as ``{name: array}``."""

@@ -1,0 +1,56 @@
+"""The table of what is compared: every test of this folder runs over every case."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax_transformer as jt
+from jax_transformer.config import TransformerConfig
+
+# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which shapes then cannot.
+ODD: dict[str, Any] = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_length=20)
+SQUARE: dict[str, Any] = dict(source_vocab_size=16, target_vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=20)
+STOCK: dict[str, Any] = dict(layout="torch_nn")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration, compared with the PyTorch module of its layout."""
+
+    name: str
+    config: TransformerConfig
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def case(name: str, preset: str, **changes: Any) -> Case:
+    return Case(name, jt.preset(preset, **changes))
+
+
+def stock(name: str, **changes: Any) -> Case:
+    """torch.nn.Transformer as it comes, set differently."""
+    return case(f"torch.nn {name}", "lesson10_repaired", **(ODD | STOCK | changes))
+
+
+CASES = [
+    case("lesson10", "lesson10", **ODD),
+    case("lesson10 square", "lesson10", **SQUARE),
+    case("lesson10 uneven stacks", "lesson10", **ODD, encoder_layers=1, decoder_layers=3),
+    case("lesson10_repaired", "lesson10_repaired", **ODD),
+    case("vaswani2017_base", "vaswani2017_base", **(ODD | dict(target_vocab_size=11))),
+    case("small", "small", **(SQUARE | dict(d_ff=24))),
+    stock("post-norm"),
+    stock("post-norm square", **SQUARE),
+    stock("norm_first", norm_placement="pre"),
+    stock("bias=False", bias=False),
+    stock("activation gelu", **{"encoder.activation": "gelu", "decoder.activation": "gelu"}),
+    stock("layer_norm_eps 1e-3", norm_epsilon=1e-3),
+    stock("learned positions", **{"encoder.positions": "learned", "decoder.positions": "learned"}),
+    stock("tied output", tying="output"),
+    stock(
+        "norm_first, no scale, positions or final norm",
+        norm_placement="pre",
+        embedding_scale="none",
+        **{f"{stack}.{name}": value for stack in ("encoder", "decoder") for name, value in (("positions", "none"), ("final_norm", False))},
+    ),
+]

@@ -1,0 +1,73 @@
+"""Every level of the ladder for every case: the algorithm in float64, then the arithmetic in float32."""
+
+import numpy as np
+import pytest
+import torch
+
+import jax_transformer as jt
+from parity_tests.cases import CASES, ODD
+from parity_tests.levels import LEVELS, assert_close, error, logits
+from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+@pytest.fixture(scope="module", params=[(case, dtype) for case in CASES for dtype in BOUNDS], ids=lambda p: f"{p[0]}-{str(p[1])[-7:]}")
+def both(request) -> Pair:
+    case, dtype = request.param
+    return pair(case.config, dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_level(both: Pair, level: str):
+    bound = BOUNDS[next(both.torch.parameters()).dtype]
+    if bound > 1e-12 and level in ("encoder", "logits", "loss"):
+        bound = 5e-6  # several blocks, one after another
+    with torch.no_grad():
+        assert_close(LEVELS[level](both), bound, level)
+
+
+@pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired", "small"])
+def test_every_length(name: str):
+    config = jt.preset(name, **(ODD | dict(num_layers=1, source_vocab_size=13)))
+    both = pair(config)
+    for length in range(1, config.max_length + 1):
+        source = ragged(config.source_vocab_size, config.source_pad_id, 2, length, seed=length)
+        target = ragged_target(config, 2, config.max_length + 1 - length, seed=length)
+        with torch.no_grad():
+            assert_close((both.flax(source, target), both.torch(as_torch(source), as_torch(target))), 1e-12, f"length {length}")
+
+
+def test_float32_logits_at_full_size():
+    """6+6 layers, d 512, as the document has it: the sum of all rounding stays below 5e-6."""
+    both = pair(jt.preset("lesson10", vocab_size=101), torch.float32, source=23, target=19)
+    with torch.no_grad():
+        assert error(logits(both)) <= 5e-6
+
+
+def test_cross_attention_weights_of_every_layer():
+    both = pair(jt.preset("lesson10", **ODD))
+    _, attention = both.flax(both.source, both.target, return_attention=True)
+    with torch.no_grad():
+        both.torch(as_torch(both.source), as_torch(both.target))
+    for i, (ours, theirs) in enumerate(zip(attention.cross, both.torch.decoder.attention_weights, strict=True)):
+        assert_close((ours.mean(axis=1), theirs), 1e-12, f"layer {i}")
+
+
+def test_a_row_that_sees_no_key_gets_zero_and_never_nan():
+    """An empty source line and an empty target: lesson10's rule for both frameworks."""
+    both = pair(jt.preset("lesson10_repaired", **ODD))
+    both.source[2], both.target[1] = both.config.source_pad_id, both.config.target_pad_id
+    with torch.no_grad():
+        ours, theirs = logits(both)
+    assert np.isfinite(np.asarray(ours)).all()
+    assert_close((ours, theirs), 1e-12)
+
+
+def test_the_ladder_notices():
+    """Negative controls: the faults that reached users elsewhere are far over the bounds."""
+    both = pair(jt.preset("lesson10", **ODD))
+    for changes in (dict(norm_epsilon=1e-6), {"decoder.activation": "gelu"}, dict(score_scale="d_model"), dict(embedding_scale="none")):
+        other = jt.convert.from_torch(both.torch.state_dict(), jt.preset("lesson10", **ODD, **changes))
+        with torch.no_grad():
+            assert error((other(both.source, both.target), both.torch(as_torch(both.source), as_torch(both.target)))) > 1e-7, changes

@@ -1,0 +1,102 @@
+"""A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how each twin's parts are called."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import jax_transformer as jt
+from jax_transformer.config import Layout, Positions, TransformerConfig
+from jax_transformer.convert import torch_bridge
+from jax_transformer.transformer import Transformer
+
+torch.set_num_threads(1)  # the same sums in the same order on every machine
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two models, and a batch with ragged padding on both sides."""
+
+    config: TransformerConfig
+    flax: Transformer
+    torch: nn.Module
+    source: np.ndarray
+    target: np.ndarray
+
+    @property
+    def calls(self) -> Any:
+        """How the twin's parts are called with (batch, length, d) arrays."""
+        return {Layout.LESSON10: _lesson10, Layout.TORCH_NN: _stock}[self.config.layout]
+
+
+def pair(
+    config: TransformerConfig, dtype: torch.dtype = torch.float64, *, seed: int = 0, batch: int = 3, source: int = 7, target: int = 5
+) -> Pair:
+    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored."""
+    generator = torch.Generator().manual_seed(seed)
+    module = torch_bridge.twin(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if config.encoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
+                # Matrices as wide as their inputs, so that values stay of order one through every layer
+                scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + name.endswith("norm.weight"))
+    flax = jt.convert.from_torch(module.state_dict(), config)
+    return Pair(
+        config,
+        flax,
+        module,
+        ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed),
+        ragged_target(config, batch, target, seed),
+    )
+
+
+def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
+    """Ids (batch, length) without pads, then pads behind 0, 1, 2, ... fewer tokens a row; the first row is full, none is empty."""
+    ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
+    ids[ids == pad] = (pad + 1) % vocab
+    for row in range(batch):
+        ids[row, max(1, length - 2 * row) :] = pad
+    return ids
+
+
+def ragged_target(config: TransformerConfig, batch: int, length: int, seed: int) -> np.ndarray:
+    return ragged(config.target_vocab_size, config.target_pad_id, batch, length, seed + 1)
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+def _swap(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, 1)
+
+
+def _lesson10_attention(module, x, memory, padding, future):
+    out, weights = module(_swap(x), _swap(memory), padding, future)
+    return _swap(out), weights
+
+
+_lesson10 = SimpleNamespace(
+    attention=_lesson10_attention,
+    feed_forward=lambda layer, x: layer.feed_forward(x),
+    encoder_block=lambda layer, x, padding: _swap(layer(_swap(x), padding)),
+    decoder_block=lambda layer, x, memory, padding, future, memory_padding: _swap(
+        layer(_swap(x), _swap(memory), padding, future, memory_padding)[0]
+    ),
+    memory=lambda twin, source: _swap(twin.encode(source)),
+)
+_stock = SimpleNamespace(
+    attention=lambda module, x, memory, padding, future: module(
+        x, memory, memory, key_padding_mask=padding, attn_mask=future, need_weights=True, average_attn_weights=False
+    ),
+    feed_forward=lambda layer, x: layer.linear2(layer.dropout(layer.activation(layer.linear1(x)))),
+    encoder_block=lambda layer, x, padding: layer(x, src_key_padding_mask=padding),
+    decoder_block=lambda layer, x, memory, padding, future, memory_padding: layer(
+        x, memory, tgt_mask=future, tgt_key_padding_mask=padding, memory_key_padding_mask=memory_padding
+    ),
+    memory=lambda twin, source: twin.encode(source),
+)
