@@ -13,7 +13,7 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
         Schedule.COSINE: optax.cosine_decay_schedule(peak, max(1, steps - warmup)),
-        Schedule.INVERSE_SQRT: lambda count: peak * jnp.sqrt(max(1, warmup) / (count + max(1, warmup))),
+        Schedule.INVERSE_SQRT: lambda count: peak * jnp.sqrt(max(1, warmup) / (jnp.maximum(count, 0) + max(1, warmup))),
     }[options.schedule]
     if not warmup:
         return after
@@ -26,7 +26,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
     def update(updates, state, params=None):
         del params
-        factor = jnp.minimum(1.0, max_norm / (optax.global_norm(updates) + 1e-6))
+        factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -84,7 +84,7 @@ class DataOptions:
 class OptimizerOptions:
     """AdamW."""
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     """The highest learning rate, reached after warm-up."""
     schedule: Schedule = Schedule.COSINE
     """What follows warm-up."""
@@ -110,7 +110,7 @@ class TrainOptions:
 
     run: str | None = None
     """The run folder. It continues where it stopped. Without one, the newest unfinished run of the same options under runs/, else a new one."""
-    steps: int = 2400
+    steps: int = 1600
     """Updates."""
     seed: int = 0
     """Decides initial weights, the order of the text, and dropout."""

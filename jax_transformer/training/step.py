@@ -32,9 +32,9 @@ class TrainState(NamedTuple):
 
 
 def initial_state(model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    params = transformer.flatten(model, nnx.Param)
-    return TrainState(jnp.zeros((), jnp.int32), params, transformer.flatten(model, Frozen), optimizer.init(params))
+    """The state before the first step. Its arrays are copies: a step takes over their memory, and the model keeps its own."""
+    params, carried = (jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen))
+    return TrainState(jnp.zeros((), jnp.int32), params, carried, optimizer.init(params))
 
 
 def loss_sum(
@@ -61,7 +61,7 @@ def make_step(
         key = jax.random.fold_in(key, state.step)
         (loss, tokens), gradients = jax.value_and_grad(mean_loss, has_aux=True)(state.params, state.carried, batch, key)
         updates, moments = optimizer.update(gradients, state.moments, state.params)
-        metrics = {"loss": loss, "tokens": tokens, "gradient_norm": optax.global_norm(gradients)}
+        metrics = {"loss": loss, "tokens": tokens, "gradient_norm": optax.tree.norm(gradients)}
         return TrainState(state.step + 1, optax.apply_updates(state.params, updates), state.carried, moments), metrics
 
     return step

@@ -1,0 +1,62 @@
+"""Weights there and back, with torch tensors."""
+
+import numpy as np
+import pytest
+import torch
+
+import jax_transformer as jt
+from jax_transformer.convert import torch_bridge
+from jax_transformer.errors import InputError
+from parity_tests.cases import CASES, ODD
+from parity_tests.twins import as_torch, pair
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_there_and_back_bit_for_bit(case, dtype):
+    state = pair(case.config, torch.float64).torch.to(dtype).state_dict()
+    again = jt.convert.to_torch(jt.convert.from_torch(state, case.config))
+    assert sorted(again) == sorted(state)
+    for name, tensor in state.items():
+        assert again[name].shape == tuple(tensor.shape)
+        assert again[name].tobytes() == torch_bridge.to_numpy(tensor).tobytes(), name
+        assert torch.equal(torch_bridge.to_tensor(again[name]).view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+
+
+def test_into_torch_fills_a_module():
+    both = pair(jt.preset("lesson10", **ODD))
+    module = jt.convert.into_torch(both.flax, torch_bridge.twin(both.config).double().eval())
+    with torch.no_grad():
+        assert torch.equal(module(as_torch(both.source), as_torch(both.target)), both.torch(as_torch(both.source), as_torch(both.target)))
+
+
+def test_into_torch_refuses_another_module():
+    both = pair(jt.preset("lesson10", **ODD))
+    with pytest.raises(InputError, match=r"linear\.weight"):
+        jt.convert.into_torch(both.flax, torch.nn.Linear(2, 2))
+
+
+def test_training_the_torch_module_does_not_change_the_flax_model():
+    """JAX may alias NumPy's memory on CPU, and NumPy torch's."""
+    both = pair(jt.preset("lesson10", **ODD))
+    before = np.asarray(both.flax(both.source, both.target)).copy()
+    with torch.no_grad():
+        for parameter in both.torch.parameters():
+            parameter.mul_(0)
+    np.testing.assert_array_equal(np.asarray(both.flax(both.source, both.target)), before)
+
+
+def test_the_position_buffer_is_used_as_it_is():
+    """A checkpoint whose table is not the usual one: it decides, in both directions, and is not a parameter."""
+    both = pair(jt.preset("lesson10", **ODD))
+    state = both.torch.state_dict() | {"pos_enc.pe": torch.zeros_like(both.torch.pos_enc.pe)}
+    model = jt.convert.from_torch(state, both.config)
+    assert np.abs(np.asarray(model(both.source, both.target)) - np.asarray(both.flax(both.source, both.target))).max() > 1e-2
+    assert not jt.convert.to_torch(model)["pos_enc.pe"].any()
+
+
+def test_a_twin_that_cannot_be_set_so_is_refused():
+    with pytest.raises(ValueError, match="head_dim"):
+        torch_bridge.twin(jt.preset("small", head_dim=8))
+    with pytest.raises(ValueError, match="norm_placement"):
+        torch_bridge.twin(jt.preset("lesson10", norm_placement="pre"))

@@ -1,0 +1,146 @@
+"""Every gradient, and ten optimizer steps, carried between the frameworks by the same table as the weights."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.convert import rules
+from jax_transformer.data.batches import Batch
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.training import optimizer, step
+from jax_transformer.training.options import OptimizerOptions, Schedule
+from parity_tests.cases import CASES, ODD
+from parity_tests.levels import assert_close
+from parity_tests.twins import Pair, as_torch, pair
+
+SMOOTHING = 0.1
+
+
+def batch_of(both: Pair, seed: int = 0) -> Batch:
+    """The pair's batch in another order of rows, the target shifted against itself."""
+    order = np.random.default_rng(seed).permutation(len(both.source))
+    source, target = both.source[order].astype(np.int32), both.target[order].astype(np.int32)
+    return Batch(source, target[:, :-1], target[:, 1:])
+
+
+def torch_loss(both: Pair, batch: Batch) -> torch.Tensor:
+    logits = both.torch(as_torch(batch.source), as_torch(batch.target_in))
+    gold = as_torch(batch.target_out).long()
+    pad = both.config.target_pad_id
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), gold, ignore_index=pad, label_smoothing=SMOOTHING)
+
+
+def trained_table(both: Pair) -> tuple[rules.Table, dict[str, tuple[int, ...]]]:
+    """The rules of the trained arrays, without aliases, and the arrays' shapes."""
+    shapes = {name: array.shape for name, array in transformer.flatten(both.flax, nnx.Param).items()}
+    return rules.restrict(jt.convert.weight_table(both.config), shapes), shapes
+
+
+def torch_gradients(both: Pair) -> dict[str, np.ndarray]:
+    """PyTorch's gradients under the Flax model's names."""
+    table, shapes = trained_table(both)
+    gradients = {name: p.grad.numpy() for name, p in both.torch.named_parameters(remove_duplicate=False)}
+    return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
+
+
+def flax_gradients(both: Pair, batch: Batch, dropout: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def mean_loss(params):
+        total, tokens = step.loss_sum(params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout)
+        return total / tokens.astype(total.dtype)
+
+    return jax.jit(jax.value_and_grad(mean_loss))(transformer.flatten(both.flax, nnx.Param))
+
+
+def assert_same_gradients(ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12) -> None:
+    """Relative to the largest gradient of the model: a key bias has none but rounding, so it cannot be judged by itself."""
+    largest = max(np.abs(g).max() for g in theirs.values())
+    assert ours.keys() == theirs.keys()
+    assert largest > 1e-3
+    for name in ours:
+        assert_close((ours[name], theirs[name]), bound, name, relative_to=largest)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_gradient(case):
+    both = pair(case.config)
+    batch = batch_of(both)
+    loss = torch_loss(both, batch)
+    loss.backward()
+    ours, gradients = flax_gradients(both, batch)
+    assert_close((ours, loss), 1e-12, "loss")
+    assert_same_gradients(gradients, torch_gradients(both))
+
+
+# epsilon as torch has it by default: a key bias has no gradient but rounding, which Adam divides by epsilon
+OPTIMIZER = OptimizerOptions(learning_rate=1e-2, warmup_steps=3, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5, label_smoothing=SMOOTHING)
+
+
+def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
+    """torch.optim.AdamW, clip_grad_norm_ and LambdaLR, as anyone would write it."""
+    rate = optimizer.schedule(options, 10)
+    adam = torch.optim.AdamW(
+        both.torch.parameters(), lr=1.0, betas=(options.beta1, options.beta2), eps=options.epsilon, weight_decay=options.weight_decay
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda count: float(rate(count)))
+    losses = []
+    for i in range(10):
+        adam.zero_grad()
+        loss = torch_loss(both, batch_of(both, i))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(both.torch.parameters(), options.clip_norm)
+        adam.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+STEPPED = ["lesson10 square", "vaswani2017_base", "small", "torch.nn norm_first", "torch.nn tied output"]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [*(("lesson10", schedule) for schedule in Schedule), *((name, Schedule.COSINE) for name in STEPPED)]
+)
+def test_ten_steps(name: str, schedule: Schedule):
+    """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not trained."""
+    (case,) = (case for case in CASES if case.name == name)
+    without = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+    both = pair(case.config.with_sizes(**without))
+    options = dataclasses.replace(OPTIMIZER, schedule=schedule)
+    rule = optimizer.make(options, 10)
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+        state = step.initial_state(both.flax, rule)
+        train_step = step.make_step(both.config, rule, options.label_smoothing)
+        losses = []
+        for i in range(10):
+            state, measured = train_step(state, batch_of(both, i), jax.random.key(0))
+            losses.append(float(measured["loss"]))
+    reference = ten_torch_steps(both, options)
+    assert_close((np.array(losses), np.array(reference)), 1e-10, "losses")
+    assert losses[-1] < losses[0]
+    expected = {name: array.detach().numpy() for name, array in both.torch.state_dict().items()}
+    ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.carried))
+    for name in expected:
+        assert_close((ours[name], expected[name]), 1e-10, name)
+    if "pos_enc.pe" in ours:
+        before = jt.convert.to_torch(both.flax)["pos_enc.pe"]
+        assert ours["pos_enc.pe"].tobytes() == before.tobytes()
+
+
+def test_the_steps_notice():
+    """Negative control: Optax's own clipping, which leaves out torch's 1e-6, is far outside the bound."""
+    import optax
+
+    both = pair(jt.preset("lesson10", **ODD))
+    _, gradients = flax_gradients(both, batch_of(both))
+    with jax.numpy_dtype_promotion("standard"):
+        ours, _ = optimizer.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
+        theirs, _ = optax.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
+    difference = max(float(abs(a - b).max()) for a, b in zip(ours.values(), theirs.values(), strict=True))
+    assert difference > 1e-9

@@ -1,0 +1,232 @@
+"""Checkpoints come back bit for bit, whole or not at all, and every damage is refused by the name of the file."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import errors
+from jax_transformer.training import checkpoint
+
+FILES = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/*", "state/ocdbt.process_0/d/*")
+
+
+class State(NamedTuple):
+    step: jax.Array
+    params: dict[str, jax.Array]
+    moments: tuple[dict[str, jax.Array], ...]
+
+
+def state(seed: int = 0) -> State:
+    random = np.random.default_rng(seed)
+    params = {
+        "blocks.0.kernel": jnp.asarray(random.normal(size=(5, 3)), jnp.float32),
+        "blocks.0.bias": jnp.asarray(random.normal(size=3), jnp.bfloat16),
+        "scale": jnp.asarray([np.nan, np.inf, -0.0, 5e-324, 1 / 3], jnp.float64),
+        "half": jnp.asarray(random.normal(size=4), jnp.float16),
+    }
+    counts = {"count": jnp.asarray(2**31 - 1, jnp.int32), "wide": jnp.asarray(2**40 + 1, jnp.int64), "flag": jnp.asarray([True, False])}
+    return State(jnp.asarray(7, jnp.int32), params, ({"mu": params["blocks.0.kernel"] * 2}, counts))
+
+
+def like(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def bits(tree) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes()) for path, leaf in leaves]
+
+
+def save(folder: Path, step: int, tree=None, keep: int = 2, **about) -> Path:
+    return checkpoint.save(folder, step, state() if tree is None else tree, keep=keep, about=about)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A checkpoint for those who only read it."""
+    folder = tmp_path_factory.mktemp("saved")
+    save(folder, 7, versions={"jax": jax.__version__})
+    return folder
+
+
+def copied(saved: Path, folder: Path) -> Path:
+    """A checkpoint to damage."""
+    for path in (path for path in saved.rglob("*") if path.is_file()):
+        (folder / path.relative_to(saved)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path.relative_to(saved)).write_bytes(path.read_bytes())
+    return folder / "7"
+
+
+def largest(path: Path, pattern: str) -> Path:
+    return max(path.glob(pattern), key=lambda found: found.stat().st_size)
+
+
+def refusal(folder: Path, wanted=None, **options) -> str:
+    with pytest.raises(errors.CheckpointError) as caught:
+        checkpoint.load(folder, 7, like(state()) if wanted is None else wanted, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_every_dtype_comes_back_bit_for_bit(saved):
+    loaded = checkpoint.load(saved, 7, like(state()))
+    assert bits(loaded) == bits(state())
+    assert bits(loaded) != bits(state(seed=1))
+    assert isinstance(loaded, State)
+    assert {"bfloat16", "float16", "float32", "float64", "int32", "int64", "bool"} == {dtype for _, dtype, _, _ in bits(loaded)}
+
+
+def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(Path("runs/here"), 7)
+    assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
+    assert checkpoint.described(Path("runs/here"), 7) == checkpoint.described(tmp_path / "runs/here", 7)
+
+
+def test_the_last_few_are_kept_and_nothing_else_stays(tmp_path):
+    for step in (5, 10, 20, 100):
+        save(tmp_path, step, state(seed=step), keep=2)
+    assert checkpoint.steps(tmp_path) == [20, 100]
+    assert sorted(os.listdir(tmp_path)) == ["100", "20"]
+    assert bits(checkpoint.load(tmp_path, 20, like(state()))) == bits(state(seed=20))
+
+
+def test_a_step_saved_again_is_replaced(tmp_path):
+    save(tmp_path, 7)
+    save(tmp_path, 7, state(seed=1))
+    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state(seed=1))
+    assert os.listdir(tmp_path) == ["7"]
+
+
+def test_what_a_killed_save_left_behind_is_no_checkpoint_and_is_removed(tmp_path):
+    for leftover in (".writing-3", ".writing-9.orbax-checkpoint-tmp"):
+        (tmp_path / leftover / "state").mkdir(parents=True)
+        (tmp_path / leftover / "state" / "part").write_bytes(b"half")
+    assert checkpoint.steps(tmp_path) == []
+    save(tmp_path, 9)
+    assert os.listdir(tmp_path) == ["9"]
+
+
+def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 7)
+
+    def full(path: Path) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(checkpoint, "_sha256", full)
+        save(tmp_path, 8, keep=1)
+    assert checkpoint.steps(tmp_path) == [7]
+    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+
+
+def test_the_manifest_has_the_step_what_was_said_and_every_file(saved):
+    manifest = checkpoint.manifest(saved, 7)
+    assert manifest["step"] == 7
+    assert manifest["versions"] == {"jax": jax.__version__}
+    files = {str(path.relative_to(saved / "7")): path for path in (saved / "7").rglob("*") if path.is_file()}
+    del files["manifest.json"]
+    assert manifest["sha256"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    assert len(files) > 3
+
+
+def test_shapes_and_dtypes_are_described_without_loading(saved):
+    described = checkpoint.described(saved, 7)
+    assert described["step"] == ((), "int32")
+    assert described["params/blocks.0.kernel"] == ((5, 3), "float32")
+    assert described["params/blocks.0.bias"] == ((3,), "bfloat16")
+    assert described["moments/0/mu"] == ((5, 3), "float32")
+    assert len(described) == len(jax.tree.leaves(state()))
+
+
+# Damage
+
+
+@pytest.mark.parametrize("pattern", FILES)
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_damage_is_named(saved, tmp_path, pattern, damage):
+    path = largest(copied(saved, tmp_path), pattern)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "truncated":
+        path.write_bytes(content[:-1])
+    else:
+        path.unlink()
+    message = refusal(tmp_path)
+    assert str(path) in message
+    assert "missing" in message if damage == "missing" else "SHA-256" in message
+
+
+def test_an_added_file_is_named(saved, tmp_path):
+    path = copied(saved, tmp_path) / "state" / "d" / "more"
+    path.write_bytes(b"more")
+    assert str(path) in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"step": 7, "sha', b"\xff\xfe", b"[]", b"7", b'{"step": 7, "sha256": []}'])
+def test_a_manifest_that_is_missing_or_damaged_is_named(saved, tmp_path, content):
+    path = copied(saved, tmp_path) / "manifest.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert str(path) in refusal(tmp_path)
+
+
+def test_a_manifest_without_hashes_proves_nothing(saved, tmp_path):
+    path = copied(saved, tmp_path) / "manifest.json"
+    path.write_text(json.dumps({"step": 7}))
+    assert str(tmp_path / "7") in refusal(tmp_path)
+
+
+def test_describing_a_damaged_checkpoint_is_refused_as_well(saved, tmp_path):
+    """``inspect`` and ``translate`` ask for shapes before they load."""
+    (copied(saved, tmp_path) / "state" / "_METADATA").write_bytes(b"{")
+    with pytest.raises(errors.CheckpointError, match="_METADATA|checkpoint"):
+        checkpoint.described(tmp_path, 7)
+
+
+# Another model
+
+
+def test_another_shape_or_dtype_is_refused_by_name(saved):
+    for changed in (jax.ShapeDtypeStruct((5, 4), jnp.float32), jax.ShapeDtypeStruct((5, 3), jnp.float64)):
+        wanted = like(state())
+        wanted.params["blocks.0.kernel"] = changed
+        message = refusal(saved, wanted)
+        assert "params/blocks.0.kernel" in message
+        assert "(5, 3)" in message and str(changed.shape) in message and changed.dtype.name in message
+
+
+def test_an_array_too_many_or_too_few_is_refused_by_name(saved):
+    wanted = like(state())
+    del wanted.params["scale"]
+    assert "params/scale" in refusal(saved, wanted)
+    wanted.params["scale"], wanted.params["shift"] = like(state()).params["scale"], jax.ShapeDtypeStruct((5,), jnp.float64)
+    assert "params/shift" in refusal(saved, wanted)
+
+
+def test_a_part_can_be_loaded_alone(saved):
+    loaded = checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}}, partial=True)
+    assert bits(loaded) == bits({"params": {"scale": state().params["scale"]}})
+    with pytest.raises(errors.CheckpointError):
+        checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}})
+
+
+def test_a_part_that_is_not_there_is_refused_by_name(saved):
+    wanted = {"params": {"scales": like(state()).params["scale"]}}
+    assert "params/scales" in refusal(saved, wanted, partial=True)
+
+
+def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
+    path = largest(copied(saved, tmp_path), "state/ocdbt.process_0/d/*")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert str(path) in refusal(tmp_path, {"params": {"scale": like(state()).params["scale"]}}, partial=True)

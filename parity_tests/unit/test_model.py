@@ -1,0 +1,304 @@
+"""The model as a whole: what a call may see, what it refuses, what it draws and what it gives back."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.config import Init, Part
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn.positions import Frozen, sinusoids
+from parity_tests.unit import helpers
+from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny, unchecked
+
+CONFIG = tiny("lesson10_repaired")
+SOURCE, TARGET = batch(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def model() -> transformer.Transformer:
+    return random_model(CONFIG)
+
+
+@pytest.mark.parametrize("name", jt.preset_names())
+def test_every_preset_builds_at_its_documented_size_from_shapes_alone(name):
+    config = jt.preset(name)
+    shapes = helpers.shapes(config)  # transformer.abstract
+    assert shapes["target_embedding.embedding"] == (config.target_vocab_size, config.d_model)
+    last = config.decoder.layers - 1
+    assert shapes[f"decoder.blocks.{last}.feed_forward.up.kernel"] == (config.d_model, config.d_ff)
+    assert f"decoder.blocks.{last + 1}.feed_forward.up.kernel" not in shapes
+    leaves = [variable.get_value() for _, variable in helpers.skeleton(config)[1].values()]
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in leaves)
+
+
+# What a call may see
+
+
+@pytest.mark.parametrize("name", ["lesson10", "small"])
+def test_a_token_changes_no_logits_before_its_own(name):
+    config = tiny(name)
+    model, (source, target) = random_model(config), batch(config)
+    before = np.asarray(model(source, target))
+    for j in range(target.shape[1]):
+        for token in (config.target_pad_id, (target[0, j] + 1) % config.target_vocab_size):
+            other = target.copy()
+            other[0, j] = token
+            after = np.asarray(model(source, other))
+            assert (after[0, :j] == before[0, :j]).all() and (after[1:] == before[1:]).all()
+            assert token == target[0, j] or furthest(after[0, j], before[0, j]) > 1e-6
+
+
+def with_more_padding(config: jt.TransformerConfig, source: np.ndarray) -> np.ndarray:
+    return np.concatenate([source, np.full((len(source), 2), config.source_pad_id)], axis=1)
+
+
+@pytest.mark.parametrize("name", ["lesson10_repaired", "vaswani2017_base", "small"])
+def test_source_padding_is_not_seen(name):
+    config = tiny(name)
+    model, (source, target) = random_model(config), batch(config)
+    logits = model(source, target)
+    assert furthest(model(with_more_padding(config, source), target), logits) < 1e-12
+
+
+def test_neighbours_are_not_seen(model):
+    logits = model(SOURCE, TARGET)
+    assert furthest(model(SOURCE[1:2, :5], TARGET[1:2]), logits[1:2]) < 1e-12  # row 1 alone, without the padding that row 0 costs it
+
+
+def test_the_faithful_lesson10_sees_source_padding():
+    """The document's decoder attends to it, so there the padding of a batch changes its translations."""
+    model = random_model(tiny("lesson10"))
+    assert furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET)) > 1e-3
+    assert furthest(model.encode(with_more_padding(model.config, SOURCE))[:, :7], model.encode(SOURCE)) < 1e-12  # its encoder does not
+
+
+def test_attention_weights_are_those_of_every_layer_and_head(model):
+    logits, attention = model(SOURCE, TARGET, return_attention=True)
+    assert furthest(logits, model(SOURCE, TARGET)) == 0
+    layers, heads = CONFIG.decoder.layers, CONFIG.num_heads
+    for weights, shape in ((attention.encoder, (7, 7)), (attention.decoder, (5, 5)), (attention.cross, (5, 7))):
+        assert [w.shape for w in weights] == [(3, heads, *shape)] * layers
+        for w in weights:
+            assert np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12 and (np.asarray(w) >= 0).all()
+        flat = np.stack([np.asarray(w) for w in weights]).reshape(layers * heads, -1)
+        assert all(furthest(flat[i], flat[j]) > 1e-3 for i in range(len(flat)) for j in range(i))
+    padding = np.broadcast_to((SOURCE == CONFIG.source_pad_id)[:, None, None, :], (3, heads, 5, 7))
+    future = np.triu(np.ones((5, 5), bool), 1) | (TARGET == CONFIG.target_pad_id)[:, None, None, :]
+    for cross, own in zip(attention.cross, attention.decoder, strict=True):
+        assert (np.asarray(cross)[padding] == 0).all() and (np.asarray(cross)[~padding] > 0).all()
+        assert (np.asarray(own)[np.broadcast_to(future, own.shape)] == 0).all()
+
+
+def test_encode_gives_what_a_call_uses(model, monkeypatch):
+    seen = []
+
+    def spy(self, x, positions, context, *rest):
+        seen.append(context.memory)
+        return transformer.Stack.__call__(self, x, positions, context, *rest)
+
+    monkeypatch.setattr(transformer.Decoder, "__call__", spy)
+    for rngs in (None, jax.random.key(3)):
+        model(SOURCE, TARGET, rngs=rngs)
+        memory = model.encode(SOURCE, rngs=rngs)
+        assert memory.shape == (3, 7, CONFIG.d_model) and furthest(memory, seen.pop()) == 0
+
+
+# Randomness
+
+
+def test_a_call_is_deterministic_but_for_rngs(model):
+    logits, key = model(SOURCE, TARGET), jax.random.key(1)
+    assert furthest(model(SOURCE, TARGET), logits) == 0
+    dropped = model(SOURCE, TARGET, rngs=key)
+    assert furthest(dropped, logits) > 1e-3 and furthest(model(SOURCE, TARGET, rngs=key), dropped) == 0
+    assert furthest(model(SOURCE, TARGET, rngs=jax.random.fold_in(key, 1)), dropped) > 1e-3
+    rngs = nnx.Rngs(dropout=5)
+    first, second = model(SOURCE, TARGET, rngs=rngs), model(SOURCE, TARGET, rngs=rngs)
+    assert furthest(first, second) > 1e-3  # the stream goes on
+    assert furthest(first, model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=5).dropout())) == 0
+
+
+# What a call refuses
+
+
+def edited(ids: np.ndarray, value: int) -> np.ndarray:
+    ids = ids.copy()
+    ids[1, 2] = value
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (edited(SOURCE, 11), TARGET, "source id 11 is outside the vocabulary of 11"),
+        (edited(SOURCE, -1), TARGET, "source id -1 is outside the vocabulary of 11"),
+        (SOURCE, edited(TARGET, 13), "target id 13 is outside the vocabulary of 13"),
+        (SOURCE, edited(TARGET, -2), "target id -2 is outside the vocabulary of 13"),
+        (SOURCE[:, :0], TARGET, "source ids have shape (3, 0): empty"),
+        (SOURCE, TARGET[:, :0], "target ids have shape (3, 0): empty"),
+        (SOURCE[:0], TARGET[:0], "source ids have shape (0, 7): empty"),
+        (np.tile(SOURCE, 3), TARGET, "source is 21 tokens long, over max_length=20"),
+        (SOURCE, np.tile(TARGET, 5), "target is 25 tokens long, over max_length=20"),
+    ],
+)
+def test_ids_that_cannot_be_read_are_refused(model, source, target, message):
+    with pytest.raises(InputError) as error:
+        model(source, target)
+    assert str(error.value) == message
+    if message.startswith("source"):
+        for method in (model.encode, model.check_source, lambda ids: jt.generate.greedy(model, ids, max_length=2)):
+            with pytest.raises(InputError) as error:
+                method(source)
+            assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        pytest.param(SOURCE + 0.5, TARGET, id="float source"),
+        pytest.param(SOURCE, TARGET.astype(np.float32), id="float target"),
+        pytest.param(SOURCE > 3, TARGET, id="bool source"),
+        pytest.param(SOURCE[0], TARGET, id="one row without a batch axis"),
+        pytest.param(SOURCE[None], TARGET, id="three axes"),
+        pytest.param(SOURCE, TARGET[:1], id="another batch size"),
+    ],
+)
+def test_what_is_no_batch_of_ids_is_refused_without_the_type_checker_too(model, source, target):
+    with unchecked(), pytest.raises(InputError):
+        model(source, target)
+
+
+def test_ids_of_any_integer_type_and_home_are_the_same(model):
+    logits = model(SOURCE, TARGET)
+    for convert in (lambda ids: ids.astype(np.int32), lambda ids: ids.astype(np.int8), lambda ids: jnp.asarray(ids, jnp.int16)):
+        assert furthest(model(convert(SOURCE), convert(TARGET)), logits) == 0
+    with unchecked():
+        assert furthest(model(SOURCE.astype(np.uint16), TARGET.astype(np.uint8)), logits) == 0
+
+
+def test_lists_of_rows_are_read_or_refused_by_name(model):
+    with unchecked():
+        try:
+            logits = model(list(SOURCE), TARGET.tolist())
+        except InputError:
+            return
+        assert furthest(logits, model(SOURCE, TARGET)) == 0
+
+
+def test_jit_gives_the_same_and_leaves_the_values_of_ids_unchecked(model):
+    definition, state = nnx.split(model)
+    call = jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
+    assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
+    assert np.isfinite(call(state, edited(SOURCE, 99), edited(TARGET, -1))).all()  # traced: no values to check, and no NaN for them
+    with pytest.raises(InputError, match="^source is 21 tokens long, over max_length=20$"):
+        jax.eval_shape(call, state, np.tile(SOURCE, 3), TARGET)
+
+
+# Arrays and their types
+
+
+def test_parameters_decide_the_arithmetic_unless_the_configuration_does():
+    arrays = {name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()}
+    half = transformer.unflatten(CONFIG, arrays)
+    logits, attention = half(SOURCE, TARGET, return_attention=True)
+    assert {logits.dtype, half.encode(SOURCE).dtype, *(w.dtype for kind in attention for w in kind)} == {jnp.bfloat16.dtype}
+    single = {name: array.astype(jnp.float32) for name, array in arrays.items()}
+    for name, dtype in (("bfloat16", jnp.bfloat16), ("float64", jnp.float64)):
+        computed = transformer.unflatten(tiny(compute_dtype=name), single)(SOURCE, TARGET)
+        cast = transformer.unflatten(CONFIG, {path: array.astype(dtype) for path, array in single.items()})(SOURCE, TARGET)
+        assert computed.dtype == dtype and furthest(computed, cast) == 0
+    exact = transformer.unflatten(CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()})(SOURCE, TARGET)
+    assert 1e-3 < furthest(logits, exact) < 0.3  # bfloat16 throughout: its rounding shows, and no more than that
+
+
+def test_flatten_and_unflatten_are_inverse(model):
+    arrays = transformer.flatten(model)
+    assert "encoder.blocks.0.self_attention.query.kernel" in arrays and "decoder.blocks.1.residuals.2.norm.bias" in arrays
+    again = transformer.unflatten(CONFIG, arrays)
+    assert {name: id(array) for name, array in transformer.flatten(again).items()} == {name: id(a) for name, a in arrays.items()}
+    for kind in (nnx.Param, Frozen):
+        assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
+    odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
+    with pytest.raises(ConfigError, match="^these arrays do not fit the configuration: output.bias, output.offset$"):
+        transformer.unflatten(CONFIG, odd)
+
+
+def test_stored_positions_are_carried_and_never_trained(model):
+    frozen = {"encoder.positions.table", "decoder.positions.table"}
+    parameters = transformer.flatten(model, nnx.Param).keys()
+    assert transformer.flatten(model, Frozen).keys() == frozen and not parameters & frozen
+    assert parameters | frozen == transformer.flatten(model).keys()
+    learned = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
+    for config, expected in ((tiny(**learned), frozen), (tiny("vaswani2017_base"), set())):
+        variables = helpers.skeleton(config)[1]
+        assert {name for name in variables if "positions" in name} == expected
+        assert all(type(variable) is nnx.Param for _, variable in variables.values())
+
+
+def test_sinusoids_are_the_paper_s():
+    table = sinusoids(50, 6)
+    for position, column in ((0, 0), (0, 1), (3, 2), (3, 5), (49, 4)):
+        angle = position / 10_000 ** ((column - column % 2) / 6)
+        assert math.isclose(table[position, column], math.cos(angle) if column % 2 else math.sin(angle), rel_tol=1e-14, abs_tol=1e-300)
+
+
+# What new parameters are drawn from
+
+D, F, V = 64, 96, 200
+
+
+def bound(xavier: float, torch: float) -> dict[Init, float]:
+    """Of a matrix of the stacks: each scheme's."""
+    return {Init.XAVIER: xavier, Init.TORCH_TRANSFORMER: xavier, Init.TORCH: torch}
+
+
+KERNELS = {
+    **{name: bound(math.sqrt(6 / (3 * D + D)), D**-0.5) for name in ("query", "key", "value")},
+    "out": bound(math.sqrt(6 / (D + D)), D**-0.5),
+    "up": bound(math.sqrt(6 / (D + F)), D**-0.5),
+    "down": bound(math.sqrt(6 / (D + F)), F**-0.5),
+    "output": {Init.XAVIER: math.sqrt(6 / (D + V)), Init.TORCH_TRANSFORMER: D**-0.5, Init.TORCH: D**-0.5},  # outside the stacks
+}
+
+
+@pytest.mark.parametrize("init", Init)
+def test_new_parameters_follow_the_named_distributions(init):
+    learned = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
+    config = tiny(init=init.value, d_model=D, d_ff=F, num_heads=4, vocab_size=V, max_length=100, num_layers=1, **learned)
+    arrays = {name: np.asarray(a) for name, a in transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(0))).items()}
+    assert all(array.dtype == np.float32 for array in arrays.values())
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len({arrays[name].tobytes() for name in matrices}) == len(matrices)
+    for name, array in arrays.items():
+        *_, owner, kind = name.split(".")
+        if kind in ("embedding", "table"):
+            deviation, sigma = D**-0.5 if init is Init.XAVIER else 1.0, array.size**-0.5
+            assert abs(array.std() / deviation - 1) < 4 * sigma and abs(array.mean() / deviation) < 4 * sigma, name
+            assert np.abs(array).max() > 3 * deviation, f"{name}: normal, not uniform"
+        elif kind == "kernel":
+            limit = KERNELS[owner][init]
+            assert 0.99 * limit < np.abs(array).max() <= limit, name
+            assert abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5 and abs(array.mean()) < 4 * limit * array.size**-0.5
+        elif kind == "scale":
+            assert (array == 1).all(), name
+        elif owner in ("norm", "final_norm") or init is Init.XAVIER:
+            assert (array == 0).all(), name
+        elif init is Init.TORCH_TRANSFORMER and any(part.value in name for part in (Part.SELF, Part.CROSS)):
+            assert (array == 0).all(), name  # in_proj_bias and out_proj.bias
+        else:
+            limit = (F if owner == "down" else D) ** -0.5
+            assert 0.9 * limit < np.abs(array).max() <= limit and abs(array.mean()) < 4 * limit * array.size**-0.5, name
+
+
+def test_stored_tables_begin_as_the_sinusoids_and_seeds_differ():
+    first, second = (transformer.flatten(jt.Transformer(tiny(num_layers=1), rngs=nnx.Rngs(seed))) for seed in (0, 1))
+    table = sinusoids(20, 12).astype(np.float32)
+    for stack in ("encoder", "decoder"):
+        assert (np.asarray(first[f"{stack}.positions.table"]) == table).all()
+    assert furthest(first["output.kernel"], second["output.kernel"]) > 0.1

@@ -1,0 +1,170 @@
+"""A field of the configuration is there because it changes something: each is flipped, and the same random weights must give something else."""
+
+import dataclasses
+import functools
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.config import Branch, Mask, Part, Residual, StackConfig, TransformerConfig
+from jax_transformer.errors import ConfigError, InputError
+from parity_tests.unit.helpers import batch, furthest, random_model, shapes, tiny
+
+BASE = tiny(num_layers=1, vocab_size=13, layout="torch_nn")
+SOURCE, TARGET = batch(BASE, source=6, target=6)  # as long as each other, so that a decoder may add the memory
+TARGET[0, 2] = BASE.target_pad_id  # inside a row: behind its end, the causal mask hides padding from every token
+
+
+@functools.cache
+def logits(config: TransformerConfig, seed: int | None = None) -> np.ndarray:
+    """Those of a call with dropout where there is a seed."""
+    return np.asarray(random_model(config)(SOURCE, TARGET, rngs=None if seed is None else jax.random.key(seed)))
+
+
+@functools.cache
+def tokens(config: TransformerConfig) -> np.ndarray:
+    return np.asarray(jt.generate.greedy(random_model(config, seed=4), SOURCE, max_length=4))
+
+
+def changes_logits(old: TransformerConfig, new: TransformerConfig):
+    assert furthest(logits(old), logits(new)) > 1e-6
+
+
+def changes_training_alone(old: TransformerConfig, new: TransformerConfig):
+    assert furthest(logits(old), logits(new)) == 0
+    assert furthest(logits(old, seed=0), logits(new, seed=0)) > 1e-6
+
+
+def changes_weights(old: TransformerConfig, new: TransformerConfig):
+    assert shapes(old) != shapes(new)
+    assert np.isfinite(logits(new)).all()
+
+
+def changes_weights_and_logits(old: TransformerConfig, new: TransformerConfig):
+    changes_weights(old, new)
+    changes_logits(old, new)
+
+
+def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
+    first, second = (transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(0))) for config in (old, new))
+    assert any(furthest(first[name], second[name]) > 0 for name in first)
+
+
+def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
+    assert np.isfinite(logits(old)).all()
+    with pytest.raises(InputError):
+        logits(new)
+
+
+def changes_tokens(old: TransformerConfig, new: TransformerConfig):
+    assert (tokens(old) != tokens(new)).any()
+
+
+def changes_dtype(old: TransformerConfig, new: TransformerConfig):
+    dtypes = [jax.eval_shape(random_model(config), SOURCE, TARGET).dtype for config in (old, new)]
+    assert dtypes == [np.float64, new.compute_dtype]
+
+
+def others(name: str, owner=BASE) -> list[dict]:
+    """The field set to every other member of its enum."""
+    current = getattr(owner, name)
+    return [{name: member} for member in type(current) if member is not current]
+
+
+def stack(name: str, *several: dict) -> list[dict]:
+    """An ``encoder`` or ``decoder`` with fields changed."""
+    return [{name: replace(getattr(BASE, name), **changes)} for changes in several]
+
+
+def branches(name: str, **changes) -> list[dict]:
+    """Each branch of a stack in turn with fields changed."""
+    found = getattr(BASE, name).branches
+    return [{name: replace(getattr(BASE, name), branches=(*found[:k], replace(b, **changes), *found[k + 1 :]))} for k, b in enumerate(found)]
+
+
+# Each field with what a flip of it does, and the flips.
+FLIPS = {
+    "source_vocab_size": (changes_what_is_refused, [dict(source_vocab_size=9)]),
+    "target_vocab_size": (changes_what_is_refused, [dict(target_vocab_size=9)]),
+    "d_model": (changes_weights, [dict(d_model=24)]),
+    "num_heads": (changes_logits, [dict(num_heads=4)]),
+    "d_ff": (changes_weights, [dict(d_ff=21)]),
+    "max_length": (changes_what_is_refused, [dict(max_length=5)]),
+    "head_dim": (changes_weights, [dict(head_dim=5)]),
+    "norm_placement": (changes_logits, others("norm_placement")),
+    "norm_epsilon": (changes_logits, [dict(norm_epsilon=1e-4)]),
+    "bias": (changes_weights_and_logits, [dict(bias=False)]),
+    "output_bias": (changes_weights_and_logits, [dict(output_bias=False)]),
+    "score_scale": (changes_logits, others("score_scale")),
+    "embedding_scale": (changes_logits, others("embedding_scale")),
+    "tying": (changes_weights_and_logits, others("tying")),
+    "dropout": (changes_training_alone, [dict(dropout=0.3)]),
+    "attention_dropout": (changes_training_alone, [dict(attention_dropout=0.3)]),
+    "activation_dropout": (changes_training_alone, [dict(activation_dropout=0.3)]),
+    "embedding_dropout": (changes_training_alone, [dict(embedding_dropout=0.3)]),
+    "dropout_site": (changes_training_alone, others("dropout_site")),
+    "dropout_masks": (changes_training_alone, others("dropout_masks")),
+    "init": (changes_new_arrays, others("init")),
+    "compute_dtype": (changes_dtype, [dict(compute_dtype=name) for name in ("bfloat16", "float16", "float32")]),
+    "source_pad_id": (changes_logits, [dict(source_pad_id=5)]),
+    "target_pad_id": (changes_logits, [dict(target_pad_id=5)]),
+    "bos_id": (changes_tokens, [dict(bos_id=4)]),
+    "eos_id": (changes_tokens, [dict(eos_id=12)]),
+    "encoder.layers": (changes_weights_and_logits, stack("encoder", dict(layers=2))),
+    "decoder.layers": (changes_weights_and_logits, stack("decoder", dict(layers=2))),
+    "encoder.branches": (changes_logits, stack("encoder", dict(branches=BASE.encoder.branches[::-1]))),
+    "decoder.branches": (changes_logits, stack("decoder", dict(branches=BASE.decoder.branches[::-1]))),
+    "encoder.positions": (changes_logits, stack("encoder", *others("positions", BASE.encoder))),
+    "decoder.positions": (changes_logits, stack("decoder", *others("positions", BASE.decoder))),
+    "encoder.activation": (changes_logits, stack("encoder", *others("activation", BASE.encoder))),
+    "decoder.activation": (changes_logits, stack("decoder", *others("activation", BASE.decoder))),
+    "encoder.final_norm": (changes_weights_and_logits, stack("encoder", dict(final_norm=False))),
+    "decoder.final_norm": (changes_weights_and_logits, stack("decoder", dict(final_norm=False))),
+    "encoder.self_mask": (changes_logits, stack("encoder", dict(self_mask=()))),
+    "decoder.self_mask": (
+        changes_logits,
+        stack("decoder", *(dict(self_mask=mask) for mask in ((), (Mask.CAUSAL,), (Mask.TARGET_PADDING,)))),
+    ),
+    "decoder.cross_mask": (changes_logits, stack("decoder", dict(cross_mask=()))),
+    "encoder.branches.parts": (changes_logits, branches("encoder", parts=(Part.SELF, Part.FFN))),
+    "decoder.branches.parts": (changes_logits, branches("decoder", parts=(Part.CROSS, Part.FFN, Part.SELF))),
+    "decoder.branches.residual": (changes_logits, branches("decoder", residual=Residual.MEMORY)),
+    "encoder.branches.dropout": (changes_training_alone, branches("encoder", dropout=0.3) + branches("encoder", dropout=0.0)),
+    "decoder.branches.dropout": (changes_training_alone, branches("decoder", dropout=0.3) + branches("decoder", dropout=0.0)),
+}
+# Fields without a flip, and why.
+EXEMPT = {
+    "encoder": "its fields are flipped one by one",
+    "decoder": "its fields are flipped one by one",
+    "layout": "the layouts share their weights' names; what differs is the PyTorch twin, which the parity tests compare",
+    "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, see the test below",
+    "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config",
+}
+
+
+def test_every_field_is_flipped_or_exempt_for_a_reason():
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    fields |= {f"{name}.{field.name}" for name in ("encoder", "decoder") for field in dataclasses.fields(StackConfig)}
+    fields |= {f"{name}.branches.{field.name}" for name in ("encoder", "decoder") for field in dataclasses.fields(Branch)}
+    assert fields == FLIPS.keys() | EXEMPT.keys() and not FLIPS.keys() & EXEMPT.keys()
+    assert all(flips for _, flips in FLIPS.values())
+
+
+@pytest.mark.parametrize("field", FLIPS)
+def test_a_flip_changes_what_the_field_is_there_for(field):
+    effect, flips = FLIPS[field]
+    for changes in flips:
+        new = replace(BASE, **changes)
+        assert new != BASE
+        effect(BASE, new)
+
+
+def test_an_encoder_has_no_cross_mask():
+    for mask in Mask:
+        with pytest.raises(ConfigError, match="encoder.cross_mask"):
+            replace(BASE, encoder=replace(BASE.encoder, cross_mask=(mask,)))
