@@ -5,15 +5,13 @@ b batch · s source · t target · q query · k key · h head · e head width ·
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 AnyArray = jax.Array | np.ndarray
 
 SourceIds = Int[AnyArray, "b s"]
 TargetIds = Int[AnyArray, "b t"]
-Ids = Int[AnyArray, "b n"]
 Hidden = Float[jax.Array, "b n d"]
 Memory = Float[jax.Array, "b s d"]
 Logits = Float[jax.Array, "b t v"]
-Mask = Bool[jax.Array, "#b #h #q k"]
 Weights = Float[jax.Array, "b h q k"]

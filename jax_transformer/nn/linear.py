@@ -11,7 +11,7 @@ from jax_transformer.config import Init, TransformerConfig
 
 
 def uniform(bound: float) -> initializers.Initializer:
-    """Uniform between ``-bound`` and ``bound``."""
+    """Uniform between ``-bound`` and ``bound``; zeros where that is 0."""
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
         return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -34,39 +34,36 @@ def flat_dot_general(x, kernel, dimension_numbers, precision=None, preferred_ele
 def linear(
     config: TransformerConfig, inputs: int, outputs: int, *, bias: bool, fused: int = 1, attention: bool = False, rngs: nnx.Rngs
 ) -> nnx.Linear:
-    """A linear layer with kernel (inputs, outputs).
+    """A linear layer of a stack, with kernel (inputs, outputs).
 
     ``fused`` tells of how many equal matrices the layer's Xavier bound is taken together (three for query, key and value where PyTorch has
     them as one); ``attention`` that its bias starts at zero in every scheme that gives the stacks their own initialisation.
     """
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
-    kernel_init = uniform(torch_bound if config.init is Init.TORCH else xavier_bound)
     zero_bias = config.init is Init.XAVIER or (config.init is Init.TORCH_TRANSFORMER and attention)
+    bounds = torch_bound if config.init is Init.TORCH else xavier_bound, 0.0 if zero_bias else torch_bound
+    return _linear(config, inputs, outputs, bias, *bounds, rngs)
+
+
+def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """The layer from the decoder to the logits. It stands outside the stacks, so TORCH_TRANSFORMER leaves it as torch.nn.Linear draws it."""
+    inputs, outputs = config.d_model, config.target_vocab_size
+    torch_bound, xavier_bound = 1.0 / math.sqrt(inputs), math.sqrt(6.0 / (inputs + outputs))
+    bounds = (xavier_bound, 0.0) if config.init is Init.XAVIER else (torch_bound, torch_bound)
+    return _linear(config, inputs, outputs, config.output_bias, *bounds, rngs)
+
+
+def _linear(
+    config: TransformerConfig, inputs: int, outputs: int, bias: bool, kernel_bound: float, bias_bound: float, rngs: nnx.Rngs
+) -> nnx.Linear:
     return nnx.Linear(
         inputs,
         outputs,
         use_bias=bias,
         dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        kernel_init=kernel_init,
-        bias_init=initializers.zeros_init() if zero_bias else uniform(torch_bound),
-        dot_general=flat_dot_general,
-        rngs=rngs,
-    )
-
-
-def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """The layer from the decoder to the logits. It stands outside the stacks, so TORCH_TRANSFORMER leaves it as torch.nn.Linear draws it."""
-    bound = 1.0 / math.sqrt(config.d_model)
-    if config.init is Init.XAVIER:
-        bound = math.sqrt(6.0 / (config.d_model + config.target_vocab_size))
-    return nnx.Linear(
-        config.d_model,
-        config.target_vocab_size,
-        use_bias=config.output_bias,
-        dtype=config.compute_dtype and jnp.dtype(config.compute_dtype),
-        kernel_init=uniform(bound),
-        bias_init=initializers.zeros_init() if config.init is Init.XAVIER else uniform(bound),
+        kernel_init=uniform(kernel_bound),
+        bias_init=uniform(bias_bound),
         dot_general=flat_dot_general,
         rngs=rngs,
     )

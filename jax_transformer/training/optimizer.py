@@ -10,10 +10,11 @@ from jax_transformer.training.options import OptimizerOptions, Schedule
 def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
     """The learning rate of step 0, 1, ...: a linear rise that reaches its peak at step ``warmup_steps``, then as the options say."""
     peak, warmup = options.learning_rate, options.warmup_steps
+    start = float(max(1, warmup))
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
         Schedule.COSINE: optax.cosine_decay_schedule(peak, max(1, steps - warmup)),
-        Schedule.INVERSE_SQRT: lambda count: peak * jnp.sqrt(max(1, warmup) / (jnp.maximum(count, 0) + max(1, warmup))),
+        Schedule.INVERSE_SQRT: lambda count: peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start)),
     }[options.schedule]
     if not warmup:
         return after
