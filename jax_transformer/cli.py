@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tyro
 
 import jax_transformer
-from jax_transformer.errors import ConfigError, Refusal, nearest
+from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 from jax_transformer.training.options import TrainOptions
 
 Options = TypeVar("Options")
@@ -92,7 +92,10 @@ def translate(options: TranslateOptions) -> int:
     from jax_transformer.training import run_folder
 
     run = run_folder.load_run(options.run)
-    lines = parallel_text.split_lines(sys.stdin.buffer.read(), "standard input")
+    content = sys.stdin.buffer.read()
+    lines = parallel_text.split_lines(content, "standard input") if content else []
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the lines that came in, whatever the locale
     beam = {"beam_size": options.beam, "length_penalty": options.length_penalty}
     for line in translation.translate(run.model, run.tokenizer, lines, widths=run.widths, **beam):  # type: ignore[arg-type]
         sys.stdout.write(line.replace("\n", " ") + "\n")  # one line for each, whatever the model says
@@ -189,7 +192,9 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(kind, args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__)
+            return tyro.cli(
+                kind, args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__, config=(tyro.conf.EnumChoicesFromValues,)
+            )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -199,11 +204,24 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
 def _one_line(box: str) -> str:
     """tyro's framed message as one line."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [re.sub(r"[╭╮╰╯│─]+", " ", line).strip() for line in text.splitlines()]
+    lines = [re.sub(r"[╭╮╰╯│─]+|-{3,}", " ", line).strip() for line in text.splitlines()]
     words = [
         line for line in lines if line and not line.startswith(("For full helptext", "Parsing error", "Value error", "Argument helptext"))
     ]
     return " ".join(" ".join(words).split())
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"jax-transformer {jax_transformer.__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise ConfigError(f"unknown command {arguments[0]!r}{nearest(arguments[0], list(COMMANDS))}; known: {', '.join(COMMANDS)}")
+    kind, command = COMMANDS[arguments[0]]
+    return command(parse(arguments[0], kind, arguments[1:]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,17 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        print(f"jax-transformer {jax_transformer.__version__}")
-        return 0
     try:
-        if arguments[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {arguments[0]!r}{nearest(arguments[0], list(COMMANDS))}; known: {', '.join(COMMANDS)}")
-        kind, command = COMMANDS[arguments[0]]
-        return command(parse(arguments[0], kind, arguments[1:]))
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where a reader that is gone is no error, and not at exit
+        return code
     except Refusal as error:
         if debug:
             raise
@@ -230,3 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output is gone: nothing is left to say, to it or at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a disk that is full, a folder that cannot be written
+        if debug:
+            raise
+        print(f"jax-transformer: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return InputError.exit_code

@@ -28,6 +28,7 @@ def save(folder: Path, step: int, tree: Any, *, keep: int, about: dict[str, Any]
     """Write ``folder/step`` (arrays from ``tree``, ``about`` into its manifest), then remove all but the last ``keep`` checkpoints."""
     from orbax.checkpoint import v1 as ocp
 
+    folder = folder.absolute()  # Orbax takes no other
     final, temporary = folder / str(step), folder / f"{_WRITING}{step}"
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(f"{_WRITING}*"):
@@ -53,8 +54,7 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
     """
     from orbax.checkpoint import v1 as ocp
 
-    path = folder / str(step)
-    _check(path)
+    path = folder.absolute() / str(step)
     saved, wanted = described(folder, step), _described(like)
     names = wanted.keys() if partial else saved.keys() | wanted.keys()
     odd = sorted(name for name in names if saved.get(name) != wanted.get(name))
@@ -72,23 +72,28 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
 
 
 def described(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none."""
+    """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none. Raises CheckpointError where it is damaged."""
     from orbax.checkpoint import v1 as ocp
 
-    return _described(ocp.metadata(folder / str(step)).metadata)
+    path = folder.absolute() / str(step)
+    _check(path)
+    return _described(ocp.metadata(path).metadata)
 
 
 def manifest(folder: Path, step: int) -> dict[str, Any]:
     """What :func:`save` was told ``about`` the checkpoint, with its step and hashes."""
     path = folder / str(step) / _MANIFEST
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("sha256"), dict):
+        raise CheckpointError(f"{path}: not a manifest: it names no hashes")
+    return content
 
 
 def _check(path: Path) -> None:
-    expected = manifest(path.parent, int(path.name)).get("sha256", {})
+    expected = manifest(path.parent, int(path.name))["sha256"]
     found = {name for name, _ in _files(path)}
     for name in sorted(expected.keys() | found):
         if name not in found:

@@ -8,8 +8,17 @@ from flax import nnx
 
 from jax_transformer import transformer, translation
 from jax_transformer.data import batches, parallel_text
+from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import metrics, run_folder, step
+
+
+def _check_lengths(source: str, trained: run_folder.TrainedRun) -> None:
+    """Raises InputError for the first line that the model cannot read."""
+    longest = trained.model.config.max_length
+    for number, ids in enumerate(trained.tokenizer.encode_batch(parallel_text.read_lines(source)), 1):
+        if len(ids) >= longest:
+            raise InputError(f"{source}: line {number} is {len(ids) + 1} tokens long, over the model's max_length={longest}")
 
 
 def evaluate(run: str, source: str, target: str, *, beam_size: int, length_penalty: float) -> dict[str, Any]:
@@ -19,6 +28,7 @@ def evaluate(run: str, source: str, target: str, *, beam_size: int, length_penal
     """
     trained = run_folder.load_run(run)
     pairs = parallel_text.read_pairs(source, target)
+    _check_lengths(source, trained)
     sources, references = [s for s, _ in pairs.pairs], [t for _, t in pairs.pairs]
     hypotheses = translation.translate(
         trained.model, trained.tokenizer, sources, widths=trained.widths, beam_size=beam_size, length_penalty=length_penalty

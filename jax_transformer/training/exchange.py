@@ -32,7 +32,11 @@ class Description:
             text = Path(self.config or "").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self.config}: cannot be read: {error}") from None
-        return TransformerConfig.from_json(text).with_sizes(**self.changes)
+        try:
+            config = TransformerConfig.from_json(text)
+        except ConfigError as error:
+            raise InputError(f"{self.config}: {error}") from None
+        return config.with_sizes(**self.changes)
 
 
 def convert(source: str, destination: str, description: Description, dtype: str | None) -> Iterator[str]:
@@ -45,6 +49,8 @@ def convert(source: str, destination: str, description: Description, dtype: str 
     if Path(source).is_dir():
         if target.suffix != ".safetensors":
             raise ConfigError(f"{target}: a run folder is converted to a .safetensors file")
+        if description != Description():
+            raise ConfigError(f"{source} has a config.json of its own: --config, --preset and --set are for bare files of weights")
         yield from _export(source, target, dtype)
     else:
         if target.suffix == ".safetensors":
@@ -100,8 +106,8 @@ def inspect(path: str) -> Iterator[str]:
         step = folder.last_step()
         if step is None:
             raise InputError(f"{path}: holds no checkpoint")
-        yield f"{path}: checkpoint of step {step}"
         described, hashes = checkpoint.described(folder.checkpoints, step), checkpoint.manifest(folder.checkpoints, step)["sha256"]
+        yield f"{path}: checkpoint of step {step}"
     else:
         described, hashes = safetensors.describe(path), {Path(path).name: _sha256(path)}
         yield f"{path}: safetensors"

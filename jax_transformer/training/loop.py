@@ -48,23 +48,30 @@ def run(options: TrainOptions, corpus: Corpus, folder: RunFolder, state: TrainSt
     began = int(state.step)
     folder.keep_metrics(began)
     progress, recorder = Progress(began, options.steps), Recorder(options, folder)
+    if began:
+        recorder.values = checkpoint.manifest(folder.checkpoints, began).get("unrecorded", [])
     with stop_requests() as stopped:
         for batch in batches.train_stream(corpus.train, corpus.plan, began, options.steps):
             state, measured = train_step(state, batch, key)
             progress.advance()
-            recorder.add(measured, batch)
-            now = progress.step
-            if now % options.log_every == 0 or now == options.steps or stopped.is_set():
+            recorder.pending.append(measured)
+            now, stop = progress.step, stopped.is_set()  # asked once: what is said at the end of a step holds for all of it
+            if now % options.log_every == 0 or now == options.steps:
                 progress.show(recorder.flush(now))
+            if now % options.eval_every == 0 or now == options.steps or stop:
+                recorder.wait(now)  # nothing is saved behind a loss that is not finite
             if now % options.eval_every == 0 or now == options.steps:
                 report = validate(state, corpus, options, evaluation)
+                if not math.isfinite(report["figures"]["valid_loss"]):
+                    raise recorder.not_finite("validation loss", now, report["figures"]["valid_loss"])
                 folder.add_metrics({"step": now, **report["figures"]})
                 for line in _report_lines(now, report):
                     progress.say(line)
                 recorder.restart_clock()
-            if now % options.eval_every == 0 or now == options.steps or stopped.is_set():
-                checkpoint.save(folder.checkpoints, now, state, keep=options.keep, about=environment())
-            if stopped.is_set() and now < options.steps:
+            if now % options.eval_every == 0 or now == options.steps or stop:
+                about = {**environment(), "unrecorded": recorder.values}
+                checkpoint.save(folder.checkpoints, now, state, keep=options.keep, about=about)
+            if stop and now < options.steps:
                 progress.close()
                 raise Preempted(f"stopped at step {now}, saved in {folder.path}; the same command goes on from there")
     progress.close()
@@ -76,26 +83,33 @@ class Recorder:
 
     def __init__(self, options: TrainOptions, folder: RunFolder):
         self.folder, self.rates = folder, optimizer.schedule(options.optimizer, options.steps)
-        self.pending: list[tuple[dict[str, jax.Array], int]] = []
+        self.pending: list[dict[str, jax.Array]] = []
+        """What the last steps measured, perhaps not computed yet."""
+        self.values: list[dict[str, float]] = []
+        """Of the steps since the last line; a checkpoint keeps them, so that a resumed run writes the same next line."""
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """What happened since the last line is not training time."""
         self.since = time.monotonic()
 
-    def add(self, measured: dict[str, jax.Array], batch: batches.Batch) -> None:
-        self.pending.append((measured, batch.source.shape[1]))
+    def not_finite(self, what: str, where: int, value: float) -> NonFiniteLossError:
+        return NonFiniteLossError(f"the {what} of step {where} is {value}; the checkpoints in {self.folder.checkpoints} are untouched")
+
+    def wait(self, now: int) -> None:
+        """Wait for the pending steps. Raises NonFiniteLossError where one of them has a loss or gradient that is not finite."""
+        values = [{name: value.item() for name, value in measured.items()} for measured in jax.device_get(self.pending)]
+        self.pending = []
+        for i, value in enumerate(values):
+            for name in ("loss", "gradient_norm"):
+                if not math.isfinite(value[name]):
+                    raise self.not_finite(name.replace("_", " "), now - len(values) + i + 1, value[name])
+        self.values += values
 
     def flush(self, now: int) -> dict[str, Any]:
         """Wait for the pending steps, check their losses, write and return the line of step ``now``."""
-        values = jax.device_get([measured for measured, _ in self.pending])
-        self.pending = []
-        for i, value in enumerate(values):
-            if not math.isfinite(value["loss"]):
-                where = now - len(values) + i + 1
-                raise NonFiniteLossError(
-                    f"the loss of step {where} is {value['loss']}; the checkpoints in {self.folder.checkpoints} are untouched"
-                )
+        self.wait(now)
+        values, self.values = self.values, []
         tokens = np.array([value["tokens"] for value in values])
         entry = {
             "step": now,

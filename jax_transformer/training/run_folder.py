@@ -2,9 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import nnx
 
@@ -17,6 +18,7 @@ from jax_transformer.training.options import TrainOptions
 from jax_transformer.transformer import Transformer
 
 RUNS = Path("runs")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class RunFolder:
 
     def options(self) -> TrainOptions:
         """The options that the run was started with."""
-        return codec.from_json(TrainOptions, _text(self.train_config))
+        return _parsed(self.train_config, lambda text: codec.from_json(TrainOptions, text))
 
     def last_step(self) -> int | None:
         """The step of the newest checkpoint, None without one."""
@@ -50,8 +52,8 @@ class RunFolder:
 
     def keep_metrics(self, step: int) -> None:
         """Drop the lines of metrics.jsonl behind ``step``: the run goes on from there."""
-        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.exists() else []
-        self.write(self.metrics, "".join(line for line in lines if json.loads(line)["step"] <= step))
+        lines = self.metrics.read_text().split("\n")[:-1] if self.metrics.exists() else []  # behind the last newline: what was cut off
+        self.write(self.metrics, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         with open(self.metrics, "a", encoding="utf-8") as file:
@@ -71,12 +73,14 @@ def choose(options: TrainOptions) -> RunFolder:
                 raise ConfigError(f"{folder.path} is a run of other options: {', '.join(differences)}; give another --run")
         elif folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise ConfigError(f"{folder.path} exists and is not a run folder")
+        elif not next(parent for parent in folder.path.absolute().parents if parent.exists()).is_dir():
+            raise ConfigError(f"{folder.path} cannot be made: a file is in its way")
         return folder
     name = "text" if options.data.train_source else "phrases"
     earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
     for path in reversed(earlier):
         folder = RunFolder(path)
-        if folder.train_config.exists() and not options.differences(folder.options()) and (folder.last_step() or 0) < options.steps:
+        if _is_of(options, folder) and (folder.last_step() or 0) < options.steps:
             return folder
     number = int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1
     return RunFolder(RUNS / f"{name}-{number:03d}")
@@ -105,7 +109,7 @@ def load_model(path: str | Path) -> tuple[Transformer, int]:
     folder = RunFolder(Path(path))
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such run folder")
-    config = TransformerConfig.from_json(_text(folder.config))
+    config = _parsed(folder.config, TransformerConfig.from_json)
     step = folder.last_step()
     if step is None:
         raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint")
@@ -139,13 +143,29 @@ def load_run(path: str | Path) -> TrainedRun:
     """All that translating needs, from a run folder. Raises as :func:`load_model`."""
     folder = RunFolder(Path(path))
     model, step = load_model(path)
-    return TrainedRun(model, Tokenizer.load(folder.tokenizer), tuple(json.loads(_text(folder.data))["widths"]), step)
+    return TrainedRun(model, Tokenizer.load(folder.tokenizer), _parsed(folder.data, lambda text: tuple(json.loads(text)["widths"])), step)
 
 
 def load(path: str | Path) -> tuple[Transformer, Tokenizer | None]:
     """The model and the tokenizer of a folder; None for the tokenizer of converted weights, which have none."""
     tokenizer = RunFolder(Path(path)).tokenizer
     return load_model(path)[0], Tokenizer.load(tokenizer) if tokenizer.exists() else None
+
+
+def _is_of(options: TrainOptions, folder: RunFolder) -> bool:
+    """Whether the folder holds a run of these options; one whose options cannot be read does not."""
+    try:
+        return not options.differences(folder.options())
+    except InputError:
+        return False
+
+
+def _parsed(path: Path, parse: Callable[[str], T]) -> T:
+    text = _text(path)
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _text(path: Path) -> str:

@@ -38,8 +38,7 @@ def tiny(name: str = "lesson10_repaired", **changes: Any) -> TransformerConfig:
 @functools.lru_cache(maxsize=128)
 def skeleton(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple, nnx.Variable]]]:
     """The model without arrays, split: its definition, and (path, variable) by dotted name."""
-    with unchecked():  # twice as fast
-        definition, state = nnx.split(transformer.abstract(config))
+    definition, state = nnx.split(transformer.abstract(config))
     return definition, {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
 
 

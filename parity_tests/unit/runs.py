@@ -1,30 +1,33 @@
 """A tiny model on tiny text, trained through the command line: what the tests of training and of the commands share."""
 
 import contextlib
+import io
 import json
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli
-from jax_transformer.training import checkpoint
+from jax_transformer.training import checkpoint, step
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 200  # one value everywhere: it is a constant of the compiled step
 CHECKPOINTS = (100, 200)
 ENGLISH, GERMAN = "the cat dog sees a red house small bird and", "die Katze Hund sieht eine rote Haus kleine Vogel und"
 WORDS = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
-SIZES = "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40".split()
 OPTIONS = [
-    *SIZES,
+    *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40".split(),
     *"--data.vocab-size 300 --data.buckets 2 --data.tokens-per-batch 128 --optimizer.warmup-steps 20 --optimizer.learning-rate 0.01".split(),
     *f"--steps {STEPS} --eval-every 100 --log-every 1".split(),
 ]
@@ -40,6 +43,15 @@ def write_text(folder: Path) -> list[str]:
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
     return flags
+
+
+def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
+    """The arguments with one flag's value changed."""
+    where = arguments.index(name) + 1
+    return [*arguments[:where], str(value), *arguments[where + 1 :]]
+
+
+# Running commands
 
 
 @contextlib.contextmanager
@@ -68,30 +80,97 @@ def main(*arguments: str | Path) -> int:
         return int(stop.code or 0)
 
 
-def start(*arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transformer"), **options) -> subprocess.Popen:
-    """A command in a process of its own, with pipes of text, and the programs that :func:`as_a_user` has compiled."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(cache if cache["JAX_COMPILATION_CACHE_DIR"] else {})}
-    command = [sys.executable, *program, *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+def environment() -> dict[str, str]:
+    """That of a process of its own: output buffered as usual, and the programs that :func:`as_a_user` has compiled."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
+    compiled = jax.config.jax_compilation_cache_dir
+    cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return variables | (cache if compiled else {})
 
 
-def trained(temporary: Path) -> tuple[Path, list[str]]:
-    """One trained run for all who only read it, and the flags of its text. Made once under ``temporary``."""
-    folder = temporary / "trained"
-    if not folder.exists():
+def start(*arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transformer"), **options: Any) -> subprocess.Popen:
+    """A command in a process of its own, with pipes of text."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *program, *map(str, arguments)], env=environment(), text=True, **pipes, **options)
+
+
+@dataclass
+class Told:
+    """A finished command: its exit code, what it said, and the jitted train steps that it made."""
+
+    code: int
+    out: str
+    err: str
+    steps: list[Any]
+
+
+def train(*arguments: str | Path) -> Told:
+    """``train`` in this process."""
+    made, out, err = [], io.StringIO(), io.StringIO()
+    make_step = step.make_step
+
+    def record(*arguments, **options):
+        made.append(make_step(*arguments, **options))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(step, "make_step", record)
+        code = main("train", *arguments)
+    return Told(code, out.getvalue(), err.getvalue(), made)
+
+
+@dataclass
+class Trained:
+    """A run that nothing interrupted, for all to read and none to change."""
+
+    path: Path
+    arguments: list[str]
+    """Its text and options, without --run."""
+    told: Told
+
+
+_trained: dict[Path, Trained] = {}
+
+
+def trained(temporary: Path) -> Trained:
+    """The same run for everyone who asks under one folder."""
+    if temporary not in _trained:
+        folder = temporary / "trained"
         folder.mkdir()
-        assert main("train", "--run", folder / "run", *write_text(folder), *OPTIONS) == 0
-    flags = [(f"--data.{split}-{side}", str(folder / f"{split}.{side}")) for split in ("train", "valid") for side in ("source", "target")]
-    return folder / "run", [word for flag in flags for word in flag]
+        arguments = [*write_text(folder), *OPTIONS]
+        _trained[temporary] = Trained(folder / "run", arguments, train("--run", folder / "run", *arguments))
+    return _trained[temporary]
+
+
+class Console:
+    """Runs commands on some standard input."""
+
+    def __init__(self, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def say(self, *arguments: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
+        """The exit code, stdout and stderr of a command."""
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        self.capsys.readouterr()
+        return main(*arguments), *self.capsys.readouterr()
+
+    def refused(self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b"") -> None:
+        """Asserts that a command is refused with this exit code, in one line that has these words in it."""
+        found, out, err = self.say(*command, stdin=stdin)
+        assert (found, out) == (code, ""), err
+        assert err.startswith("jax-transformer: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        assert not [word for word in words if str(word) not in err], err
+
+
+# What a run leaves
 
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
     """Every array of a checkpoint by its path: parameters, carried arrays, both moments, and the counts."""
-    leaves = jax.tree_util.tree_leaves_with_path(ocp.load(run / "checkpoints" / str(step)))
-    found = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    path, here = run / "checkpoints" / str(step), jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), ocp.metadata(path).metadata)
+    leaves = jax.tree_util.tree_leaves_with_path(ocp.load(path, shapes))
+    found = {jax.tree_util.keystr(name, simple=True, separator="/"): np.asarray(leaf) for name, leaf in leaves}
     assert found.keys() == checkpoint.described(run / "checkpoints", step).keys()
     return found
 

@@ -190,8 +190,9 @@ def test_a_manifest_without_hashes_proves_nothing(saved, tmp_path):
 def test_describing_a_damaged_checkpoint_is_refused_as_well(saved, tmp_path):
     """``inspect`` and ``translate`` ask for shapes before they load."""
     (copied(saved, tmp_path) / "state" / "_METADATA").write_bytes(b"{")
-    with pytest.raises(errors.CheckpointError, match="_METADATA|checkpoint"):
+    with pytest.raises(errors.CheckpointError) as caught:
         checkpoint.described(tmp_path, 7)
+    assert str(tmp_path / "7") in str(caught.value)
 
 
 # Another model

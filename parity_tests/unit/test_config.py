@@ -163,11 +163,11 @@ def test_json_is_refused_by_the_dotted_name_of_the_key(path, value, message):
 
 
 def test_all_missing_keys_are_named_at_once_and_other_text_is_refused():
-    with pytest.raises(ConfigError, match="^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', 'd_ff'"):
+    with pytest.raises(ConfigError, match=r"^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', 'd_ff'"):
         jt.TransformerConfig.from_json("{}")
-    with pytest.raises(ConfigError, match="^the configuration must be an object, not list$"):
+    with pytest.raises(ConfigError, match=r"^the configuration must be an object, not list$"):
         jt.TransformerConfig.from_json("[]")
-    with pytest.raises(ConfigError, match="^not JSON: .*line 1 column 2"):
+    with pytest.raises(ConfigError, match=r"^not JSON: .*line 1 column 2"):
         jt.TransformerConfig.from_json("{d_model: 3}")
 
 
@@ -200,7 +200,10 @@ INVALID = [
     (dict(bos_id=5, target_vocab_size=5), "bos_id=5 is outside the vocabulary of 5"),
     (dict(eos_id=-7), "eos_id=-7 is outside the vocabulary of 10000"),
     (dict(eos_id=1), "target_pad_id and eos_id are both 1"),
-    (dict(encoder=dataclasses.replace(LESSON10.encoder, branches=())), "encoder.branches: every block needs a branch, and every branch a part"),
+    (
+        dict(encoder=dataclasses.replace(LESSON10.encoder, branches=())),
+        "encoder.branches: every block needs a branch, and every branch a part",
+    ),
     (
         dict(decoder=dataclasses.replace(LESSON10.decoder, branches=(*CROSS_ONLY, Branch(())))),
         "decoder.branches: every block needs a branch, and every branch a part",
@@ -266,9 +269,9 @@ def test_with_sizes_knows_its_shorthands():
     assert dataclasses.replace(gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder) == LESSON10
     stack = dataclasses.replace(LESSON10.encoder, branches=(Branch((Part.FFN,)),))
     assert LESSON10.with_sizes(encoder=stack).encoder == stack
-    with pytest.raises(ConfigError, match="^d_model=9 is not divisible by num_heads=8$"):
+    with pytest.raises(ConfigError, match=r"^d_model=9 is not divisible by num_heads=8$"):
         LESSON10.with_sizes(d_model=9)
-    with pytest.raises(ConfigError, match="^encoder.layers must be int, not '3'$"):
+    with pytest.raises(ConfigError, match=r"^encoder.layers must be int, not '3'$"):
         LESSON10.with_sizes(num_layers="3")
 
 

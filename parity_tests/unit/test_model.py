@@ -67,8 +67,10 @@ def test_source_padding_is_not_seen(name):
 
 
 def test_neighbours_are_not_seen(model):
-    logits = model(SOURCE, TARGET)
-    assert furthest(model(SOURCE[1:2, :5], TARGET[1:2]), logits[1:2]) < 1e-12  # row 1 alone, without the padding that row 0 costs it
+    source, target = SOURCE.copy(), TARGET.copy()
+    source[0], target[0] = (source[0] + 5) % 11, (target[0] + 5) % 13
+    before, after = model(SOURCE, TARGET), model(source, target)
+    assert furthest(before[1:], after[1:]) == 0 and furthest(before[0], after[0]) > 1e-3
 
 
 def test_the_faithful_lesson10_sees_source_padding():
@@ -86,10 +88,10 @@ def test_attention_weights_are_those_of_every_layer_and_head(model):
         assert [w.shape for w in weights] == [(3, heads, *shape)] * layers
         for w in weights:
             assert np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12 and (np.asarray(w) >= 0).all()
-        flat = np.stack([np.asarray(w) for w in weights]).reshape(layers * heads, -1)
+        flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1).reshape(layers * heads, -1)
         assert all(furthest(flat[i], flat[j]) > 1e-3 for i in range(len(flat)) for j in range(i))
-    padding = np.broadcast_to((SOURCE == CONFIG.source_pad_id)[:, None, None, :], (3, heads, 5, 7))
-    future = np.triu(np.ones((5, 5), bool), 1) | (TARGET == CONFIG.target_pad_id)[:, None, None, :]
+    padding = np.broadcast_to((CONFIG.source_pad_id == SOURCE)[:, None, None, :], (3, heads, 5, 7))
+    future = np.triu(np.ones((5, 5), bool), 1) | (CONFIG.target_pad_id == TARGET)[:, None, None, :]
     for cross, own in zip(attention.cross, attention.decoder, strict=True):
         assert (np.asarray(cross)[padding] == 0).all() and (np.asarray(cross)[~padding] > 0).all()
         assert (np.asarray(own)[np.broadcast_to(future, own.shape)] == 0).all()
@@ -176,7 +178,7 @@ def test_what_is_no_batch_of_ids_is_refused_without_the_type_checker_too(model, 
 
 def test_ids_of_any_integer_type_and_home_are_the_same(model):
     logits = model(SOURCE, TARGET)
-    for convert in (lambda ids: ids.astype(np.int32), lambda ids: ids.astype(np.int8), lambda ids: jnp.asarray(ids, jnp.int16)):
+    for convert in (lambda ids: ids.astype(np.int8), lambda ids: jnp.asarray(ids, jnp.int32)):
         assert furthest(model(convert(SOURCE), convert(TARGET)), logits) == 0
     with unchecked():
         assert furthest(model(SOURCE.astype(np.uint16), TARGET.astype(np.uint8)), logits) == 0
@@ -196,24 +198,49 @@ def test_jit_gives_the_same_and_leaves_the_values_of_ids_unchecked(model):
     call = jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
     assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
     assert np.isfinite(call(state, edited(SOURCE, 99), edited(TARGET, -1))).all()  # traced: no values to check, and no NaN for them
-    with pytest.raises(InputError, match="^source is 21 tokens long, over max_length=20$"):
+    with pytest.raises(InputError, match=r"^source is 21 tokens long, over max_length=20"):
         jax.eval_shape(call, state, np.tile(SOURCE, 3), TARGET)
 
 
 # Arrays and their types
 
+LEARNED = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
+
+
+@pytest.mark.parametrize(
+    "config", [tiny(num_layers=1), tiny("small", num_layers=1, output_bias=True, **LEARNED)], ids=["lesson10", "tied, learned positions"]
+)
+def test_every_array_counts_and_only_where_its_name_says(config):
+    arrays = {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
+    other, (source, target) = random_arrays(config, seed=1), batch(config)
+
+    def outputs(arrays):
+        model = transformer.unflatten(config, arrays)
+        return model(source, target), model.encode(source)
+
+    logits, memory = outputs(arrays)
+    first = "source_embedding" if "source_embedding.embedding" in arrays else "target_embedding"
+    for name, array in arrays.items():
+        new_logits, new_memory = outputs(arrays | {name: array + 0.1 * other[name]})
+        if name.endswith("key.bias"):  # adds the same to the scores of all keys
+            assert furthest(new_logits, logits) < 1e-12, name
+            continue
+        assert furthest(new_logits, logits) > 1e-6, name
+        assert (furthest(new_memory, memory) > 1e-6) == name.startswith(("encoder.", first)), name
+
 
 def test_parameters_decide_the_arithmetic_unless_the_configuration_does():
+    ids = SOURCE[:, :5]
     arrays = {name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()}
     half = transformer.unflatten(CONFIG, arrays)
-    logits, attention = half(SOURCE, TARGET, return_attention=True)
-    assert {logits.dtype, half.encode(SOURCE).dtype, *(w.dtype for kind in attention for w in kind)} == {jnp.bfloat16.dtype}
+    logits, attention = half(ids, ids, return_attention=True)
+    assert {logits.dtype, half.encode(ids).dtype, *(w.dtype for kind in attention for w in kind)} == {jnp.bfloat16.dtype}
     single = {name: array.astype(jnp.float32) for name, array in arrays.items()}
     for name, dtype in (("bfloat16", jnp.bfloat16), ("float64", jnp.float64)):
-        computed = transformer.unflatten(tiny(compute_dtype=name), single)(SOURCE, TARGET)
-        cast = transformer.unflatten(CONFIG, {path: array.astype(dtype) for path, array in single.items()})(SOURCE, TARGET)
+        computed = transformer.unflatten(tiny(compute_dtype=name), single)(ids, ids)
+        cast = transformer.unflatten(CONFIG, {path: array.astype(dtype) for path, array in single.items()})(ids, ids)
         assert computed.dtype == dtype and furthest(computed, cast) == 0
-    exact = transformer.unflatten(CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()})(SOURCE, TARGET)
+    exact = transformer.unflatten(CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()})(ids, ids)
     assert 1e-3 < furthest(logits, exact) < 0.3  # bfloat16 throughout: its rounding shows, and no more than that
 
 
@@ -225,7 +252,7 @@ def test_flatten_and_unflatten_are_inverse(model):
     for kind in (nnx.Param, Frozen):
         assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
     odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
-    with pytest.raises(ConfigError, match="^these arrays do not fit the configuration: output.bias, output.offset$"):
+    with pytest.raises(ConfigError, match=r"^these arrays do not fit the configuration: output.bias, output.offset$"):
         transformer.unflatten(CONFIG, odd)
 
 
@@ -234,8 +261,7 @@ def test_stored_positions_are_carried_and_never_trained(model):
     parameters = transformer.flatten(model, nnx.Param).keys()
     assert transformer.flatten(model, Frozen).keys() == frozen and not parameters & frozen
     assert parameters | frozen == transformer.flatten(model).keys()
-    learned = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
-    for config, expected in ((tiny(**learned), frozen), (tiny("vaswani2017_base"), set())):
+    for config, expected in ((tiny(**LEARNED), frozen), (tiny("vaswani2017_base"), set())):
         variables = helpers.skeleton(config)[1]
         assert {name for name in variables if "positions" in name} == expected
         assert all(type(variable) is nnx.Param for _, variable in variables.values())
@@ -250,7 +276,8 @@ def test_sinusoids_are_the_paper_s():
 
 # What new parameters are drawn from
 
-D, F, V = 64, 96, 200
+D, F = 64, 96
+SIZES = dict(d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1)  # few shapes to compile
 
 
 def bound(xavier: float, torch: float) -> dict[Init, float]:
@@ -263,15 +290,18 @@ KERNELS = {
     "out": bound(math.sqrt(6 / (D + D)), D**-0.5),
     "up": bound(math.sqrt(6 / (D + F)), D**-0.5),
     "down": bound(math.sqrt(6 / (D + F)), F**-0.5),
-    "output": {Init.XAVIER: math.sqrt(6 / (D + V)), Init.TORCH_TRANSFORMER: D**-0.5, Init.TORCH: D**-0.5},  # outside the stacks
+    "output": {Init.XAVIER: math.sqrt(6 / (D + F)), Init.TORCH_TRANSFORMER: D**-0.5, Init.TORCH: D**-0.5},  # outside the stacks
 }
+
+
+def new_arrays(config: jt.TransformerConfig, seed: int = 0) -> dict[str, jax.Array]:
+    return transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(seed)))
 
 
 @pytest.mark.parametrize("init", Init)
 def test_new_parameters_follow_the_named_distributions(init):
-    learned = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
-    config = tiny(init=init.value, d_model=D, d_ff=F, num_heads=4, vocab_size=V, max_length=100, num_layers=1, **learned)
-    arrays = {name: np.asarray(a) for name, a in transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(0))).items()}
+    config = tiny(init=init.value, **SIZES, **LEARNED)
+    arrays = {name: np.asarray(a) for name, a in new_arrays(config).items()}
     assert all(array.dtype == np.float32 for array in arrays.values())
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
     assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len({arrays[name].tobytes() for name in matrices}) == len(matrices)
@@ -297,8 +327,8 @@ def test_new_parameters_follow_the_named_distributions(init):
 
 
 def test_stored_tables_begin_as_the_sinusoids_and_seeds_differ():
-    first, second = (transformer.flatten(jt.Transformer(tiny(num_layers=1), rngs=nnx.Rngs(seed))) for seed in (0, 1))
-    table = sinusoids(20, 12).astype(np.float32)
+    first, second = (new_arrays(tiny(**SIZES), seed) for seed in (0, 1))
+    table = sinusoids(F, D).astype(np.float32)
     for stack in ("encoder", "decoder"):
         assert (np.asarray(first[f"{stack}.positions.table"]) == table).all()
     assert furthest(first["output.kernel"], second["output.kernel"]) > 0.1

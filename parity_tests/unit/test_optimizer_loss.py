@@ -221,7 +221,9 @@ def test_a_logit_that_overflows_at_padding_spoils_nothing():
     np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("dtype", "computed"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize(
+    ("dtype", "computed"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
 def test_the_loss_is_computed_in_float32_at_least(dtype, computed):
     logits, targets = example()
     rounded = jnp.asarray(logits, dtype)

@@ -1,0 +1,323 @@
+"""One whole training step, ours against the PyTorch twin at its best settings: forward, smoothed loss, backward, clipping, AdamW, dropout 0.1.
+
+Every contender lives in a process of its own and waits for its turn on a pipe, so rounds are interleaved (A B C D, A B C D, ...) on the same
+cores, and only one works at a time. This process imports neither framework. See benchmarks/README.md.
+"""
+
+import argparse
+import functools
+import json
+import math
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+SIZES: dict[str, dict[str, int]] = {
+    "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
+    "small": dict(d_model=256, num_heads=4, num_layers=3, d_ff=1024, vocab_size=8000),
+    "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),  # only to try the command out
+}
+OURS = "JAX"
+# Name -> (torch.set_float32_matmul_precision, torch.compile)
+TWINS = {"torch eager": ("highest", False), "torch eager, medium": ("medium", False), "torch.compile, medium": ("medium", True)}
+RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+SMOOTHING, LEARNING_RATE, BETAS, EPSILON, DECAY, CLIP = 0.1, 1e-4, (0.9, 0.98), 1e-9, 0.01, 1.0
+MATMUL = {"cpu": (1024, 512, 2048), "gpu": (8192, 8192, 8192)}  # the product whose speed is called the peak
+REPEATS = 20
+SAME_LOSS = 1e-5
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Work(NamedTuple):
+    """What every contender is given: plain values, and the file with the weights that all of them start from."""
+
+    size: str
+    batch: int
+    length: int
+    weights: str
+    device: str
+
+
+def config(work: Work, rate: float = 0.1) -> Any:
+    """vaswani2017_base (post-norm, three tied matrices) at a benchmark size, with ``rate`` at every place that can drop."""
+    import jax_transformer as jt
+
+    longest = max(512, work.length)
+    return jt.preset("vaswani2017_base", max_length=longest, **SIZES[work.size], **dict.fromkeys(RATES, rate))
+
+
+def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Source, target in and target out (batch, length), without padding: every position is a token."""
+    ids = np.random.default_rng(0).integers(3, SIZES[work.size]["vocab_size"], (2, work.batch, work.length + 1)).astype(np.int32)
+    return ids[0, :, 1:], ids[1, :, :-1], ids[1, :, 1:]
+
+
+def step_flops(work: Work) -> float:
+    """3 × the multiply-adds × 2 of the forward pass's matrix products: backward has two products for each of forward's. Elementwise work is not
+    counted. A source token costs, in each encoder layer, 4 d² (query, key, value, output) + 2 d f (feed-forward) + 2 s d (scores and mixing), and
+    in each decoder layer 2 d² (its key and value); a target token 6 d² + 2 d f + 2 (t + s) d in each decoder layer, and d v for its logits."""
+    d, f, layers, v = (SIZES[work.size][name] for name in ("d_model", "d_ff", "num_layers", "vocab_size"))
+    n = work.length
+    source = layers * (4 * d * d + 2 * d * f + 2 * n * d + 2 * d * d)
+    target = layers * (6 * d * d + 2 * d * f + 4 * n * d) + d * v
+    return 3 * 2.0 * work.batch * n * (source + target)
+
+
+class Jax:
+    """Our step, as ``train`` runs it: jitted, and given its own state to overwrite."""
+
+    def __init__(self, work: Work, name: str):
+        import jax
+
+        import jax_transformer as jt
+        from jax_transformer.data.batches import Batch
+        from jax_transformer.training import optimizer, options, step
+
+        adam = dict(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], epsilon=EPSILON, weight_decay=DECAY, clip_norm=CLIP)
+        rule = optimizer.make(options.OptimizerOptions(schedule=options.Schedule.CONSTANT, warmup_steps=0, **adam), 1_000_000)
+        with np.load(work.weights) as weights:
+            self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), rule)
+        self.jax, self.loss_sum, self.config = jax, step.loss_sum, config(work)
+        self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
+        self.make_step = step.make_step(self.config, rule, SMOOTHING)
+        self.parameters = sum(array.size for array in self.state.params.values())
+        self.factors = [jax.random.normal(self.key, shape) for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])]
+        self.product = jax.jit(lambda a, b: a @ b)
+
+    def loss(self, precision: str | None) -> float:
+        """Without dropout, at the precision that is timed or at the highest."""
+        with self.jax.default_matmul_precision(precision):
+            loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
+            total, tokens = loss(self.state.params, self.state.carried, self.batch, self.config, SMOOTHING)
+        return float(total) / int(tokens)
+
+    def run(self, count: int) -> float:
+        for _ in range(count):
+            self.state, measured = self.make_step(self.state, self.batch, self.key)
+        self.jax.block_until_ready(self.state)
+        return float(measured["loss"])
+
+    def multiply(self, count: int) -> None:
+        for _ in range(count):
+            result = self.product(*self.factors)
+        result.block_until_ready()
+
+
+class Torch:
+    """The twin's step as its users write it, with AdamW in one fused pass and gradients freed rather than zeroed."""
+
+    def __init__(self, work: Work, name: str):
+        import torch
+
+        from jax_transformer.convert import torch_bridge
+
+        precision, compiled = TWINS[name]
+        device = "cuda" if work.device == "gpu" else "cpu"
+        torch.set_num_threads(cores())
+        torch.set_float32_matmul_precision(precision)
+        self.module = torch_bridge.twin(config(work))
+        with np.load(work.weights) as weights:  # copied into the module's own parameters, so that tied matrices stay one
+            self.module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()}, strict=True)
+        # Else the stock decoder compares its mask with a causal one at every call, which also cuts torch.compile's graph in two
+        self.module.decoder.forward = functools.partial(self.module.decoder.forward, tgt_is_causal=True)
+        self.module.to(device).train()
+        self.torch, self.precision, self.device = torch, precision, device
+        self.batch = [torch.from_numpy(array).to(device).long() for array in arrays(work)]
+        adam = dict(lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY)
+        self.adam = torch.optim.AdamW(self.module.parameters(), fused=True, **adam)
+        self.forward = torch.compile(self.mean_loss) if compiled else self.mean_loss
+        self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        self.factors = [torch.randn(shape, device=device) for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])]
+
+    def mean_loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
+        logits = self.module(source, target_in).flatten(0, 1)
+        pad = self.module.tgt_pad_idx
+        return self.torch.nn.functional.cross_entropy(logits, target_out.flatten(), ignore_index=pad, label_smoothing=SMOOTHING)
+
+    def loss(self, precision: str | None) -> float:
+        """Without dropout, at the precision that is timed or at the highest. With gradients: the stock layers would take another path."""
+        self.torch.set_float32_matmul_precision(precision or self.precision)
+        self.module.eval()
+        loss = float(self.mean_loss(*self.batch).detach())
+        self.module.train()
+        self.torch.set_float32_matmul_precision(self.precision)
+        return loss
+
+    def run(self, count: int) -> float:
+        for _ in range(count):
+            self.adam.zero_grad(set_to_none=True)
+            loss = self.forward(*self.batch)
+            loss.backward()
+            self.torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIP)
+            self.adam.step()
+        self.synchronize()
+        return float(loss.detach())
+
+    def multiply(self, count: int) -> None:
+        for _ in range(count):
+            self.torch.matmul(*self.factors)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resident() -> float:
+    """The most memory that this process has held, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+def seconds(function: Any, *args: Any) -> float:
+    start = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - start
+
+
+def prepare(pipe: Any, work: Work) -> None:
+    """A process's work: draw the weights by our initialisation, write them under PyTorch's names, say what JAX runs on."""
+    import jax
+    from flax import nnx
+
+    import jax_transformer as jt
+
+    np.savez(work.weights, **jt.convert.to_torch(jt.Transformer(config(work), rngs=nnx.Rngs(0))))
+    pipe.send((jax.default_backend(), jax.devices()[0].device_kind))
+
+
+def serve(pipe: Any, name: str, work: Work) -> None:
+    """A contender's process: build, say the losses, take the first step, then as many steps a round as asked, until told 0."""
+    try:
+        contender: Any = (Jax if name == OURS else Torch)(work, name)
+        told = {"parameters": contender.parameters, "loss": contender.loss("highest"), "loss as timed": contender.loss(None)}
+        pipe.send(told | {"first step": seconds(contender.run, 1)})
+        contender.multiply(REPEATS)
+        while count := pipe.recv():
+            contender.run(1)  # wakes threads and caches
+            taken, products = seconds(contender.run, count) / count, seconds(contender.multiply, REPEATS)
+            pipe.send({"seconds": taken, "flops": REPEATS * 2.0 * math.prod(MATMUL[work.device]) / products, "memory": resident()})
+    except Exception as error:
+        pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+
+
+def start(target: Any, *args: Any) -> Any:
+    """The pipe to a new process."""
+    ours, theirs = SPAWN.Pipe()
+    SPAWN.Process(target=target, args=(theirs, *args), daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def hear(pipe: Any) -> dict[str, Any]:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return {"failed": "the process died"}
+
+
+def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Start the contenders one after another, see that they compute the same, and let them take turns."""
+    work = Work(size, args.batch, args.length, f"{folder}/{size}.npz", "cpu")
+    backend, device = start(prepare, work).recv()
+    work = work._replace(device="gpu" if backend == "gpu" else "cpu")
+    pipes, results = {}, {}
+    for name in (OURS, *TWINS):
+        print(f"{size}: {name} ...", file=sys.stderr)
+        pipes[name] = start(serve, name, work)
+        results[name] = hear(pipes[name]) | {"rounds": []}
+        if name == OURS and "failed" in results[name]:
+            raise SystemExit(f"{name} {results[name]['failed']}")
+    reference = results[OURS]
+    for name, result in results.items():
+        for key in () if "failed" in result else ("parameters", "loss"):
+            if not abs(result[key] / reference[key] - 1) <= (SAME_LOSS if key == "loss" else 0):
+                raise SystemExit(f"{key} of {name} is {result[key]!r}, ours is {reference[key]!r}: not the same computation")
+    for _ in range(args.rounds):
+        for name, result in results.items():
+            if "failed" not in result:
+                pipes[name].send(args.steps)
+                heard = hear(pipes[name])
+                result.update(heard if "failed" in heard else {"rounds": [*result["rounds"], heard]})
+    for name in results:
+        if "failed" not in results[name]:
+            pipes[name].send(0)
+    return {"size": size, "device": device, "flops": step_flops(work), "tokens": 2 * work.batch * work.length, "contenders": results}
+
+
+def table(compared: dict[str, Any]) -> str:
+    """The figures of one size in markdown."""
+    results = compared["contenders"]
+    times = {name: [r["seconds"] for r in result["rounds"]] for name, result in results.items() if "failed" not in result}
+    peaks = {name: statistics.median(r["flops"] for r in results[name]["rounds"]) for name in times}
+    twins = [name for name in times if name != OURS]
+    best = min(twins, key=lambda name: statistics.median(times[name]), default=OURS)
+    peak = max(peaks, key=lambda name: peaks[name])
+    lines = [
+        f"**{compared['size']}**: {compared['flops'] / 1e9:.1f} GFLOP a step; peak {peaks[peak] / 1e9:.0f} GFLOP/s ({peak})\n",
+        f"| | s/step | quartiles | tokens/s | speed, {best} = 1 | share of peak | first step, s | memory, GB | loss is off by |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        if "failed" in result:
+            lines.append(f"| {name} | unavailable: {result['failed']} | | | | | | | |")
+            continue
+        low, middle, high = np.quantile(times[name], (0.25, 0.5, 0.75))
+        speed = statistics.median(b / t for b, t in zip(times[best], times[name], strict=True))
+        off = abs(result["loss as timed"] / results[OURS]["loss"] - 1)
+        lines.append(
+            f"| {name} | {middle:.3f} | {low:.3f} – {high:.3f} | {compared['tokens'] / middle:,.0f} | {speed:.2f} "
+            f"| {compared['flops'] / middle / peaks[peak]:.0%} | {result['first step']:.1f} | {result['rounds'][-1]['memory']:.2f} | {off:.0e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def machine(device: str) -> str:
+    """Where and with what this was measured."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "flax", "optax", "torch"))
+    return f"{model}, {cores()} cores, JAX device {device}; Python {platform.python_version()}, {versions}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=[*SIZES, "both"], default="both", help="big and small are measured; tiny tries the command out")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each contender has its turn")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn, after one that is not timed")
+    parser.add_argument("--batch", type=int, default=32, help="pairs")
+    parser.add_argument("--length", type=int, default=32, help="tokens of each source and each target")
+    parser.add_argument("--json", help="also write every round to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        # First steps are compiled anew, and where there is a GPU its memory is shared
+        os.environ |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_CACHE_DIR": folder}
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        load, compared = os.getloadavg()[0], []
+        for size in ("big", "small") if args.size == "both" else (args.size,):
+            compared.append(compare(size, args, folder))
+            print(table(compared[-1]), flush=True)
+    print(f"{machine(compared[0]['device'])}; load average before: {load:.1f}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(compared, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Dropout masks: the hash is as good as a random generator where it matters here, and each site draws its own."""
+
+import itertools
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_transformer.config import DropoutMasks, DropoutSite, NormPlacement
+from jax_transformer.nn.attention import attend
+from jax_transformer.nn.dropout import Dropout, KeyedDropout, MaskedDropout, from_rngs, hash_bits
+from parity_tests.unit.helpers import batch, furthest, random_model, tiny
+
+KEY = jax.random.key(7)
+SHAPE = (6, 40, 500)
+
+
+def site(name: str = "", key=KEY, masks: DropoutMasks = DropoutMasks.HASH) -> KeyedDropout:
+    return KeyedDropout(key, masks).scope(name)
+
+
+def keep(name: str = "", key=KEY, rate: float = 0.5, shape=SHAPE) -> np.ndarray:
+    return np.asarray(site(name, key).keep(shape, rate))
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two masks, in standard deviations of what independent ones would have."""
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1] * math.sqrt(a.size))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(100_000,), (311, 257), SHAPE])
+def test_the_rate_is_kept(rate, shape):
+    kept = keep(rate=rate, shape=shape)
+    assert kept.shape == shape and kept.dtype == np.bool_
+    sigma = math.sqrt(rate * (1 - rate) / kept.size)
+    assert abs(kept.mean() - (1 - rate)) < 4 * sigma
+
+
+def test_the_rate_is_kept_along_every_axis():
+    """A mask may have the right rate and still drop whole rows."""
+    kept = keep(rate=0.3)
+    for axis in range(kept.ndim):
+        means = kept.mean(axis=tuple(i for i in range(kept.ndim) if i != axis))
+        assert np.abs(means - 0.7).max() < 5 * math.sqrt(0.21 * len(means) / kept.size)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_neighbours_are_independent(rate):
+    kept = keep(rate=rate)
+    for axis, distance in itertools.product(range(kept.ndim), (1, 2, 3)):
+        moved = np.moveaxis(kept, axis, 0)
+        assert abs(correlation(moved[distance:], moved[:-distance])) < 5, f"axis {axis}, distance {distance}"
+
+
+def pairwise(masks: list[np.ndarray]) -> float:
+    return max(abs(correlation(a, b)) for a, b in itertools.combinations(masks, 2))
+
+
+def test_sites_steps_and_seeds_are_independent():
+    small = (40, 500)
+    sites = [keep(f"{stack}.blocks.{i}.output", shape=small) for stack in ("encoder", "decoder") for i in range(6)]
+    steps = [keep("x", jax.random.fold_in(KEY, n), shape=small) for n in range(12)]
+    seeds = [keep("x", jax.random.key(n), shape=small) for n in range(12)]
+    assert pairwise(sites) < 5 and pairwise(steps) < 5 and pairwise(seeds) < 5
+
+
+def test_all_bits_are_balanced_and_independent():
+    bits = np.stack([((np.asarray(hash_bits(KEY, SHAPE)) >> bit) & 1).astype(bool) for bit in range(32)])
+    sigma = 0.5 / math.sqrt(bits[0].size)
+    assert np.abs(bits.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
+    assert pairwise([bit[..., :100] for bit in bits]) < 5
+    next_step = np.asarray(hash_bits(jax.random.fold_in(KEY, 1), SHAPE))
+    flipped = np.stack([((np.asarray(hash_bits(KEY, SHAPE)) ^ next_step) >> bit) & 1 for bit in range(32)])
+    assert np.abs(flipped.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
+
+
+def test_the_statistics_notice_a_weak_hash():
+    """The first multiplication alone, without the mixing: what the tests above must not let pass."""
+    index = np.arange(np.prod(SHAPE), dtype=np.uint32).reshape(SHAPE) * np.uint32(0x9E3779B1)
+    kept = index >= np.uint32(0.3 * 2**32)
+    assert abs(correlation(kept[..., 1:], kept[..., :-1])) > 5
+    shifted = (index + np.uint32(12345)) >= np.uint32(0.3 * 2**32)
+    assert abs(correlation(kept, shifted)) > 5
+
+
+def test_a_mask_depends_on_key_and_path_alone():
+    assert (keep("a.b") == keep("a.b")).all()
+    assert (np.asarray(site("a").scope("b").keep(SHAPE, 0.5)) == keep("a.b")).all()
+    assert (np.asarray(jax.jit(lambda key: site("a.b", key).keep(SHAPE, 0.5))(KEY)) == keep("a.b")).all()
+    for other in (keep("a.c"), keep("b"), keep("a.b", jax.random.fold_in(KEY, 1))):
+        assert (other != keep("a.b")).mean() > 0.4
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_kept_values_are_scaled_and_the_others_zero(dtype):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 60)) + 9, dtype)
+    for rate in (0.25, 0.5):  # 1 / (1 - rate) comes out the same in every type up to its rounding
+        dropped, kept = site("s")(x, rate), site("s").keep(x.shape, rate)
+        assert dropped.dtype == x.dtype
+        expected = np.where(np.asarray(kept), np.asarray(x, np.float64) / (1 - rate), 0.0)
+        assert furthest(dropped, expected) <= float(jnp.finfo(dtype).eps) * np.abs(expected).max()
+        assert ((np.asarray(dropped) == 0) == ~np.asarray(kept)).all() and 0 < np.asarray(kept).sum() < x.size
+
+
+def test_rates_at_the_ends_of_the_range():
+    x = jnp.ones((3, 4))
+    assert site()(x, 0.0) is x
+    for masks in DropoutMasks:
+        assert site(masks=masks).keep((1000,), 2.0**-40).all()
+        assert not site(masks=masks).keep((1000,), 1 - 2.0**-40).any()
+
+
+def test_no_dropout_is_the_identity_everywhere():
+    x = jnp.ones((3, 4))
+    assert Dropout().scope("a").scope("b")(x, 0.9) is x
+    assert type(from_rngs(None, DropoutMasks.HASH)) is Dropout
+
+
+def test_randomness_may_be_a_stream_a_key_or_a_source_of_masks():
+    masks = DropoutMasks.HASH
+    key = nnx.Rngs(dropout=3).dropout()
+    assert (
+        np.asarray(from_rngs(nnx.Rngs(dropout=3), masks).keep((999,), 0.5)) == np.asarray(from_rngs(key, masks).keep((999,), 0.5))
+    ).all()
+    own = MaskedDropout()
+    assert from_rngs(own, masks) is own
+
+
+def test_threefry_is_jax_random_bernoulli():
+    for name, rate in (("encoder.embedding", 0.1), ("x", 0.5)):
+        expected = jax.random.bernoulli(jax.random.fold_in(KEY, zlib.crc32(name.encode())), 1 - rate, (40, 50))
+        assert (np.asarray(site(name, masks=DropoutMasks.THREEFRY).keep((40, 50), rate)) == np.asarray(expected)).all()
+
+
+def test_both_words_of_a_key_count():
+    words = [(5, 1), (5, 2), (6, 1)]
+    masks = [keep("x", jax.random.wrap_key_data(jnp.asarray(word, jnp.uint32)), shape=(40, 500)) for word in words]
+    assert pairwise(masks) < 5
+
+
+def test_rows_vary_as_chance_has_it():
+    """Neither more nor less: a sequence that is spread too evenly has the right rate and no correlation between neighbours."""
+    bits = np.asarray(hash_bits(KEY, (1_000_000,)))
+    for width in (8, 20, 100, 500, 512):
+        rows = (bits[: bits.size // width * width].reshape(-1, width) >= np.uint32(0.3 * 2**32)).sum(axis=1)
+        assert abs(rows.var() / (0.21 * width) - 1) < 5 * math.sqrt(2 / len(rows)), f"rows of {width}"
+        moved = bits[width:] ^ bits[:-width]
+        assert max(abs(((moved >> bit) & 1).mean() - 0.5) for bit in range(32)) < 5 * 0.5 / math.sqrt(moved.size), f"rows of {width}"
+
+
+class Halved(MaskedDropout):
+    """Keeps every other element, whatever the rate."""
+
+    def keep(self, shape, rate):
+        return (jnp.arange(math.prod(shape)) % 2 == 0).reshape(shape)
+
+
+def halved(x) -> np.ndarray:
+    """By hand, at a rate of one half."""
+    return 2 * np.asarray(x) * (np.arange(x.size) % 2 == 0).reshape(x.shape)
+
+
+def random(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(len(shape)).normal(size=shape))
+
+
+def test_attention_drops_its_weights_and_reports_them_so():
+    q, k, v, mask = random(3, 7, 2, 4), random(3, 7, 2, 4) + 1, random(3, 7, 2, 4) - 1, np.tril(np.ones((7, 7), bool))
+    mixed, weights = attend(q, k, v, jnp.asarray(mask)[None, None], scale=0.3, rate=0.5, dropout=Halved())
+    scores = np.where(mask, np.exp(0.3 * np.einsum("bqhe,bkhe->bhqk", q, k)), 0.0)
+    expected = halved(scores / scores.sum(axis=-1, keepdims=True))
+    assert furthest(weights, expected) < 1e-14 and furthest(mixed, np.einsum("bhqk,bkhe->bqhe", expected, v)) < 1e-14
+
+
+def test_the_feed_forward_drops_after_its_activation():
+    """With ReLU one could not tell: it commutes with dropout."""
+    layer = random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"})).encoder.blocks[0].feed_forward
+    x = random(3, 5, 12)
+    expected = layer.down(jnp.asarray(halved(jax.nn.gelu(layer.up(x), approximate=False))))
+    assert furthest(layer(x, Halved()), expected) < 1e-14
+
+
+def test_a_branch_drops_and_norms_where_the_configuration_says():
+    x = random(3, 5, 12)
+    for placement, site_name in itertools.product(NormPlacement, DropoutSite):
+        config = tiny(num_layers=1, dropout=0.5, norm_placement=placement.value, dropout_site=site_name.value)
+        branch = random_model(config).encoder.blocks[0].residuals[0]
+        norm = branch.norm
+        got = branch(x, lambda y: y * y, None, Halved())
+        inner = norm(x) if placement is NormPlacement.PRE else x
+        before = halved(inner * inner) if site_name is DropoutSite.BEFORE_ADD else np.asarray(inner * inner)
+        expected = jnp.asarray(np.asarray(x) + before)
+        expected = norm(expected) if placement is NormPlacement.POST else expected
+        assert furthest(got, halved(expected) if site_name is DropoutSite.AFTER_NORM else expected) < 1e-14, (placement, site_name)
+
+
+class Recorded(MaskedDropout):
+    """Keeps everything and writes down who asked for how much."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def keep(self, shape, rate):
+        self.asked.append((self.path, tuple(shape), rate))
+        return jnp.ones(shape, bool)
+
+
+def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
+    rates = dict(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, embedding_dropout=0.4)
+    config = tiny("small", **rates)
+    source, target = batch(config)
+    recorded = Recorded()
+    jax.eval_shape(lambda: random_model(config)(source, target, rngs=recorded))
+    expected, lengths = [], {"encoder": 7, "decoder": 5}
+    for stack, n in lengths.items():
+        expected.append((f"{stack}.embedding", (3, n, 12), 0.4))
+        attentions = [("self_attention", n)] if stack == "encoder" else [("self_attention", n), ("cross_attention", 7)]
+        for block in range(2):
+            where = f"{stack}.blocks.{block}.branches"
+            for k, (name, keys) in enumerate(attentions):
+                expected.append((f"{where}.{k}.{name}.weights", (3, 3, n, keys), 0.2))
+                expected.append((f"{where}.{k}.output", (3, n, 12), 0.1))
+            last = len(attentions)
+            expected.append((f"{where}.{last}.feed_forward.activation", (3, n, 20), 0.3))
+            expected.append((f"{where}.{last}.output", (3, n, 12), 0.1))
+    assert recorded.asked == expected

@@ -1,0 +1,325 @@
+"""Decoding with a cache is decoding without one, and beam search is what a plain loop over lists computes."""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import generate, transformer, translation
+from jax_transformer.config import Branch, Mask, Part, Residual
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError, InputError
+from parity_tests.unit.helpers import furthest, ragged, random_arrays, random_model, shapes, tiny
+
+ROWS, PLACES = 4, 8
+PAD, BOS, EOS = 1, 2, 3  # lesson10's
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps():
+    """A list that grows by one with every step of a decoding loop: what is compiled here calls back."""
+    seen: list[int] = []
+    decode_step = transformer.Transformer.decode_step
+
+    def counted(self, tokens, cache):
+        jax.debug.callback(lambda _: seen.append(1), tokens)
+        return decode_step(self, tokens, cache)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformer.Transformer, "decode_step", counted)
+        yield seen
+
+
+def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
+    """A random model whose tokens depend on source and position, and are now and then padding or the end; ``eos`` is added to its logit."""
+    arrays = random_arrays(config, seed=seed)
+    for name, array in arrays.items():
+        if name.endswith(("bias", "scale")):
+            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)  # as they come, they drown the rest
+        if name.endswith(("positions.table", "cross_attention.query.kernel", "cross_attention.out.kernel", "output.kernel")):
+            array *= 3
+    arrays["output.bias"][config.target_pad_id] += 1
+    arrays["output.bias"][config.eos_id] += eos
+    return transformer.unflatten(config, {name: jnp.asarray(array) for name, array in arrays.items()})
+
+
+@functools.cache
+def compiled(definition):
+    """The whole model without a cache, compiled once for all models of its configuration."""
+    return jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
+
+
+def forward(model: transformer.Transformer):
+    definition, state = nnx.split(model)
+    return lambda source, target: np.asarray(compiled(definition)(state, source, target))
+
+
+def plain_greedy(model: transformer.Transformer, source: np.ndarray, bos: int, eos: int) -> np.ndarray:
+    """The target is as wide as the result all along: what stands behind a token changes nothing before it (see test_model)."""
+    pad, logits = model.config.target_pad_id, forward(model)
+    target = np.full((ROWS, PLACES + 1), pad)
+    target[:, 0] = bos
+    done = np.zeros(ROWS, bool)
+    for i in range(PLACES):
+        token = logits(source, target[:, :-1])[:, i].argmax(axis=-1)
+        target[:, i + 1] = np.where(done, pad, token)
+        done |= target[:, i + 1] == eos
+    return target[:, 1:]
+
+
+def sources(config: jt.TransformerConfig, seed: int) -> np.ndarray:
+    return ragged(config.source_vocab_size, config.source_pad_id, ROWS, 7, seed)
+
+
+FAITHFUL = tiny("lesson10", encoder_layers=1)
+PRE_NORM = tiny(
+    "lesson10_repaired",
+    encoder_layers=1,
+    layout="torch_nn",
+    norm_placement="pre",
+    **{"decoder.positions": "learned", "decoder.final_norm": False},
+)
+
+
+@pytest.mark.parametrize("config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"])
+def test_greedy_is_the_plain_loop_without_a_cache(config):
+    seen = []
+    for seed in range(8):
+        model, source = loud(config, seed), sources(config, seed)
+        tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
+        assert tokens.dtype == np.int32 and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
+        seen.append(tokens)
+    seen = np.concatenate(seen)
+    ended = (seen == config.eos_id).any(axis=1)
+    inside = (seen[:, :-1] == config.target_pad_id) & (seen[:, 1:] != config.target_pad_id)
+    assert 0 < ended.sum() < len(seen) and inside.any() and len(np.unique(seen, axis=0)) > len(seen) / 2  # every case was met
+
+
+def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, target: np.ndarray):
+    definition, state = nnx.split(model)
+
+    @jax.jit
+    def run(state, tokens):
+        model = nnx.merge(definition, state)
+        cache, logits = jax.lax.scan(lambda cache, t: model.decode_step(t, cache)[::-1], model.init_cache(source, len(tokens)), tokens)
+        return logits.swapaxes(0, 1), cache.length, cache.target_valid
+
+    logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
+    whole = forward(model)(source, target)
+    assert furthest(logits, whole) <= 1e-12 * np.abs(whole).max()
+    assert int(length) == target.shape[1] and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
+
+
+@pytest.mark.parametrize("config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"])
+def test_each_cached_step_gives_the_logits_of_the_whole(config):
+    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
+    target[0, :3], target[1, 2] = config.target_pad_id, config.target_pad_id  # a row may begin with padding: it sees no key then
+    steps_match_the_whole(loud(config, 0), sources(config, 0), target)
+
+
+SELF, CROSS = Branch((Part.SELF,)), Branch((Part.CROSS,))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        pytest.param((SELF, SELF, CROSS), id="self-attention twice: one module, two sets of keys"),
+        pytest.param((SELF, Branch((Part.CROSS,), Residual.MEMORY)), id="memory as residual: longer than one token"),
+    ],
+)
+def test_a_cache_that_would_be_wrong_is_refused(branches):
+    config = dataclasses.replace(PRE_NORM, decoder=dataclasses.replace(PRE_NORM.decoder, branches=branches))
+    source = sources(config, 0)
+    with contextlib.suppress(ConfigError):
+        steps_match_the_whole(random_model(config), source, source.copy())
+
+
+def test_the_cache_refuses_what_it_cannot_hold():
+    with pytest.raises(ConfigError, match=r"^21 tokens to generate are over max_length=20$"):
+        random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
+    both_ways = dataclasses.replace(FAITHFUL, decoder=dataclasses.replace(FAITHFUL.decoder, self_mask=(Mask.TARGET_PADDING,)))
+    with pytest.raises(ConfigError, match=r"not causal cannot be cached"):
+        random_model(both_ways).init_cache(sources(FAITHFUL, 0), 5)
+
+
+def test_start_and_end_tokens_can_be_given():
+    model, source = loud(FAITHFUL, 4), sources(FAITHFUL, 4)
+    usual = np.asarray(generate.greedy(model, source, max_length=PLACES))
+    end = int(usual[0, 1])
+    other = np.asarray(generate.greedy(model, source, max_length=PLACES, bos_id=9, eos_id=end))
+    assert (other == plain_greedy(model, source, 9, end)).all() and (other != usual).any()
+
+
+def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
+    model, source = loud(FAITHFUL, 0, eos=99.0), sources(FAITHFUL, 0)
+    for decode, expected in ((generate.greedy, 1), (lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0], 2)):
+        steps.clear()
+        tokens = np.asarray(decode(model, source, max_length=PLACES))
+        jax.effects_barrier()
+        assert (tokens == [[EOS] + [PAD] * (PLACES - 1)] * ROWS).all()
+        assert len(steps) == expected  # with a beam of two, the second hypothesis ends one step later
+
+
+def test_the_number_of_tokens_is_bounded_by_the_model():
+    model, source = loud(FAITHFUL, 0), sources(FAITHFUL, 0)
+    assert jax.eval_shape(lambda: generate.greedy(model, source)).shape == (ROWS, 20)
+    assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
+    for decode in (generate.greedy, generate.beam):
+        for places in (0, -1, 21):
+            with pytest.raises(ConfigError, match=f"^max_length={places} must be between 1 and the model's 20$"):
+                decode(model, source, max_length=places)
+        for name in ("bos_id", "eos_id"):
+            for value in (-1, 13):
+                with pytest.raises(ConfigError, match=f"^{name}={value} is outside the vocabulary of 13$"):
+                    decode(model, source, max_length=3, **{name: value})
+        with pytest.raises(InputError, match=r"^source id 11 is outside the vocabulary of 11$"):
+            decode(model, np.full((1, 3), 11), max_length=3)
+
+
+def test_beam_refuses_arguments_that_mean_nothing():
+    model, source = random_model(FAITHFUL), sources(FAITHFUL, 0)
+    for size in (0, -2, 7):
+        with pytest.raises(ConfigError, match=f"^beam_size={size} must be between 1 and half the vocabulary of 13$"):
+            generate.beam(model, source, beam_size=size)
+    for penalty in (-0.5, float("nan")):
+        with pytest.raises(ConfigError, match=f"^length_penalty={penalty} must not be negative"):
+            generate.beam(model, source, length_penalty=penalty)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def penalty(length: int, alpha: float) -> float:
+    """Wu et al. 2016, equation 14; the length counts the end token."""
+    return ((5 + length) / 6) ** alpha
+
+
+def plain_beam(model: transformer.Transformer, source: np.ndarray, size: int, alpha: float) -> tuple[list[int], float]:
+    """One row by lists: of the 2k best continuations those that end are finished (k are kept), the k best others go on."""
+    logits = forward(model)
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for step in range(PLACES):
+        target = np.full((ROWS, PLACES), PAD)
+        for row, (_, tokens) in enumerate(live):
+            target[row, : step + 1] = [BOS, *tokens]
+        log_probs = log_softmax(logits(np.repeat(source[None], ROWS, axis=0), target)[:, step])
+        grown = [(score + log_probs[row, v], [*tokens, v]) for row, (score, tokens) in enumerate(live) for v in range(log_probs.shape[1])]
+        best = sorted(grown, key=lambda hypothesis: -hypothesis[0])[: 2 * size]
+        finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in best if tokens[-1] == EOS]
+        finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
+        live = [hypothesis for hypothesis in best if hypothesis[1][-1] != EOS][:size]
+        if len(finished) == size and live[0][0] / penalty(PLACES, alpha) <= finished[-1][0]:
+            break
+    score, tokens = finished[0] if finished else (live[0][0] / penalty(step + 1, alpha), live[0][1])
+    return tokens + [PAD] * (PLACES - len(tokens)), score
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_beam_is_the_plain_search(size):
+    lengths = set()
+    for seed, alpha, eos in (
+        (0, 0.0, 2.0),
+        (1, 0.6, 2.0),
+        (2, 1.0, 1.0),
+        (4, 2.5, 2.0),
+        (5, 0.6, 3.0),
+        (6, 0.6, -99.0),
+        (0, 4.0, 4.0),
+        (10, 4.0, 2.0),
+    ):
+        model, source = loud(FAITHFUL, seed, eos=eos), sources(FAITHFUL, seed)
+        tokens, scores = generate.beam(model, source, beam_size=size, max_length=PLACES, length_penalty=alpha)
+        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, PLACES)
+        for row in range(ROWS):
+            expected, score = plain_beam(model, source[row], size, alpha)
+            assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
+            assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+            lengths.add(expected.index(EOS) + 1 if EOS in expected else None)
+        if eos < 0 and size == 1:  # with no end in reach; otherwise a beam of one weighs an early end against going on, and greedy does not
+            assert (np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=PLACES))).all()
+    assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses were met
+
+
+def test_the_score_is_that_of_the_tokens():
+    model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
+    tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=0.6)
+    tokens = np.asarray(tokens)
+    target = np.concatenate([np.full((ROWS, 1), BOS), tokens[:, :-1]], axis=1)
+    log_probs = log_softmax(forward(model)(source, target))
+    for row in range(ROWS):
+        length = tokens[row].tolist().index(EOS) + 1 if EOS in tokens[row] else PLACES
+        total = sum(log_probs[row, i, tokens[row, i]] for i in range(length))
+        assert abs(float(scores[row]) - total / penalty(length, 0.6)) < 1e-12
+
+
+def test_a_row_s_beam_does_not_depend_on_its_neighbours():
+    model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
+    tokens, scores = generate.beam(model, source, beam_size=2, max_length=PLACES)
+    again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=PLACES)
+    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(others[::-1], scores) < 1e-12
+
+
+# Lines of text
+
+TOKENIZER = Tokenizer.train(["one two three four five six seven eight nine ten"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
+SPEAKER = tiny("lesson10_repaired", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
+LINES = ["one two three four five six", "seven", "", "ABCDEFGHIJKL", "eight nine", "ten ten ten ten ten ten", "", "one"]
+
+
+@pytest.fixture
+def echo(monkeypatch) -> list[tuple]:
+    """Decoding that says its source again; the calls are written down."""
+    calls = []
+
+    def greedy(model, source, *, max_length):
+        calls.append(("greedy", source.shape, max_length))
+        return source
+
+    def beam(model, source, *, beam_size, length_penalty, max_length):
+        calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
+        return source, np.zeros(len(source))
+
+    monkeypatch.setattr(generate, "greedy", greedy)
+    monkeypatch.setattr(generate, "beam", beam)
+    return calls
+
+
+def test_translations_come_in_the_order_of_the_lines(echo):
+    model = transformer.abstract(SPEAKER)
+    assert translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32) == LINES
+    assert len(echo) > 2 and all(
+        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width) for kind, (_, width), places in echo
+    )
+    assert len({shape for _, shape, _ in echo}) <= 3  # a program for each width, and no more
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, LINES, beam_size=3, length_penalty=0.2) == LINES
+    assert echo and all((kind, places, size, alpha) == ("beam", 16, 3, 0.2) for kind, _, places, size, alpha in echo)
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, ["", ""]) == ["", ""] and translation.translate(model, TOKENIZER, []) == [] and not echo
+
+
+def test_a_line_that_is_too_long_is_named_by_its_number(echo):
+    model = transformer.abstract(SPEAKER)
+    longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
+    assert translation.translate(model, TOKENIZER, ["", longest]) == ["", longest]
+    with pytest.raises(InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"):
+        translation.translate(model, TOKENIZER, ["", "one", longest + "P"])
+
+
+def test_a_translation_is_the_decoded_tokens_of_its_line():
+    model = loud(SPEAKER, 0)
+    ids = TOKENIZER.encode("one two")
+    source = np.full((1, 16), PAD)
+    source[0, : len(ids) + 1] = [*ids, EOS]
+    expected = TOKENIZER.decode(np.asarray(generate.greedy(model, source, max_length=16))[0])
+    assert expected and translation.translate(model, TOKENIZER, ["one two"], tokens_per_batch=16) == [expected]
+    assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size

@@ -1,0 +1,196 @@
+"""A run that was stopped goes on where it stopped and ends, bit for bit, where an uninterrupted one ends."""
+
+import contextlib
+import dataclasses
+import gzip
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_transformer import codec
+from jax_transformer.training import checkpoint, loop, run_folder
+from jax_transformer.training.options import DataOptions, TrainOptions
+from parity_tests.unit import runs
+from parity_tests.unit.runs import train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_user(tmp_path_factory):
+    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> list[str]:
+    """The text and options of every run here: a line of metrics every 30 steps, which no checkpoint falls on, and one shape of batches."""
+    options = runs.with_option(runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1)
+    return [*runs.write_text(tmp_path_factory.mktemp("text")), *options]
+
+
+@pytest.fixture(scope="module")
+def whole(text, _as_a_user, tmp_path_factory) -> Path:
+    """A run that nothing interrupted."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert train("--run", run, *text).code == 0
+    return run
+
+
+def assert_same_end(run: Path, other: Path) -> None:
+    assert runs.differing(runs.arrays(run), runs.arrays(other)) == []
+    assert checkpoint.steps(run / "checkpoints") == checkpoint.steps(other / "checkpoints")
+    assert runs.metrics(run) == runs.metrics(other)
+
+
+# Stopped and resumed
+
+
+def in_the_background(run: Path, text: list[str], until: Path | int) -> subprocess.Popen:
+    """A run in another process, once the file is there or that many lines of metrics are."""
+    process = runs.start("train", "--run", run, *text)
+    deadline = time.monotonic() + 120
+    metrics = run / "metrics.jsonl"
+    while not (until.exists() if isinstance(until, Path) else metrics.exists() and metrics.read_text().count("\n") >= until):
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.005)
+    return process
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
+    """The next line of metrics averages steps from before and after the stop."""
+    run = tmp_path / "run"
+    process = in_the_background(run, text, until=1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    (stopped,) = checkpoint.steps(run / "checkpoints")
+    assert (process.returncode, out) == (75, "")
+    assert err.splitlines()[-1] == f"jax-transformer: stopped at step {stopped}, saved in {run}; the same command goes on from there"
+    assert 30 <= stopped < runs.STEPS
+    told = train("--run", run, *text)
+    assert (told.code, told.out) == (0, f"{run}\n")
+    assert f"continuing at step {stopped}" in told.err
+    assert told.steps[0]._cache_size() == 1
+    assert_same_end(run, whole)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(whole, text, tmp_path):
+    run = tmp_path / "run"
+    process = in_the_background(run, text, until=run / "checkpoints" / "100")
+    process.kill()
+    process.communicate(timeout=60)
+    (run / "checkpoints" / ".writing-150.orbax-checkpoint-tmp").mkdir(exist_ok=True)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 120, "lo')  # the machine went down while it wrote
+    told = train("--run", run, *text)
+    assert told.code == 0, told.err
+    assert "continuing at step 100" in told.err
+    assert_same_end(run, whole)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
+
+
+class Scripted:
+    """Stands for the event that a signal sets: set from the ``when``-th question on."""
+
+    def __init__(self, when: int):
+        self.left = when
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Told:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
+        return train(*(["--run", run] if run else []), *text)
+
+
+@pytest.mark.parametrize("when", [41, 42])
+def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when):
+    told = stopped_at_question(when, tmp_path / "run", text)
+    assert told.code == 75
+    (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert f"stopped at step {saved}, saved in" in told.err
+
+
+def test_another_seed_ends_elsewhere(whole, text, tmp_path):
+    assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
+    differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(whole))
+    assert sum("params/" in name for name in differing) == sum("params/" in name for name in runs.arrays(whole))
+    assert runs.metrics(tmp_path / "run") != runs.metrics(whole)
+
+
+def test_gzipped_text_trains_the_same_model(whole, text, tmp_path):
+    zipped = text
+    for flag in ("--data.train-source", "--data.train-target", "--data.valid-source"):
+        path = Path(text[text.index(flag) + 1])
+        (tmp_path / path.name).write_bytes(gzip.compress(path.read_bytes()))
+        zipped = runs.with_option(zipped, flag, tmp_path / path.name)
+    assert train("--run", tmp_path / "run", *zipped).code == 0
+    assert_same_end(tmp_path / "run", whole)
+
+
+# Which folder
+
+
+def pretend(folder: str, options: TrainOptions, *saved: int) -> None:
+    """A run folder with checkpoints that hold nothing."""
+    for number in saved:
+        Path(folder, "checkpoints", str(number)).mkdir(parents=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "train_config.json").write_text(codec.to_json(options))
+
+
+PHRASES = TrainOptions(steps=30)
+TEXT = TrainOptions(steps=30, data=DataOptions(train_source="a", train_target="b", valid_source="c", valid_target="d"))
+
+
+def chosen(options: TrainOptions = PHRASES, **changes: Any) -> str:
+    return str(run_folder.choose(dataclasses.replace(options, **changes)).path)
+
+
+def test_the_first_run_has_number_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (chosen(), chosen(TEXT)) == ("runs/phrases-001", "runs/text-001")
+
+
+def test_the_newest_unfinished_run_of_the_same_options_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pretend("runs/phrases-001", PHRASES, 10)
+    pretend("runs/phrases-002", PHRASES, 10, 20)
+    pretend("runs/phrases-003", dataclasses.replace(PHRASES, seed=1), 10)
+    pretend("runs/phrases-004", PHRASES, 20, 30)
+    assert chosen() == "runs/phrases-002"
+    assert chosen(seed=1) == "runs/phrases-003"
+    pretend("runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005"))  # named, and stopped before its first checkpoint
+    assert chosen() == "runs/phrases-005"
+
+
+def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pretend("runs/phrases-001", PHRASES, 30)
+    pretend("runs/phrases-007", dataclasses.replace(PHRASES, seed=1), 10)
+    pretend("runs/text-009", TEXT, 30)
+    assert (chosen(), chosen(steps=40)) == ("runs/phrases-008", "runs/phrases-008")
+    assert chosen(TEXT) == "runs/text-010"
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"from_another_version": 1}'])
+def test_a_run_whose_options_cannot_be_read_is_not_one_of_the_same(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    pretend("runs/phrases-001", PHRASES, 10)
+    pretend("runs/phrases-002", PHRASES, 10)
+    Path("runs/phrases-002/train_config.json").write_text(content)
+    assert chosen() == "runs/phrases-001"
+    assert chosen(seed=1) == "runs/phrases-003"
+
+
+def test_training_without_a_name_goes_on_where_it_stopped(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (stopped_at_question(4, None, text) for _ in range(2))
+    assert (first.code, second.code) == (75, 75), first.err
+    assert "saved in runs/text-001;" in first.err and "continuing at step" not in first.err
+    assert "saved in runs/text-001;" in second.err and "continuing at step" in second.err

@@ -1,0 +1,285 @@
+"""Weights cross between the frameworks bit for bit, and whatever does not fit is named, all of it at once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import convert, transformer
+from jax_transformer.convert import rules
+from jax_transformer.convert.rules import Alias, Each, Rule, Several
+from jax_transformer.errors import InputError
+from parity_tests.unit.helpers import ODD, SQUARE, furthest, random_arrays, random_model, shapes, tiny
+
+DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [np.dtype(ml_dtypes.bfloat16)]
+NAMES = jt.preset_names()
+
+
+def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """Values of every kind, each special one among them where there is room: NaN with a payload, infinities, -0.0, the smallest denormal."""
+    array = np.frombuffer(np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype).copy()
+    special = np.array([np.nan, -np.inf, -0.0, 0.0], np.float64).astype(dtype)
+    array[:4] = special[: array.size]
+    array.view(f"u{dtype.itemsize}")[4:5] = 1
+    return array.reshape(shape)
+
+
+@functools.cache
+def weight_table(config: jt.TransformerConfig) -> rules.Table:
+    return convert.weight_table(config)
+
+
+def any_state(config: jt.TransformerConfig, dtypes: list[np.dtype]) -> dict[str, np.ndarray]:
+    """A whole checkpoint of random bits, the types in turn; what the model ties agrees."""
+    table = weight_table(config)
+    expected = rules.torch_shapes(table, shapes(config))
+    state = {name: any_bits(shape, dtypes[i % len(dtypes)], seed=i) for i, (name, shape) in enumerate(expected.items())}
+    return state | {alias.torch: state[alias.of].copy() for alias in table if isinstance(alias, Alias)}
+
+
+def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    assert list(a) == list(b)
+    return all((x.dtype, x.shape, x.tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes()) for name, x in a.items())
+
+
+def own_and_contiguous(results: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> bool:
+    arrays = list(results.values())
+    shared = any(np.shares_memory(x, y) for x in arrays for y in given.values())
+    shared |= any(np.shares_memory(x, y) for i, x in enumerate(arrays) for y in arrays[:i])
+    return not shared and all(x.flags.c_contiguous and x.flags.owndata and x.flags.writeable for x in arrays)
+
+
+@pytest.fixture(
+    scope="module", params=[(name, sizes) for name in NAMES for sizes in (ODD, SQUARE)], ids=lambda p: f"{p[0]}-{p[1]['d_model']}"
+)
+def config(request) -> jt.TransformerConfig:
+    name, sizes = request.param
+    return tiny(name, **(SQUARE if sizes is SQUARE else {}))
+
+
+def test_there_and_back_is_the_identity_bit_for_bit(config):
+    table, state = weight_table(config), any_state(config, DTYPES)
+    arrays = rules.to_flax(table, state, shapes(config))
+    assert {name: array.shape for name, array in arrays.items()} == shapes(config)
+    assert own_and_contiguous(arrays, state)
+    back = rules.to_torch(table, arrays)
+    assert same_bits(back, {name: state[name] for name in back}) and back.keys() == state.keys()
+    assert own_and_contiguous(back, arrays)
+
+
+def test_the_model_gives_back_what_it_was_given_bit_for_bit(config):
+    state = any_state(config, DTYPES)
+    back = convert.to_torch(convert.from_torch(state, config))
+    assert same_bits(back, {name: state[name] for name in back}) and back.keys() == state.keys()
+    assert own_and_contiguous(back, {})
+
+
+def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
+    return start + np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+
+
+def test_each_tensor_lands_where_its_name_says(config):
+    """By hand for one layer, values all different: shapes alone cannot tell in the square case."""
+    table, d = weight_table(config), config.d_model
+    expected = rules.torch_shapes(table, shapes(config))
+    state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
+    state |= {alias.torch: state[alias.of] for alias in table if isinstance(alias, Alias)}
+    arrays = rules.to_flax(table, state, shapes(config))
+    for i in range(2):
+        packed, biases = (
+            state[f"decoder.layers.{i}.multihead_attn.in_proj_weight"],
+            state[f"decoder.layers.{i}.multihead_attn.in_proj_bias"],
+        )
+        for k, part in enumerate(("query", "key", "value")):
+            where = f"decoder.blocks.{i}.cross_attention.{part}"
+            assert (arrays[f"{where}.kernel"] == packed[k * d : (k + 1) * d].T).all()
+            assert (arrays[f"{where}.bias"] == biases[k * d : (k + 1) * d]).all()
+        own = state[f"encoder.layers.{i}.self_attn.in_proj_weight"]
+        assert (arrays[f"encoder.blocks.{i}.self_attention.value.kernel"] == own[2 * d :].T).all()
+        assert (arrays[f"encoder.blocks.{i}.self_attention.out.kernel"] == state[f"encoder.layers.{i}.self_attn.out_proj.weight"].T).all()
+        assert (arrays[f"encoder.blocks.{i}.feed_forward.up.kernel"] == state[f"encoder.layers.{i}.linear1.weight"].T).all()
+        assert (arrays[f"decoder.blocks.{i}.feed_forward.down.kernel"] == state[f"decoder.layers.{i}.linear2.weight"].T).all()
+        for k in range(3):
+            assert (arrays[f"decoder.blocks.{i}.residuals.{k}.norm.scale"] == state[f"decoder.layers.{i}.norm{k + 1}.weight"]).all()
+            assert (arrays[f"decoder.blocks.{i}.residuals.{k}.norm.bias"] == state[f"decoder.layers.{i}.norm{k + 1}.bias"]).all()
+    assert (arrays["target_embedding.embedding"] == state["tgt_emb.weight"]).all()
+    if "output.kernel" in arrays:
+        assert (arrays["output.kernel"] == state["linear.weight"].T).all()
+        assert (arrays["source_embedding.embedding"] == state["src_emb.weight"]).all()
+    if "pos_enc.pe" in state:
+        for stack in ("encoder", "decoder"):
+            assert (arrays[f"{stack}.positions.table"] == state["pos_enc.pe"][:, 0]).all()
+
+
+def test_learned_positions_of_the_two_stacks_stay_apart():
+    config = tiny(**{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
+    state = any_state(config, DTYPES[:1])
+    arrays = rules.to_flax(weight_table(config), state, shapes(config))
+    assert arrays["encoder.positions.table"].tobytes() == state["src_pos.weight"].tobytes()
+    assert arrays["decoder.positions.table"].tobytes() == state["tgt_pos.weight"].tobytes()
+
+
+# What is refused
+
+CONFIG = tiny("lesson10")
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, np.ndarray]:
+    return convert.to_torch(random_model(CONFIG))
+
+
+def test_one_error_names_everything_that_does_not_fit(state):
+    wrong = dict(state)
+    for name in ("linear.bias", "encoder.layers.1.norm2.weight"):
+        del wrong[name]
+    wrong["linear.biass"] = np.zeros(13)
+    wrong["zzz"] = np.zeros((2, 3))
+    wrong["src_emb.weight"] = np.zeros((12, 11))
+    wrong["decoder.layers.0.self_attn.in_proj_weight"] = np.zeros((12, 36))
+    wrong["pos_enc.pe"] = np.zeros((20, 12))
+    with pytest.raises(InputError) as error:
+        convert.from_torch(wrong, CONFIG)
+    assert str(error.value) == (
+        "the weights do not fit the model (7 problems): missing encoder.layers.1.norm2.weight (12,); missing linear.bias (13,);"
+        " unexpected linear.biass (13,) (did you mean 'linear.bias'?); unexpected zzz (2, 3);"
+        " mis-shaped decoder.layers.0.self_attn.in_proj_weight: the checkpoint has (12, 36), the model (36, 12);"
+        " mis-shaped pos_enc.pe: the checkpoint has (20, 12), the model (20, 1, 12);"
+        " mis-shaped src_emb.weight: the checkpoint has (12, 11), the model (11, 12)"
+    )
+
+
+def test_tied_copies_that_differ_are_named():
+    config = tiny("small")
+    tied = convert.to_torch(random_model(config))
+    for name in ("linear.weight", "src_emb.weight"):
+        other = tied | {name: np.nextafter(tied[name], 9)}
+        with pytest.raises(InputError, match=rf"\(1 problems\): {name} differs from tgt_emb.weight, but the model ties them$"):
+            convert.from_torch(other, config)
+    with pytest.raises(InputError, match=r"\(2 problems\)") as error:
+        convert.from_torch(tied | {"tgt_emb.weight": -tied["tgt_emb.weight"]}, config)
+    assert all(f"{name} differs from tgt_emb.weight" in str(error.value) for name in ("linear.weight", "src_emb.weight"))
+
+
+def test_flax_copies_that_differ_are_named():
+    arrays = random_arrays(CONFIG)
+    arrays["decoder.positions.table"][19, 11] += 1e-9
+    model = transformer.unflatten(CONFIG, {name: jnp.asarray(array) for name, array in arrays.items()})
+    with pytest.raises(InputError, match=r"^decoder.positions.table and encoder.positions.table differ, but pos_enc.pe holds both$"):
+        convert.to_torch(model)
+
+
+@pytest.mark.parametrize("kind", ["int64", "bool", "complex64", "object"])
+def test_what_holds_no_floating_point_numbers_is_refused(state, kind):
+    with pytest.raises(InputError, match=r"(linear|output)\.bias"):
+        convert.from_torch(state | {"linear.bias": np.zeros(13, kind)}, CONFIG)
+
+
+def test_what_is_no_array_is_refused_and_other_byte_orders_are_read(state):
+    with pytest.raises(InputError, match=r"^linear.bias is a list, not an array$"):
+        convert.from_torch(state | {"linear.bias": [0.0] * 13}, CONFIG)
+    model = convert.from_torch(state | {"linear.bias": state["linear.bias"].astype(">f8")}, CONFIG)
+    assert furthest(model.output.bias[...], state["linear.bias"]) == 0
+
+
+def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
+    with jax.enable_x64(False):
+        with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64$"):
+            convert.from_torch(state, CONFIG)
+        model = convert.from_torch(state, CONFIG, dtype="float32")
+        assert {array.dtype for array in transformer.flatten(model).values()} == {np.dtype("float32")}
+        with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode"):
+            convert.from_torch(state, CONFIG, dtype="float64")
+    assert furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
+
+
+def test_a_dtype_that_is_given_casts_every_array(state):
+    model = convert.from_torch(state, CONFIG, dtype="bfloat16")
+    assert {array.dtype for array in transformer.flatten(model).values()} == {jnp.bfloat16.dtype}
+    expected = state["linear.weight"].T.astype(ml_dtypes.bfloat16)
+    assert np.asarray(model.output.kernel[...]).tobytes() == expected.tobytes()
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins at a multiple of 64 bytes: what JAX on CPU takes over without copying."""
+    buffer = np.empty(array.nbytes + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    view = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def test_later_changes_of_the_arrays_change_no_model(state):
+    given = {name: aligned(array) for name, array in state.items()}
+    model = convert.from_torch(given, CONFIG)
+    out = convert.to_torch(model)
+    for arrays in (given, out):
+        for array in arrays.values():
+            array[...] = np.nan
+    assert same_bits(convert.to_torch(model), state)
+
+
+# The table and its engine
+
+
+def test_the_table_must_name_everything_once():
+    table, names = weight_table(CONFIG), shapes(CONFIG)
+    rules.check_complete(table, names)
+    (bias,) = (rule for rule in table if rule.torch == "linear.bias")
+    faults = {
+        "output.bias": [*table, Rule("linear.bias2", ("output.bias",))],  # doubled on the Flax side
+        "linear.bias": [*table, Rule("linear.bias", ("elsewhere",))],  # doubled on the PyTorch side
+        "elsewhere": [*table, Rule("linear.bias2", ("elsewhere",))],  # not in the model
+        "output.bias$": [rule for rule in table if rule is not bias],  # missing
+        "src_emb.weight$": [*table, Alias("src_emb.weight", "tgt_emb.weight")],  # a rule and an alias for one name
+    }
+    for name, fault in faults.items():
+        with pytest.raises(ValueError, match=f"does not cover the model exactly once: .*{name}"):
+            rules.check_complete(fault, names)
+    with pytest.raises(ValueError, match=r"nowhere"):
+        rules.check_complete([*table, Alias("again.weight", "nowhere.weight")], names)
+
+
+def test_restrict_keeps_the_rules_of_the_trained_arrays():
+    trained = transformer.flatten(transformer.abstract(CONFIG), nnx.Param)
+    table = weight_table(CONFIG)
+    kept = rules.restrict(table, trained)
+    assert [rule for rule in table if rule not in kept] == [
+        Rule("pos_enc.pe", ("encoder.positions.table", "decoder.positions.table"), Each.SQUEEZE_1, Several.COPY)
+    ]
+    gradients = {name: array for name, array in random_arrays(CONFIG).items() if name in trained}
+    named = rules.to_torch(kept, gradients)
+    assert "pos_enc.pe" not in named and len(named) == len(kept)
+    back = rules.to_flax(kept, named, {name: array.shape for name, array in gradients.items()})
+    assert same_bits({name: back[name] for name in gradients}, gradients)
+    tied = weight_table(tiny("small"))
+    assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
+    part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])  # a third of a packed tensor alone cannot be given
+    assert part == []
+
+
+def test_numbers_are_put_in_on_both_sides():
+    table = rules.repeat(2, [Rule("a.{i}.w", ("b.{i}.x", "b.{i}.y")), Alias("c.{i}", "a.{i}.w")])
+    assert table == [
+        Rule("a.0.w", ("b.0.x", "b.0.y")),
+        Alias("c.0", "a.0.w"),
+        Rule("a.1.w", ("b.1.x", "b.1.y")),
+        Alias("c.1", "a.1.w"),
+    ]
+
+
+def test_every_rule_kind_is_undone():
+    tensor = np.arange(30.0).reshape(5, 6)
+    split = Rule("t", ("a", "b"), Each.TRANSPOSE)
+    parts = split.to_flax(tensor, [(6, 2), (6, 3)])
+    assert [part.shape for part in parts] == [(6, 2), (6, 3)] and (parts[1] == tensor[2:].T).all()
+    assert (split.to_torch(parts) == tensor).all() and split.torch_shape([(6, 2), (6, 3)]) == (5, 6)
+    copy = Rule("t", ("a", "b"), Each.SQUEEZE_1, Several.COPY)
+    parts = copy.to_flax(tensor[:, None], [(5, 6), (5, 6)])
+    assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (5, 1, 6)
+    assert (copy.to_torch(parts) == tensor[:, None]).all()
