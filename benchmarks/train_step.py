@@ -5,7 +5,6 @@ cores, and only one works at a time. This process imports neither framework. See
 """
 
 import argparse
-import functools
 import json
 import math
 import multiprocessing
@@ -130,8 +129,6 @@ class Torch:
         self.module = torch_bridge.twin(config(work))
         with np.load(work.weights) as weights:  # copied into the module's own parameters, so that tied matrices stay one
             self.module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()}, strict=True)
-        # Else the stock decoder compares its mask with a causal one at every call, which also cuts torch.compile's graph in two
-        self.module.decoder.forward = functools.partial(self.module.decoder.forward, tgt_is_causal=True)
         self.module.to(device).train()
         self.torch, self.precision, self.device = torch, precision, device
         self.batch = [torch.from_numpy(array).to(device).long() for array in arrays(work)]

@@ -188,7 +188,8 @@ class Transformer(nnx.Module):
         if ids.shape[1] > self.config.max_length:
             raise InputError(f"{name} is {ids.shape[1]} tokens long, over max_length={self.config.max_length}")
         if not isinstance(ids, jax.core.Tracer):
-            low, high = int(np.min(ids)), int(np.max(ids))
+            values = np.asarray(ids)  # not jnp: under jit, even a concrete array's minimum would be traced
+            low, high = int(values.min()), int(values.max())
             if low < 0 or high >= vocab_size:
                 raise InputError(f"{name} id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
         return jnp.asarray(ids, jnp.int32)

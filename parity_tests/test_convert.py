@@ -30,6 +30,15 @@ def test_into_torch_fills_a_module():
         assert torch.equal(module(as_torch(both.source), as_torch(both.target)), both.torch(as_torch(both.source), as_torch(both.target)))
 
 
+def test_into_torch_keeps_tied_parameters_one():
+    both = pair(jt.preset("vaswani2017_base", **(ODD | {"target_vocab_size": 11})))
+    module = torch_bridge.twin(both.config)
+    before = sum(parameter.numel() for parameter in module.parameters())
+    jt.convert.into_torch(both.flax, module)
+    assert module.src_emb.weight is module.tgt_emb.weight and module.linear.weight is module.tgt_emb.weight
+    assert sum(parameter.numel() for parameter in module.parameters()) == before
+
+
 def test_into_torch_refuses_another_module():
     both = pair(jt.preset("lesson10", **ODD))
     with pytest.raises(InputError, match=r"linear\.weight"):

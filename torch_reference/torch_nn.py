@@ -113,6 +113,7 @@ class TorchTransformer(nn.Module):
             self._embed(tgt, "tgt"),
             self.encode(src),
             tgt_mask=future,
+            tgt_is_causal=True,  # so that torch does not compare the mask to find out
             tgt_key_padding_mask=tgt == self.tgt_pad_idx,
             memory_key_padding_mask=src == self.src_pad_idx if self.mask_memory else None,
         )

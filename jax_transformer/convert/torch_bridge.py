@@ -32,9 +32,13 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
-    """Load ``state`` strictly; the module takes the arrays' dtypes."""
+    """Load ``state`` strictly, in place: tied parameters stay one. The module takes the arrays' dtypes."""
+    tensors = {name: to_tensor(array) for name, array in state.items()}
+    for name, parameter in module.state_dict(keep_vars=True).items():
+        if name in tensors:
+            parameter.data = parameter.data.to(tensors[name].dtype)
     try:
-        module.load_state_dict({name: to_tensor(array) for name, array in state.items()}, strict=True, assign=True)
+        module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         raise InputError(" ".join(str(error).split())) from None
     return module

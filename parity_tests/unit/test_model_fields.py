@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from dataclasses import replace
 
 import jax
@@ -11,8 +12,9 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import Branch, Mask, Part, Residual, StackConfig, TransformerConfig
+from jax_transformer.config import Branch, Init, Mask, Part, Residual, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn.positions import sinusoids
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, tiny
 
 BASE = tiny(num_layers=1, vocab_size=13, layout="torch_nn")
@@ -55,8 +57,7 @@ def changes_weights_and_logits(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
-    wide = dict(d_model=64, d_ff=96, num_heads=4, vocab_size=96)  # as in test_model, so that little is compiled anew
-    first, second = (transformer.flatten(jt.Transformer(config.with_sizes(**wide), rngs=nnx.Rngs(0))) for config in (old, new))
+    first, second = (new_arrays(config.with_sizes(**SIZES)) for config in (old, new))
     assert any(furthest(first[name], second[name]) > 0 for name in first)
 
 
@@ -179,3 +180,63 @@ def test_an_encoder_has_no_cross_mask():
     for mask in Mask:
         with pytest.raises(ConfigError, match=r"encoder.cross_mask"):
             replace(BASE, encoder=replace(BASE.encoder, cross_mask=(mask,)))
+
+
+# What new parameters are drawn from
+
+D, F = 64, 96
+SIZES = dict(d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1)  # few shapes to compile
+
+
+def bound(xavier: float, torch: float) -> dict[Init, float]:
+    """Of a matrix of the stacks: each scheme's."""
+    return {Init.XAVIER: xavier, Init.TORCH_TRANSFORMER: xavier, Init.TORCH: torch}
+
+
+KERNELS = {
+    **{name: bound(math.sqrt(6 / (3 * D + D)), D**-0.5) for name in ("query", "key", "value")},
+    "out": bound(math.sqrt(6 / (D + D)), D**-0.5),
+    "up": bound(math.sqrt(6 / (D + F)), D**-0.5),
+    "down": bound(math.sqrt(6 / (D + F)), F**-0.5),
+    "output": {Init.XAVIER: math.sqrt(6 / (D + F)), Init.TORCH_TRANSFORMER: D**-0.5, Init.TORCH: D**-0.5},  # outside the stacks
+}
+
+
+def new_arrays(config: jt.TransformerConfig, seed: int = 0) -> dict[str, jax.Array]:
+    return transformer.flatten(jt.Transformer(config, rngs=nnx.Rngs(seed)))
+
+
+@pytest.mark.parametrize("init", Init)
+def test_new_parameters_follow_the_named_distributions(init):
+    config = tiny(init=init.value, **SIZES, **{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
+    arrays = {name: np.asarray(a) for name, a in new_arrays(config).items()}
+    assert all(array.dtype == np.float32 for array in arrays.values())
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len({arrays[name].tobytes() for name in matrices}) == len(matrices)
+    for name, array in arrays.items():
+        *_, owner, kind = name.split(".")
+        if kind in ("embedding", "table"):
+            deviation, sigma = D**-0.5 if init is Init.XAVIER else 1.0, array.size**-0.5
+            assert abs(array.std() / deviation - 1) < 4 * sigma and abs(array.mean() / deviation) < 4 * sigma, name
+            assert np.abs(array).max() > 3 * deviation, f"{name}: normal, not uniform"
+        elif kind == "kernel":
+            limit = KERNELS[owner][init]
+            assert 0.99 * limit < np.abs(array).max() <= limit, name
+            assert abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5 and abs(array.mean()) < 4 * limit * array.size**-0.5
+        elif kind == "scale":
+            assert (array == 1).all(), name
+        elif owner in ("norm", "final_norm") or init is Init.XAVIER:
+            assert (array == 0).all(), name
+        elif init is Init.TORCH_TRANSFORMER and any(part.value in name for part in (Part.SELF, Part.CROSS)):
+            assert (array == 0).all(), name  # in_proj_bias and out_proj.bias
+        else:
+            limit = (F if owner == "down" else D) ** -0.5
+            assert 0.9 * limit < np.abs(array).max() <= limit and abs(array.mean()) < 4 * limit * array.size**-0.5, name
+
+
+def test_stored_tables_begin_as_the_sinusoids_and_seeds_differ():
+    first, second = (new_arrays(tiny(**SIZES), seed) for seed in (0, 1))
+    table = sinusoids(F, D).astype(np.float32)
+    for stack in ("encoder", "decoder"):
+        assert (np.asarray(first[f"{stack}.positions.table"]) == table).all()
+    assert furthest(first["output.kernel"], second["output.kernel"]) > 0.1
