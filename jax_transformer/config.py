@@ -219,7 +219,12 @@ class TransformerConfig:
         for name, value in expanded.items():
             owner, _, leaf = name.rpartition(".")
             (data[owner] if owner else data)[leaf] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
-        return codec.from_json(type(self), json.dumps(data))
+        return codec.from_json(type(self), json.dumps(data, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form of: a branch, or a NumPy number given as a size."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value.item()
 
 
 _SHORTHANDS = {

@@ -97,11 +97,11 @@ def beam(
     """
     if not 1 <= beam_size <= model.config.target_vocab_size // 2:
         raise ConfigError(f"beam_size={beam_size} must be between 1 and half the vocabulary of {model.config.target_vocab_size}")
-    if length_penalty < 0:
+    if not length_penalty >= 0:
         raise ConfigError(f"length_penalty={length_penalty} must not be negative")
     source = model.check_source(source)
     places, ids = _places(model, max_length), _ids(model, bos_id, eos_id)
-    return _beam(*nnx.split(model), source, length_penalty, size=beam_size, places=places, ids=ids)
+    return _beam(*nnx.split(model), source, jnp.asarray(length_penalty), size=beam_size, places=places, ids=ids)
 
 
 class _Beams(NamedTuple):
@@ -140,7 +140,7 @@ def _beam(graphdef: Any, state: Any, source: Array, length_penalty: Array, *, si
     lowest = jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
 
     def penalty(length: Array) -> Array:
-        return (((5 + length) / 6) ** length_penalty).astype(dtype)
+        return ((5 + length.astype(dtype)) / 6) ** length_penalty.astype(dtype)
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
         reachable = beams.log_probs[:, 0] / penalty(jnp.asarray(places))  # log-probabilities only fall, and the longest divides them most

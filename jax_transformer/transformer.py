@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.config import EmbeddingScale, Mask, Part, StackConfig, TransformerConfig, Tying
+from jax_transformer.config import EmbeddingScale, Mask, Part, Residual, StackConfig, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn import cache as caches
 from jax_transformer.nn import masks
@@ -92,6 +92,8 @@ class Transformer(nnx.Module):
         dropout = from_rngs(rngs, self.config.dropout_masks)
         memory, encoded = self._encode(source, dropout)
         target = self._checked(target, self.config.target_vocab_size, "target")
+        if len(target) != len(source):
+            raise InputError(f"source has {len(source)} rows and target {len(target)}")
         positions = _places(target.shape[1])
         valid = self._valid(source, target)
         context = Context(
@@ -118,8 +120,13 @@ class Transformer(nnx.Module):
         """Encode ``source`` and make room for ``places`` target tokens; the memory's keys and values are projected once, here."""
         if places > self.config.max_length:
             raise ConfigError(f"{places} tokens to generate are over max_length={self.config.max_length}")
-        if Part.SELF in self.config.decoder.parts and Mask.CAUSAL not in self.config.decoder.self_mask:
+        decoder = self.config.decoder
+        if Part.SELF in decoder.parts and Mask.CAUSAL not in decoder.self_mask:
             raise ConfigError("a decoder whose self-attention is not causal cannot be cached")
+        if sum(branch.parts.count(Part.SELF) for branch in decoder.branches) > 1:
+            raise ConfigError("a decoder block that attends to itself twice has two sets of keys, and the cache one")
+        if any(branch.residual is Residual.MEMORY for branch in decoder.branches):
+            raise ConfigError("a decoder whose residual is the memory cannot be cached: the cache holds no memory")
         memory, _ = self._encode(source, Dropout())
         source_valid, _ = self._valid(source, None)
         batch, heads, width = memory.shape[0], self.config.num_heads, self.config.head_width
@@ -183,10 +190,14 @@ class Transformer(nnx.Module):
 
     def _checked(self, ids: AnyArray, vocab_size: int, name: str) -> Int[Array, "b n"]:
         """The ids as int32, refused where they cannot be looked up (values only where they are concrete, not while tracing)."""
-        if ids.shape[0] == 0 or ids.shape[1] == 0:
-            raise InputError(f"{name} ids have shape {ids.shape}: empty")
-        if ids.shape[1] > self.config.max_length:
-            raise InputError(f"{name} is {ids.shape[1]} tokens long, over max_length={self.config.max_length}")
+        ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
+        shape = ids.shape
+        if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise InputError(f"{name} ids must be integers of shape (batch, length), not {ids.dtype} of shape {shape}")
+        if 0 in shape:
+            raise InputError(f"{name} ids have shape {shape}: empty")
+        if shape[1] > self.config.max_length:
+            raise InputError(f"{name} is {shape[1]} tokens long, over max_length={self.config.max_length}")
         if not isinstance(ids, jax.core.Tracer):
             values = np.asarray(ids)  # not jnp: under jit, even a concrete array's minimum would be traced
             low, high = int(values.min()), int(values.max())

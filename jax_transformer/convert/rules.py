@@ -139,9 +139,9 @@ def check_complete(table: Table, flax_names: Iterable[str]) -> None:
     """Raises ValueError unless the table names every PyTorch tensor once and every Flax array exactly once: a fault of the table, not of a file."""
     used = [name for rule in table if isinstance(rule, Rule) for name in rule.flax]
     torch = [rule.torch for rule in table]
-    wrong = (
-        {name for name in used if used.count(name) > 1} | {name for name in torch if torch.count(name) > 1} | (set(used) ^ set(flax_names))
-    )
+    repeated = {name for names in (used, torch) for name in names if names.count(name) > 1}
+    unknown = {rule.of for rule in table if isinstance(rule, Alias)} - {rule.torch for rule in table if isinstance(rule, Rule)}
+    wrong = repeated | unknown | (set(used) ^ set(flax_names))
     if wrong:
         raise ValueError(f"the weight table does not cover the model exactly once: {', '.join(sorted(wrong))}")
 

@@ -1,6 +1,7 @@
 """Weights between PyTorch and Flax, as functions over ``{name: array}``."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.transformer import Transformer
 
 
+@lru_cache(maxsize=32)
 def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     return {name: leaf.shape for name, leaf in transformer.flatten(transformer.abstract(config)).items()}
 
@@ -39,7 +41,9 @@ def _as_numpy(name: str, value: Any) -> np.ndarray:
 
 def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
     """A copy that shares no memory with ``array`` (JAX may alias NumPy's on CPU), in its own dtype or the one asked for."""
-    dtype = np.dtype(array.dtype if dtype is None else dtype)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
+    dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
     if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         raise InputError(f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64")
     return jnp.array(array.astype(dtype), copy=True)

@@ -63,14 +63,15 @@ class KeyedDropout(MaskedDropout):
         key = jax.random.fold_in(self.key, zlib.crc32(self.path.encode()))
         if self.masks is DropoutMasks.THREEFRY:
             return jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
-        return hash_bits(key, shape) >= jnp.uint32(round(rate * 2**32))
+        return hash_bits(key, shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
     """32 well mixed bits an element from its index and a key: Wellons' ``lowbias32`` with the key's two words mixed in before and between.
 
     Good enough for dropout (unbiased bits, no visible correlation between neighbours, sites or steps; see the tests) and no more: it is neither a
-    cryptographic generator nor a replacement for ``jax.random``. It costs three multiplications where threefry costs some hundred operations.
+    cryptographic generator nor a replacement for ``jax.random``, and it needs keys that are mixed already, as ``fold_in`` leaves them. It costs
+    three multiplications where threefry costs some hundred operations.
     """
     first, second = jax.random.key_data(key).astype(jnp.uint32)[:2]
     size = 1

@@ -88,7 +88,7 @@ def test_a_huge_line_is_dropped_without_being_encoded(monkeypatch):
     assert encoded.kept.tolist() == [1]
     assert encoded.dropped_long == 2
     assert longest == 4
-    assert plan_for(encoded).widths == (8,)
+    assert plan_for(encoded).widths == (4,)
 
 
 def test_nothing_that_fits_is_refused():
@@ -123,7 +123,7 @@ def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
 
 
 def test_widths_never_pass_the_limit():
-    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (8, 20)
+    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
 
 
 @pytest.mark.parametrize("arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)])
