@@ -98,7 +98,7 @@ class Init(enum.StrEnum):
 
     TORCH = "torch"  # torch.nn.Linear (uniform, 1/sqrt(fan_in), biases too) and torch.nn.Embedding (normal, 1)
     TORCH_TRANSFORMER = "torch_transformer"  # TORCH, but matrices of the stacks Xavier-uniform, query, key and value as one (3d, d) matrix
-    XAVIER = "xavier"  # Xavier-uniform matrices, zero biases, embeddings normal with deviation d_model^-0.5
+    XAVIER = "xavier"  # Xavier-uniform matrices (query, key and value as one), zero biases, embeddings normal with deviation d_model^-0.5
 
 
 class Layout(enum.StrEnum):
