@@ -26,8 +26,9 @@ class Progress:
             self.bar.set_postfix_str(f"loss {entry['loss']:.3f}, {entry['tokens_per_second']:,.0f} tokens/s")
             return
         left = (time.monotonic() - self.began) / max(1, self.step - self.start) * (self.steps - self.step)
+        minutes, seconds = divmod(round(left), 60)
         speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
-        self.say(f"step {entry['step']}/{self.steps}  loss {entry['loss']:.3f}  {speed}  {left // 60:.0f}:{left % 60:02.0f} left")
+        self.say(f"step {entry['step']}/{self.steps}  loss {entry['loss']:.3f}  {speed}  {minutes}:{seconds:02} left")
 
     def say(self, message: str) -> None:
         """A line of its own."""
