@@ -23,12 +23,6 @@ class InputError(Refusal, ValueError):
     exit_code = 3
 
 
-class UnsafeError(Refusal, ValueError):
-    """A file that is refused because reading it would not be safe (exit code 4)."""
-
-    exit_code = 4
-
-
 class CheckpointError(Refusal, RuntimeError):
     """A checkpoint that is missing, damaged or of another model (exit code 5)."""
 
@@ -39,12 +33,6 @@ class NonFiniteLossError(Refusal, ArithmeticError):
     """The training loss became NaN or infinite (exit code 6)."""
 
     exit_code = 6
-
-
-class LockedError(Refusal, RuntimeError):
-    """Another process holds the run folder (exit code 7)."""
-
-    exit_code = 7
 
 
 class Preempted(Refusal):

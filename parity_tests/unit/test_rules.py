@@ -11,7 +11,6 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import convert, transformer
-from jax_transformer.config import Layout
 from jax_transformer.convert import rules
 from jax_transformer.convert.rules import Alias, Each, Rule, Several
 from jax_transformer.errors import InputError
@@ -86,8 +85,6 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
 
 def test_each_tensor_lands_where_its_name_says(config):
     """By hand, values all different: shapes alone cannot tell in the square case."""
-    if config.layout not in (Layout.TORCH_NN, Layout.LESSON10):
-        pytest.skip("a page of its own")
     table, d = weight_table(config), config.d_model
     expected = rules.torch_shapes(table, shapes(config))
     state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
