@@ -8,6 +8,7 @@ from typing import Any
 from jax_transformer import presets
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
+from jax_transformer.training.data_options import DataOptions
 
 
 class Schedule(enum.StrEnum):
@@ -16,6 +17,42 @@ class Schedule(enum.StrEnum):
     COSINE = "cosine"  # to zero at the last step
     INVERSE_SQRT = "inverse_sqrt"  # with the square root of the step: Vaswani et al. 2017, section 5.3
     CONSTANT = "constant"
+
+
+class Precision(enum.StrEnum):
+    """What the model computes in. Parameters, loss and optimizer stay float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Criterion(enum.StrEnum):
+    """The validation figure that decides which checkpoint is best."""
+
+    BLEU = "bleu"
+    CHRF = "chrf"
+    EXACT_MATCH = "exact_match"
+    LOSS = "valid_loss"
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, -1 where less is."""
+        return -1 if self is Criterion.LOSS else 1
+
+
+class Resume(enum.StrEnum):
+    """Whether to go on with a run that is there."""
+
+    AUTO = "auto"  # where there is one
+    NEVER = "never"  # a new run; refused where --run names one
+    MUST = "must"  # refused where there is none with a checkpoint
+
+
+class AverageOf(enum.StrEnum):
+    """Which checkpoints are averaged."""
+
+    LAST = "last"
+    BEST = "best"
 
 
 @dataclass(frozen=True)
@@ -48,36 +85,17 @@ class ModelOptions:
     """Norm before (pre) or after (post) each branch."""
     tying: str | None = None
     """Which of source embedding, target embedding and output are one matrix: none, output, all."""
+    precision: Precision = Precision.FLOAT32
+    """What the model computes in; its parameters are float32 either way."""
 
     def config(self, vocab_size: int) -> TransformerConfig:
         """The preset with these sizes, for one vocabulary on both sides."""
-        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name != "preset" and value is not None}
+        sizes = {
+            name: value for name, value in dataclasses.asdict(self).items() if name not in ("preset", "precision") and value is not None
+        }
+        if self.precision is not Precision.FLOAT32:
+            sizes["compute_dtype"] = self.precision.value
         return presets.preset(self.preset, vocab_size=vocab_size, **sizes)
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """The text. Without files, the built-in task: English to German, French and Spanish phrases from Unicode CLDR."""
-
-    train_source: str | None = None
-    """Training lines to translate from; plain or gzip."""
-    train_target: str | None = None
-    """Their translations, line by line."""
-    valid_source: str | None = None
-    """Validation lines to translate from."""
-    valid_target: str | None = None
-    """Their translations."""
-    vocab_size: int = 1000
-    """Size of the byte-level BPE vocabulary, trained on both sides of the training text."""
-    tokens_per_batch: int = 1024
-    """Positions in a batch, padding included, on each side."""
-    buckets: int = 4
-    """The most batch shapes, and so compiled programs, of a run."""
-
-    @property
-    def files(self) -> dict[str, str | None]:
-        """The four file options by name."""
-        return {name: getattr(self, name) for name in ("train_source", "train_target", "valid_source", "valid_target")}
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,10 @@ class OptimizerOptions:
     """Gradients with a larger global norm are scaled down to it; 0 is no clipping."""
     label_smoothing: float = 0.1
     """Probability mass spread over the whole vocabulary."""
+    accumulate: int = 1
+    """Batches whose gradients make one update, each token weighing the same."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then what is validated and translated with; 0 is none."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +131,9 @@ class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
     run: str | None = None
-    """The run folder. It continues where it stopped. Without one, the newest unfinished run of the same options under runs/, else a new one."""
+    """The run folder. Without one, the newest unfinished run of the same options under runs/ goes on, else a new one begins."""
+    resume: Resume = Resume.AUTO
+    """Whether to go on with a run that is there (auto), never, or to insist on it (must)."""
     steps: int = 1600
     """Updates."""
     seed: int = 0
@@ -120,23 +144,38 @@ class TrainOptions:
     """Steps between validations, each followed by a checkpoint."""
     eval_pairs: int = 1000
     """At most this many validation pairs are translated for BLEU, chrF and exact match; loss is over all."""
+    samples: int = 3
+    """Validation examples printed at each validation, others each time."""
     keep: int = 2
-    """Checkpoints to keep."""
+    """The last checkpoints to keep."""
+    keep_best: int = 1
+    """The best checkpoints to keep beside them."""
+    best_by: Criterion = Criterion.BLEU
+    """The validation figure that decides which is best."""
+    patience: int = 0
+    """Stop after this many validations in a row without a new best; 0 is never."""
+    average: int = 0
+    """At the end, average the weights of this many checkpoints; 0 is not to. They are kept until then."""
+    average_of: AverageOf = AverageOf.LAST
+    """Average the last ones or the best ones."""
+    devices: int = 0
+    """Devices to share every batch; 0 is all there are."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files to RUN/tensorboard (needs the extra [tensorboard])."""
+    wandb: str | None = None
+    """A Weights & Biases project to log to (needs the extra [wandb])."""
+    compilation_cache: str | None = None
+    """Where compiled programs are kept for the next start; a folder in the user's cache where not given, `none` for nowhere."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("log_every", 1), ("eval_every", 1), ("eval_pairs", 1), ("keep", 1)):
+        at_least = {"steps": 1, "log_every": 1, "eval_every": 1, "eval_pairs": 1, "keep": 1}
+        at_least |= dict.fromkeys(("samples", "keep_best", "patience", "average", "devices"), 0)
+        for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        given = [name for name, path in self.data.files.items() if path is not None]
-        if given and len(given) < 4:
-            absent = [f"data.{name}" for name in self.data.files if name not in given]
-            raise ConfigError(f"training on files needs all four of them; not given: {', '.join(absent)}")
-        for name in ("vocab_size", "tokens_per_batch", "buckets"):
-            if getattr(self.data, name) < 1:
-                raise ConfigError(f"data.{name}={getattr(self.data, name)} must be at least 1")
         self._check_optimizer(self.optimizer)
 
     @staticmethod
@@ -144,9 +183,11 @@ class TrainOptions:
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
             if getattr(optimizer, name) < 0:
                 raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must not be negative")
-        for name in ("beta1", "beta2", "label_smoothing"):
+        for name in ("beta1", "beta2", "label_smoothing", "ema"):
             if not 0 <= getattr(optimizer, name) < 1:
                 raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must be at least 0 and below 1")
+        if optimizer.accumulate < 1:
+            raise ConfigError(f"optimizer.accumulate={optimizer.accumulate} must be at least 1")
         for name in ("learning_rate", "epsilon"):
             if not getattr(optimizer, name) > 0:
                 raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must be above 0")

@@ -76,7 +76,7 @@ def choose(options: TrainOptions) -> RunFolder:
         elif not next(parent for parent in folder.path.absolute().parents if parent.exists()).is_dir():
             raise ConfigError(f"{folder.path} cannot be made: a file is in its way")
         return folder
-    name = "text" if options.data.train_source else "phrases"
+    name = "phrases" if options.data.builtin else "text"
     earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
     for path in reversed(earlier):
         folder = RunFolder(path)
