@@ -1,24 +1,37 @@
 """The command line: ``jax-transformer COMMAND``. Results go to stdout, progress and messages to stderr, refusals are one line."""
 
-import dataclasses
 import io
 import json
 import os
-import re
 import sys
-import typing
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import tyro
 
 import jax_transformer
+from jax_transformer.arguments import Inline, flags, parse
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 from jax_transformer.training.options import TrainOptions
 
-Options = TypeVar("Options")
+__all__ = ["COMMANDS", "flags", "main", "parse"]
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train an encoder-decoder on parallel text."""
+
+    config: str | None = None
+    """A YAML file of the options below, nested where their names have dots, or the train_config.json of a run; flags win over it."""
+    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+
+    @classmethod
+    def from_file(cls, path: str) -> "TrainCommand":
+        """What flags are put on top of; what several options must be together is checked when they are."""
+        from jax_transformer import config_file
+
+        return cls(path, config_file.read(TrainOptions, path))
 
 
 @dataclass(frozen=True)
@@ -77,11 +90,11 @@ class InspectOptions:
     """A .safetensors file or a run folder."""
 
 
-def train(options: TrainOptions) -> int:
+def train(command: TrainCommand) -> int:
     """Train, and print the run folder."""
     from jax_transformer.training import recipe
 
-    print(recipe.train(options).path)
+    print(recipe.train(command.options).path)
     return 0
 
 
@@ -89,9 +102,9 @@ def translate(options: TranslateOptions) -> int:
     """Lines in, lines out."""
     from jax_transformer import translation
     from jax_transformer.data import parallel_text
-    from jax_transformer.training import run_folder
+    from jax_transformer.training import trained
 
-    run = run_folder.load_run(options.run)
+    run = trained.load_run(options.run)
     content = sys.stdin.buffer.read()
     lines = parallel_text.split_lines(content, "standard input") if content else []
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -147,7 +160,7 @@ def _value(text: str) -> Any:
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
-    "train": (TrainOptions, train),
+    "train": (TrainCommand, train),
     "translate": (TranslateOptions, translate),
     "evaluate": (EvaluateOptions, evaluate),
     "convert": (ConvertOptions, convert),
@@ -160,55 +173,6 @@ def _usage() -> str:
     return "\n".join(
         ["usage: jax-transformer COMMAND [options]", "", *lines, "", "jax-transformer COMMAND --help lists the options of one;"]
     ) + ("\n--version prints the version; --debug shows the traceback of an error.")
-
-
-def flags(kind: type, prefix: str = "") -> list[str]:
-    """The dotted flags of an options class, as ``--data.train-source``."""
-    found = []
-    for field in dataclasses.fields(kind):
-        hint = typing.get_type_hints(kind, include_extras=True)[field.name]
-        if tyro.conf.Positional in (hint, *getattr(hint, "__metadata__", ())):
-            continue
-        if dataclasses.is_dataclass(hint):
-            found += flags(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        else:
-            name = (prefix + field.name).replace("_", "-")
-            found += [f"--{name}", f"--no-{name}"] if hint is bool else [f"--{name}"]
-    return found
-
-
-def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
-    """The options on a command line. Underscores and dashes are one. Raises ConfigError in one line; ``--help`` prints and exits."""
-    known = [*flags(kind), "--help"]
-    dashed = []
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            name = name.replace("_", "-")
-            if name not in known:
-                raise ConfigError(f"unknown option {name}{nearest(name, known)}; jax-transformer {command} --help lists them")
-            argument = name + equals + value
-        dashed.append(argument)
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            return tyro.cli(
-                kind, args=dashed, prog=f"jax-transformer {command}", description=kind.__doc__, config=(tyro.conf.EnumChoicesFromValues,)
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise ConfigError(_one_line(said.getvalue())) from None
-
-
-def _one_line(box: str) -> str:
-    """tyro's framed message as one line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [re.sub(r"[╭╮╰╯│─]+|-{3,}", " ", line).strip() for line in text.splitlines()]
-    words = [
-        line for line in lines if line and not line.startswith(("For full helptext", "Parsing error", "Value error", "Argument helptext"))
-    ]
-    return " ".join(" ".join(words).split())
 
 
 def _run(arguments: list[str]) -> int:
