@@ -17,10 +17,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data import tokenizer
-
-# Pairs encoded at a time: bounds the memory of ids as Python integers.
-CHUNK = 10_000
+from jax_transformer.data.encoding import EncodedPairs
 
 
 class Batch(NamedTuple):
@@ -32,59 +29,6 @@ class Batch(NamedTuple):
     """bos, tokens, pad …; filler: bos, pad …"""
     target_out: Int32[np.ndarray, "b t"]
     """tokens, eos, pad …; filler: pad …"""
-
-
-class SpecialIds(NamedTuple):
-    """The special tokens of the two vocabularies."""
-
-    source_pad: int
-    source_eos: int
-    target_pad: int
-    target_bos: int
-    target_eos: int
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedPairs:
-    """A corpus as ids, without special tokens."""
-
-    sources: list[np.ndarray]
-    targets: list[np.ndarray]
-    ids: SpecialIds
-    kept: Int[np.ndarray, " n"]
-    """Where each pair stood in the list that was encoded."""
-    dropped_long: int
-    """How many pairs were longer than the limit and left out."""
-
-    @functools.cached_property
-    def lengths(self) -> Int[np.ndarray, "n 2"]:
-        """Of source and target, with the one special token of each."""
-        return np.array([(len(source) + 1, len(target) + 1) for source, target in zip(self.sources, self.targets, strict=True)])
-
-
-def encode_pairs(
-    pairs: Sequence[tuple[str, str]], source_tokenizer: tokenizer.Tokenizer, target_tokenizer: tokenizer.Tokenizer, max_length: int
-) -> EncodedPairs:
-    """Pairs as ids; a pair with a side over ``max_length``, its special token included, is dropped and counted."""
-    room = max_length - 1
-    sources, targets, kept = [], [], []
-    # A huge line is dropped before it is encoded.
-    fits = [i for i, (s, t) in enumerate(pairs) if max(source_tokenizer.fewest_tokens(s), target_tokenizer.fewest_tokens(t)) <= room]
-    for start in range(0, len(fits), CHUNK):
-        chunk = fits[start : start + CHUNK]
-        chunk_sources = source_tokenizer.encode_batch([pairs[i][0] for i in chunk])
-        chunk_targets = target_tokenizer.encode_batch([pairs[i][1] for i in chunk])
-        for i, source, target in zip(chunk, chunk_sources, chunk_targets, strict=True):
-            if max(len(source), len(target)) <= room:
-                sources.append(np.array(source, np.int32))
-                targets.append(np.array(target, np.int32))
-                kept.append(i)
-    if not kept:
-        raise errors.InputError(f"none of the {len(pairs)} pairs is within max_length={max_length} tokens; raise it, or shorten the lines")
-    ids = SpecialIds(
-        source_tokenizer.pad_id, source_tokenizer.eos_id, target_tokenizer.pad_id, target_tokenizer.bos_id, target_tokenizer.eos_id
-    )
-    return EncodedPairs(sources, targets, ids, np.array(kept), dropped_long=len(pairs) - len(kept))
 
 
 def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4) -> tuple[int, ...]:

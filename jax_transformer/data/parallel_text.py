@@ -1,9 +1,14 @@
-"""Parallel text: two files, one sentence a line, where line n of one file translates line n of the other."""
+"""Parallel text: sentences with their translations, as two files where line n of one translates line n of the other.
+
+What holds for text from everywhere is here too: what a line is, which pairs are dropped, and what is refused.
+"""
 
 import gzip
 import hashlib
+import os
+import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,18 +60,61 @@ def split_lines(content: bytes, name: str) -> list[str]:
 
 
 def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
-    """Two files as pairs; a pair with an empty side teaches nothing, so it is dropped and counted."""
+    """Two files of lines as pairs."""
     sources, targets = read_lines(source_path), read_lines(target_path)
     if len(sources) != len(targets):
         raise errors.InputError(
             f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; line n of one must translate line n of the other"
         )
-    if sources == targets:
-        raise errors.InputError(f"{source_path} and {target_path} have the same content; one should be the translation of the other")
-    pairs = [(source, target) for source, target in zip(sources, targets, strict=True) if source.strip() and target.strip()]
-    if not pairs:
-        raise errors.InputError(f"{source_path} and {target_path}: each of the {len(sources)} pairs has an empty side; nothing is left")
-    return Pairs(pairs, dropped_empty=len(sources) - len(pairs))
+    return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
+
+
+def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
+    """Pairs, less those with an empty side, which teach nothing; ``name`` stands for where they are from in messages."""
+    kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
+    if not kept:
+        raise errors.InputError(f"{name}: each of the {len(pairs)} pairs has an empty side; nothing is left")
+    if all(source == target for source, target in kept):
+        raise errors.InputError(f"{name}: source and target have the same content; one should be the translation of the other")
+    return Pairs(kept, dropped_empty=len(pairs) - len(kept))
+
+
+def joined(parts: Sequence[Pairs]) -> Pairs:
+    """The pairs of several files, one after the other."""
+    return Pairs([pair for part in parts for pair in part.pairs], sum(part.dropped_empty for part in parts))
+
+
+def check_readable(paths: Iterable[str | Path]) -> None:
+    """Raises InputError that names every file that is missing, a folder, or not ours to read. Opens none: one may be a pipe."""
+    problems = []
+    for path in map(Path, paths):
+        if not path.exists():
+            problems.append(f"{path}: cannot be read: No such file or directory")
+        elif path.is_dir():
+            problems.append(f"{path}: cannot be read: Is a directory")
+        elif not os.access(path, os.R_OK):
+            problems.append(f"{path}: cannot be read: Permission denied")
+    if problems:
+        raise errors.InputError("; ".join(dict.fromkeys(problems)))
+
+
+def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> bool:
+    """Whether the source of ``others`` is in the language of the target of ``pairs``, and the other way round.
+
+    Told by the words that only one side of ``pairs`` has; True only where they leave no doubt, so False where the sides share their words.
+    """
+    source, target = _words(pairs, 0), _words(pairs, 1)
+    for side, own, other in ((0, source - target, target - source), (1, target - source, source - target)):
+        words = _words(others, side)
+        straight, crossed = len(words & own), len(words & other)
+        if crossed < 20 or crossed < 10 * straight:
+            return False
+    return True
+
+
+def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
+    """The words of one side of the first pairs, enough to know a language by."""
+    return {word for pair in pairs[:20_000] for word in re.findall(r"[^\W\d_]+", pair[side][:1000].casefold())}
 
 
 def content_hash(pairs: Iterable[tuple[str, str]]) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsInt
 
@@ -19,6 +20,10 @@ TRAINING_CHARACTERS_PER_LINE = 10_000
 LONGEST_TOKEN = 64
 # No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and GPT-2's words, punctuation and spaces.
 PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# Names in a run folder: of one vocabulary for both sides, or of two.
+SHARED_FILE = "tokenizer.json"
+SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 
 
 class Tokenizer:
@@ -81,9 +86,23 @@ class Tokenizer:
         """A count that ``encode`` cannot fall below, at no cost: encoding a 10 MB line takes seconds and gigabytes, to be thrown away."""
         return 0 if self._longest_token is None else -(-len(line) // self._longest_token)
 
+    def beginning(self, line: str, tokens: int) -> str:
+        """As much of a line's beginning as has at least that many tokens, told at no cost; all of it where that cannot be told."""
+        return line if self._longest_token is None else line[: tokens * self._longest_token]
+
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of ids; special tokens are dropped. Ids that end within a character give U+FFFD."""
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    @property
+    def source(self) -> "Tokenizer":
+        """Itself: one vocabulary for both sides."""
+        return self
+
+    @property
+    def target(self) -> "Tokenizer":
+        """Itself: one vocabulary for both sides."""
+        return self
 
     @property
     def hash(self) -> str:
@@ -91,7 +110,7 @@ class Tokenizer:
         return hashlib.sha256(self._model.to_str().encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write ``tokenizer.json`` whole or not at all."""
+        """Write a ``tokenizer.json`` whole or not at all."""
         path = Path(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -116,3 +135,70 @@ class Tokenizer:
         except Exception as error:  # the library raises a bare Exception, its message over several lines at times
             reason = " ".join(str(error).split())[:200]
             raise errors.InputError(f"{path}: not a tokenizer file: {reason}") from error
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """A vocabulary for each side, where a shared one would stand: it reads sources and writes targets."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def pad_id(self) -> int:
+        """The source's."""
+        return self.source.pad_id
+
+    @property
+    def eos_id(self) -> int:
+        """The source's."""
+        return self.source.eos_id
+
+    def encode(self, line: str) -> list[int]:
+        """The ids of a source line, without special tokens."""
+        return self.source.encode(line)
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """``encode`` of each line, on all cores."""
+        return self.source.encode_batch(lines)
+
+    def fewest_tokens(self, line: str) -> int:
+        """A count that ``encode`` cannot fall below, at no cost."""
+        return self.source.fewest_tokens(line)
+
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
+        """The text of a target's ids; special tokens are dropped."""
+        return self.target.decode(ids)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of both hashes, source first."""
+        return hashlib.sha256((self.source.hash + self.target.hash).encode()).hexdigest()
+
+
+def in_folder(path: str | Path) -> bool:
+    """Whether a folder holds a tokenizer, or at least one of two."""
+    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES))
+
+
+def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
+    """The tokenizer that a run folder holds, or its two. Raises InputError that names a missing file."""
+    folder = Path(path)
+    present = [name for name in SIDE_FILES if (folder / name).exists()]
+    if (folder / SHARED_FILE).exists():
+        if present:
+            raise errors.InputError(f"{folder}: holds {SHARED_FILE} and {present[0]}; both sides share a vocabulary or each has its own")
+        return Tokenizer.load(folder / SHARED_FILE)
+    if not present:
+        raise errors.InputError(f"{folder / SHARED_FILE}: cannot be read: No such file or directory")
+    return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
+
+
+def save_folder(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
+    """Write the file that :func:`load_folder` reads, or the two."""
+    folder = Path(path)
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder / SHARED_FILE)
+        return
+    for side, name in zip((tokenizer.source, tokenizer.target), SIDE_FILES, strict=True):
+        side.save(folder / name)

@@ -5,81 +5,98 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batches, parallel_text, phrases
-from jax_transformer.data.batches import BatchPlan, EncodedPairs
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import ConfigError
+from jax_transformer.data import batches, encoding, parallel_text, tokenizer
+from jax_transformer.data.batches import BatchPlan
+from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training import text, vocabulary
+from jax_transformer.training.data_options import TooLong
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.run_folder import RunFolder
-
-TextPairs = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Corpus:
     """What training reads."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | TokenizerPair
     config: TransformerConfig
     train: EncodedPairs
     valid: EncodedPairs
-    valid_pairs: TextPairs
+    valid_pairs: list[tuple[str, str]]
+    """The text of ``valid``."""
     plan: BatchPlan
     about: dict[str, Any]
     """What data.json records: hashes, counts, and the shapes of the batches."""
 
 
-def _read(options: TrainOptions) -> tuple[TextPairs, TextPairs, int]:
-    """Training and validation pairs, and how many pairs with an empty side were dropped."""
-    files = [path for path in options.data.files.values() if path is not None]
-    if not files:
-        text = phrases.load()
-        return text["train"], text["valid"], 0
-    train_source, train_target, valid_source, valid_target = files  # the options take all four or none
-    train, valid = parallel_text.read_pairs(train_source, train_target), parallel_text.read_pairs(valid_source, valid_target)
-    return train.pairs, valid.pairs, train.dropped_empty + valid.dropped_empty
+def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) -> Corpus:
+    """Read the text, take the tokenizer that is there or train it, encode, and plan batches of a multiple of ``rows_multiple`` rows.
 
-
-def prepare(options: TrainOptions, folder: RunFolder) -> Corpus:
-    """Read the text, train the tokenizer (or take the run's own), encode, and plan the batches. Nothing is compiled or written yet."""
-    ids = options.model.config(options.data.vocab_size)  # the preset's special ids, and an early check of every size
-    if ids.source_pad_id != ids.target_pad_id:
-        raise ConfigError(f"one vocabulary for both sides needs one pad id, not {ids.source_pad_id} and {ids.target_pad_id}")
-    train, valid, dropped_empty = _read(options)
-    if folder.tokenizer.exists():
-        tokenizer = Tokenizer.load(folder.tokenizer)
-    else:
-        lines = (line for pair in train for line in pair)
-        tokenizer = Tokenizer.train(lines, options.data.vocab_size, pad_id=ids.source_pad_id, bos_id=ids.bos_id, eos_id=ids.eos_id)
-    config = options.model.config(tokenizer.vocab_size)
-    encoded, encoded_valid = (batches.encode_pairs(pairs, tokenizer, tokenizer, config.max_length) for pairs in (train, valid))
-    widths = batches.choose_widths(encoded.lengths.max(axis=1), options.data.buckets, config.max_length)
-    rows = batches.rows_per_batch(widths, options.data.tokens_per_batch)
-    plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
+    Nothing is compiled or written yet. What costs little is checked first: options, then files, then validation, then the training text.
+    """
+    data = options.data
+    parallel_text.check_readable(data.files)
+    found = vocabulary.ready(options, folder.path)
+    config = vocabulary.config(options, found)
+    limits = vocabulary.limits(data, config)
+    train, valid = text.read(data)
+    if found is None:
+        found = vocabulary.train(data, train.pairs, config)
+        config = vocabulary.config(options, found)
+    encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
+    encoded = encoding.encode_pairs(train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT)
+    widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.max_length)
+    plan = BatchPlan(encoded.lengths, widths, batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple), options.seed)
+    _check_one_batch(plan, rows_multiple)
     about = {
         "train_pairs": len(encoded.sources),
         "valid_pairs": len(encoded_valid.sources),
-        "dropped_empty": dropped_empty,
+        "dropped_empty": train.dropped_empty + valid.dropped_empty,
         "dropped_long": encoded.dropped_long + encoded_valid.dropped_long,
-        "train_sha256": parallel_text.content_hash(train),
-        "valid_sha256": parallel_text.content_hash(valid),
-        "tokenizer_sha256": tokenizer.hash,
-        "widths": list(widths),
-        "rows": list(rows),
+        "cut_long": encoded.cut_long,
+        "train_sha256": parallel_text.content_hash(train.pairs),
+        "valid_sha256": parallel_text.content_hash(valid.pairs),
+        "tokenizer_sha256": found.hash,
+        "widths": list(plan.widths),
+        "rows": list(plan.rows),
         "batches_per_epoch": plan.batches_per_epoch,
         "fill": round(plan.fill(), 4),
     }
-    return Corpus(tokenizer, config, encoded, encoded_valid, [valid[i] for i in encoded_valid.kept], plan, about)
+    return Corpus(found, config, encoded, encoded_valid, [valid.pairs[i] for i in encoded_valid.kept], plan, about)
+
+
+def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
+    """Raises InputError where there is not one full batch: the widest has the fewest rows, and gets what other buckets have left over."""
+    pairs, rows, width = len(plan.lengths), plan.rows[-1], plan.widths[-1]
+    if pairs < rows:
+        remedy = f"data.tokens_per_batch to {pairs * width}" if pairs >= rows_multiple else f"devices, {rows_multiple} now,"
+        raise InputError(
+            f"{pairs} training pairs are less than one batch of {rows} rows of {width} tokens; lower {remedy} or give more text"
+        )
+
+
+def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
+    """What data.json of a run that goes on records otherwise, as ``train_pairs (60 -> 59)``. Raises InputError for a file that is damaged."""
+    try:
+        before = dict(json.loads(folder.data.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{folder.data}: damaged: {error}") from None
+    return [f"{name} ({_short(before.get(name))} -> {_short(now)})" for name, now in corpus.about.items() if before.get(name) != now]
+
+
+def _short(value: Any) -> str:
+    return f"{value[:8]}…" if isinstance(value, str) else str(value)
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
-    """Write tokenizer.json, config.json and data.json, or check that a run that goes on still has the same data."""
+    """Write the tokenizer, config.json and data.json, or check that a run that goes on still has the same data."""
     if folder.data.exists():
-        before = json.loads(folder.data.read_text())
-        changed = [name for name in corpus.about if before.get(name) != corpus.about[name]]
+        changed = changes(corpus, folder)
         if changed:
             raise ConfigError(f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run")
         return
-    corpus.tokenizer.save(folder.tokenizer)
+    tokenizer.save_folder(corpus.tokenizer, folder.path)
     folder.write(folder.config, corpus.config.to_json())
     folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -1,8 +1,10 @@
 """What ``train --data.`` can be told: where the text is and how it becomes batches. Standard library only."""
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
+from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError
 
 
@@ -17,7 +19,22 @@ class TooLong(enum.StrEnum):
     """What happens to a training pair with a side over the maximum length."""
 
     DROP = "drop"
-    CUT = "cut"  # both sides keep their first tokens
+    CUT = "cut"  # a side keeps its first tokens, as many as the maximum allows
+
+
+class Kind(enum.StrEnum):
+    """Where pairs come from."""
+
+    PHRASES = "phrases"  # the built-in task
+    LINES = "lines"  # two files of lines, or several twos
+    PAIRS = "pairs"  # .tsv and .jsonl files
+    DATASET = "dataset"  # a Hugging Face data set
+
+
+_LINES = ("train_source", "train_target", "valid_source", "valid_target")
+_PAIRS = ("train", "valid")
+_DATASET = ("dataset_config", "train_split", "valid_split")
+_FIELDS = ("source_field", "target_field")
 
 
 @dataclass(frozen=True)
@@ -51,9 +68,9 @@ class DataOptions:
     vocabularies: Vocabularies = Vocabularies.SHARED
     """One vocabulary for both sides, or one for each."""
     vocab_size: int = 1000
-    """Size of each byte-level BPE vocabulary, trained on the training text."""
+    """Size of each byte-level BPE vocabulary, trained on the training text; a tokenizer that is given has its own size."""
     tokenizer: str | None = None
-    """A tokenizer.json to use instead of training one."""
+    """A tokenizer.json to use instead of training one, as it is; its <pad>, <bos> and <eos> become the model's special ids."""
     target_tokenizer: str | None = None
     """The target's tokenizer.json, where vocabularies are separate."""
     max_source_length: int | None = None
@@ -68,20 +85,72 @@ class DataOptions:
     """The most batch shapes, and so compiled programs, of a run."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "tokens_per_batch", "buckets"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name}={getattr(self, name)} must be at least 1")
-        given = [name for name, paths in self.files.items() if paths]
-        if given and len(given) < 4:
-            absent = [f"data.{name}" for name in self.files if name not in given]
-            raise ConfigError(f"training on files needs all four of them; not given: {', '.join(absent)}")
+        for name, least in {"vocab_size": 1, "tokens_per_batch": 1, "buckets": 1, "max_source_length": 2, "max_target_length": 2}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"data.{name}={value} must be at least {least}")
+        self._check_one_kind()
+        self._check_complete()
+        self._check_all_used()
+        self._check_tokenizers()
+
+    @property
+    def kind(self) -> Kind:
+        """Where the pairs come from."""
+        return next((kind for kind, given in self._given().items() if given), Kind.PHRASES)
 
     @property
     def builtin(self) -> bool:
         """Whether the built-in task is asked for."""
-        return not (self.train or self.valid or self.dataset or any(self.files.values()))
+        return self.kind is Kind.PHRASES
 
     @property
-    def files(self) -> dict[str, tuple[str, ...]]:
-        """The four options for pairs of files, by name."""
-        return {name: getattr(self, name) for name in ("train_source", "train_target", "valid_source", "valid_target")}
+    def files(self) -> list[str]:
+        """Every file that is named, of text and of tokenizers."""
+        named = [path for name in (*_LINES, *_PAIRS) for path in getattr(self, name)]
+        return named + [path for path in (self.tokenizer, self.target_tokenizer) if path is not None]
+
+    def _given(self) -> dict[Kind, list[str]]:
+        """The options that name text, by kind."""
+        groups = {Kind.LINES: _LINES, Kind.PAIRS: _PAIRS, Kind.DATASET: ("dataset",)}
+        return {kind: [f"data.{name}" for name in names if getattr(self, name)] for kind, names in groups.items()}
+
+    def _check_one_kind(self) -> None:
+        given = [names[0] for names in self._given().values() if names]
+        if len(given) > 1:
+            raise ConfigError(f"text comes from one place: give {' or '.join(given)}")
+
+    def _check_complete(self) -> None:
+        for kind, names in ((Kind.LINES, _LINES), (Kind.PAIRS, _PAIRS)):
+            absent = [f"data.{name}" for name in names if not getattr(self, name)]
+            if self.kind is kind and absent:
+                raise ConfigError(f"training on files needs all of them; not given: {', '.join(absent)}")
+        for split in ("train", "valid"):
+            sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
+            if len(sources) != len(targets):
+                raise ConfigError(
+                    f"data.{split}_source names {len(sources)} files and data.{split}_target {len(targets)}; each source needs its target"
+                )
+        for path in (*self.train, *self.valid):
+            if pair_files.suffix(path) is None:
+                raise ConfigError(f"{path}: a file of pairs ends in .tsv or .jsonl, or in one of them and .gz")
+
+    def _check_all_used(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = [name for name in (*_DATASET, *_FIELDS) if getattr(self, name) != defaults[name]]
+        objects = self.kind is Kind.DATASET or any(pair_files.suffix(path) == ".jsonl" for path in (*self.train, *self.valid))
+        for name in changed:
+            if name in _DATASET and self.kind is not Kind.DATASET:
+                raise ConfigError(f"data.{name}={getattr(self, name)!r} has no meaning without data.dataset")
+            if name in _FIELDS and not objects:
+                raise ConfigError(f"data.{name}={getattr(self, name)!r} has no meaning without .jsonl files or data.dataset")
+        if self.source_field == self.target_field:
+            raise ConfigError(f"data.source_field and data.target_field are both {self.source_field!r}")
+
+    def _check_tokenizers(self) -> None:
+        if self.vocabularies is Vocabularies.SHARED:
+            if self.target_tokenizer is not None:
+                raise ConfigError("data.target_tokenizer needs data.vocabularies=separate; a shared vocabulary has one tokenizer")
+        elif (self.tokenizer is None) != (self.target_tokenizer is None):
+            absent = "data.tokenizer" if self.tokenizer is None else "data.target_tokenizer"
+            raise ConfigError(f"data.vocabularies=separate needs both tokenizers or neither; not given: {absent}")

@@ -13,23 +13,23 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import batches, tokenizer
+from jax_transformer.data import batches, encoding
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
-IDS = batches.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
+IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
 
 
-def corpus(count: int, longest: int, seed: int = 0) -> batches.EncodedPairs:
+def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
     """Pairs of random lengths whose first source token is the pair's own number, so that a row tells which pair it is."""
     random = np.random.default_rng(seed)
     sources = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
     targets = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
     for i, source in enumerate(sources):
         source[0] = 1000 + i
-    return batches.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
+    return encoding.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
 
 
-def plan_for(encoded: batches.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1) -> batches.BatchPlan:
+def plan_for(encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1) -> batches.BatchPlan:
     widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
     return batches.BatchPlan(encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed)
 
@@ -52,48 +52,6 @@ def taken(count: int, *arguments, **options) -> list[batches.Batch]:
         return list(itertools.islice(stream, count))
     finally:
         stream.close()
-
-
-# Encoding
-
-TOKENIZER = tokenizer.Tokenizer.train(["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2)
-OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
-
-
-def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
-    monkeypatch.setattr(batches, "CHUNK", 2)  # several chunks, the last not full
-    pairs = [("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7), ("four", "vier"), ("five", "drei")]
-    encoded = batches.encode_pairs(pairs, TOKENIZER, OTHER, max_length=8)
-    assert encoded.kept.tolist() == [0, 3, 4, 5]
-    assert encoded.dropped_long == 2
-    assert encoded.ids == batches.SpecialIds(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
-    for i, source, target in zip(encoded.kept, encoded.sources, encoded.targets, strict=True):
-        assert source.dtype == target.dtype == np.int32
-        assert (TOKENIZER.decode(source), OTHER.decode(target)) == pairs[i]
-    assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)]
-    assert encoded.lengths.max() == 8
-
-
-def test_a_huge_line_is_dropped_without_being_encoded(monkeypatch):
-    encode_batch, longest = tokenizer.Tokenizer.encode_batch, 0
-
-    def record(self, lines):
-        nonlocal longest
-        longest = max(longest, *map(len, lines))
-        return encode_batch(self, lines)
-
-    monkeypatch.setattr(tokenizer.Tokenizer, "encode_batch", record)
-    huge = "one two " * 1_250_000
-    encoded = batches.encode_pairs([("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50)
-    assert encoded.kept.tolist() == [1]
-    assert encoded.dropped_long == 2
-    assert longest == 4
-    assert plan_for(encoded).widths == (4,)
-
-
-def test_nothing_that_fits_is_refused():
-    with pytest.raises(errors.InputError, match="none of the 1 pairs is within max_length=4"):
-        batches.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, max_length=4)
 
 
 # Widths and rows
@@ -251,7 +209,7 @@ def test_a_pair_wider_than_all_buckets_is_refused():
 
 
 def test_a_batch_holds_tokens_specials_and_filler():
-    encoded = batches.EncodedPairs(
+    encoded = encoding.EncodedPairs(
         [np.array([10, 11], np.int32), np.array([], np.int32)],
         [np.array([20], np.int32), np.array([21, 22, 23], np.int32)],
         IDS,
@@ -335,8 +293,8 @@ def test_no_thread_outlives_the_stream(end):
 
 def test_a_stream_left_open_does_not_hold_up_the_exit():
     script = (
-        "import numpy as np; from jax_transformer.data import batches as b;"
-        "encoded = b.EncodedPairs([np.ones(3, np.int32)] * 9, [np.ones(3, np.int32)] * 9, b.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0);"
+        "import numpy as np; from jax_transformer.data import batches as b, encoding as e;"
+        "encoded = e.EncodedPairs([np.ones(3, np.int32)] * 9, [np.ones(3, np.int32)] * 9, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0);"
         "stream = b.train_stream(encoded, b.BatchPlan(encoded.lengths, (8,), (2,), 0), num_threads=2);"
         "print(next(stream).source.shape)"
     )

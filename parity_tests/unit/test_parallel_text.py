@@ -125,6 +125,36 @@ def test_no_pair_left_is_refused(tmp_path):
     assert all(part in message for part in ("text.en", "text.de", "2 pairs"))
 
 
+def test_files_are_joined_in_order(tmp_path):
+    parts = [parallel_text.Pairs([("a", "A")], 2), parallel_text.Pairs([("b", "B"), ("c", "C")], 3)]
+    assert parallel_text.joined(parts) == parallel_text.Pairs([("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5)
+
+
+def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path, monkeypatch):
+    good = written(tmp_path / "good", "text")
+    parallel_text.check_readable([good, str(good)])
+    message = refusal(parallel_text.check_readable, [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"])
+    assert message.count("absent") == 1 and "No such file" in message and f"{tmp_path}: cannot be read: Is a directory" in message
+    assert "gone" in message and "good" not in message
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "Permission denied" in refusal(parallel_text.check_readable, [good])
+
+
+def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
+    return [(f"{word * (i % 40 + 1)}, x {i}", f"{other * (i % 40 + 1)}, x {i}") for i in range(count)]
+
+
+def test_sides_that_are_swapped_are_told_by_their_words():
+    train = sentences(100, "a", "b")
+    assert parallel_text.looks_swapped(train, sentences(50, "b", "a"))
+    assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))
+    assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
+    assert not parallel_text.looks_swapped(train, sentences(15, "b", "a"))  # too few words to be sure
+    assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
+    assert not parallel_text.looks_swapped(train, sentences(50, "b", "c"))  # one side alone proves nothing
+    assert not parallel_text.looks_swapped(train + sentences(100, "b", "a"), sentences(50, "b", "a"))  # both directions in training
+
+
 def test_content_hash_is_unambiguous():
     lists = [
         [],
@@ -150,7 +180,7 @@ def test_content_hash_stays_the_same_over_versions():
 
 def test_importing_loads_no_jax():
     script = (
-        "import sys, jax_transformer.data.parallel_text, jax_transformer.data.tokenizer;"
+        "import sys, jax_transformer.training.text, jax_transformer.training.vocabulary, jax_transformer.data.batches;"
         "assert not {'jax', 'torch', 'transformers', 'grain'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

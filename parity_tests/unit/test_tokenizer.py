@@ -209,3 +209,59 @@ def test_what_a_foreign_file_says_of_lengths_and_specials_is_not_applied(tmp_pat
     content["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
     path.write_text(json.dumps(content), encoding="utf-8")
     assert tokenizer.Tokenizer.load(path).fewest_tokens(" " * 1000) == 0
+
+
+# Two vocabularies, and folders
+
+SOURCE, TARGET = TOKENIZER, train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5)
+
+
+def test_a_pair_reads_sources_and_writes_targets():
+    pair = tokenizer.TokenizerPair(SOURCE, TARGET)
+    assert pair.encode("the fox") == SOURCE.encode("the fox") != TARGET.encode("the fox")
+    assert pair.encode_batch(["the fox", ""]) == [SOURCE.encode("the fox"), []]
+    assert pair.decode(TARGET.encode("ein Haus")) == "ein Haus"
+    assert pair.decode([4, *TARGET.encode("ein Haus"), 5, 0]) == "ein Haus"
+    assert (pair.pad_id, pair.eos_id) == (1, 3)
+    assert pair.fewest_tokens("a" * 1000) == SOURCE.fewest_tokens("a" * 1000)
+    hashes = {pair.hash, tokenizer.TokenizerPair(TARGET, SOURCE).hash, tokenizer.TokenizerPair(SOURCE, SOURCE).hash, SOURCE.hash}
+    assert len(hashes) == 4
+    assert SOURCE.source is SOURCE.target is SOURCE
+
+
+def test_a_folder_keeps_one_or_two(tmp_path):
+    assert not tokenizer.in_folder(tmp_path)
+    with pytest.raises(errors.InputError, match=r"tokenizer\.json: cannot be read: No such file"):
+        tokenizer.load_folder(tmp_path)
+    tokenizer.save_folder(SOURCE, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"] and tokenizer.in_folder(tmp_path)
+    found = tokenizer.load_folder(tmp_path)
+    assert isinstance(found, tokenizer.Tokenizer) and found.hash == SOURCE.hash
+    two = tmp_path / "two"
+    two.mkdir()
+    pair = tokenizer.TokenizerPair(SOURCE, TARGET)
+    tokenizer.save_folder(pair, two)
+    assert sorted(file.name for file in two.iterdir()) == ["tokenizer.source.json", "tokenizer.target.json"] and tokenizer.in_folder(two)
+    found = tokenizer.load_folder(two)
+    assert isinstance(found, tokenizer.TokenizerPair)
+    assert (found.hash, found.source.hash, found.target.hash) == (pair.hash, SOURCE.hash, TARGET.hash)
+
+
+@pytest.mark.parametrize("missing", tokenizer.SIDE_FILES)
+def test_a_folder_with_half_of_two_names_the_other(tmp_path, missing):
+    tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
+    (tmp_path / missing).unlink()
+    assert tokenizer.in_folder(tmp_path)
+    with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
+        tokenizer.load_folder(tmp_path)
+    tokenizer.save_folder(SOURCE, tmp_path)
+    with pytest.raises(errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"):
+        tokenizer.load_folder(tmp_path)
+
+
+@NO_DEADLINE
+@hypothesis.given(st.text(st.sampled_from("the quickfoxü 1👩<eos>"), min_size=1), st.integers(1, 5))
+def test_a_beginning_has_the_tokens_that_are_asked_for_and_no_more_text_than_needed(text, tokens):
+    beginning = TOKENIZER.beginning(text * 50, tokens)
+    assert (text * 50).startswith(beginning) and len(beginning) <= tokens * tokenizer.LONGEST_TOKEN
+    assert beginning == text * 50 or len(TOKENIZER.encode(beginning)) >= tokens

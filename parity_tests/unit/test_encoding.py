@@ -1,0 +1,95 @@
+"""Text as ids: what fits is kept, what does not is dropped or cut, both counted, and a huge line costs nothing."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jax_transformer import errors
+from jax_transformer.data import encoding, tokenizer
+
+NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
+TOKENIZER = tokenizer.Tokenizer.train(["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2)
+OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
+# x and y are a token each
+PAIRS = [("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7), ("four", "vier"), ("five", "drei")]
+
+
+def text(encoded: encoding.EncodedPairs) -> list[tuple[str, str]]:
+    assert all(array.dtype == np.int32 for array in encoded.sources + encoded.targets)
+    return [(TOKENIZER.decode(source), OTHER.decode(target)) for source, target in zip(encoded.sources, encoded.targets, strict=True)]
+
+
+@pytest.fixture
+def longest(monkeypatch) -> list[int]:
+    """The length of the longest line that is encoded."""
+    encode_batch, found = tokenizer.Tokenizer.encode_batch, [0]
+
+    def record(self, lines):
+        found[0] = max(found[0], *map(len, lines))
+        return encode_batch(self, lines)
+
+    monkeypatch.setattr(tokenizer.Tokenizer, "encode_batch", record)
+    return found
+
+
+def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK", 2)  # several chunks, the last not full
+    encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8)
+    assert encoded.kept.tolist() == [0, 3, 4, 5]
+    assert (encoded.dropped_long, encoded.cut_long) == (2, 0)
+    assert encoded.ids == encoding.SpecialIds(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
+    assert text(encoded) == [PAIRS[i] for i in encoded.kept]
+    assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)]
+    assert encoded.lengths.max() == 8
+
+
+def test_cutting_keeps_every_pair_and_the_first_tokens_of_a_side(monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK", 2)
+    encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8, cut=True)
+    assert encoded.kept.tolist() == list(range(6))
+    assert (encoded.dropped_long, encoded.cut_long) == (0, 2)
+    expected = [*PAIRS]
+    expected[1:3] = [("x" * 7, "zwei"), ("three", "y" * 7)]
+    assert text(encoded) == expected
+
+
+def test_each_side_has_its_own_maximum():
+    dropped = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 9, 8)
+    assert dropped.kept.tolist() == [0, 1, 3, 4, 5]
+    assert encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 8, 9).kept.tolist() == [0, 2, 3, 4, 5]
+    cut = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 4, 6, cut=True)
+    assert (text(cut)[1], text(cut)[3]) == (("xxx", "zwei"), ("xxx", "yyyyy"))
+    assert cut.lengths.max(axis=0).tolist() == [4, 6]
+
+
+@NO_DEADLINE
+@hypothesis.given(
+    st.lists(st.sampled_from([*"one twthrefuvi,x1", " one two", "three", "five"]), min_size=1).map("".join), st.integers(2, 9)
+)
+def test_what_is_cut_is_the_beginning_of_the_whole(line, limit):
+    encoded = encoding.encode_pairs([(line, line)], TOKENIZER, OTHER, limit, cut=True)
+    assert encoded.sources[0].tolist() == TOKENIZER.encode(line)[: limit - 1]
+    assert encoded.targets[0].tolist() == OTHER.encode(line)[: limit - 1]
+
+
+def test_a_huge_line_is_dropped_without_being_encoded(longest):
+    huge = "one two " * 1_250_000
+    encoded = encoding.encode_pairs([("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50)
+    assert encoded.kept.tolist() == [1]
+    assert encoded.dropped_long == 2
+    assert longest == [4]
+
+
+def test_a_huge_line_is_cut_before_it_is_encoded(longest):
+    huge = "one two " * 1_250_000
+    encoded = encoding.encode_pairs([(huge, "eins")], TOKENIZER, OTHER, max_length=50, cut=True)
+    assert encoded.cut_long == 1
+    assert longest[0] <= 50 * tokenizer.LONGEST_TOKEN
+    assert encoded.sources[0].tolist() == TOKENIZER.encode("one two " * 100)[:49]
+
+
+@pytest.mark.parametrize(("limits", "said"), [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")])
+def test_nothing_that_fits_is_refused(limits, said):
+    with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
+        encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
