@@ -116,8 +116,11 @@ class Transformer(nnx.Module):
         """The encoder's output (b, s, d)."""
         return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
 
-    def init_cache(self, source: SourceIds, places: int) -> Cache:
-        """Encode ``source`` and make room for ``places`` target tokens; the memory's keys and values are projected once, here."""
+    def init_cache(self, source: SourceIds, places: int, beams: int = 1) -> Cache:
+        """Encode ``source`` and make room for ``beams`` hypotheses a row, each of up to ``places`` target tokens.
+
+        The memory's keys and values are projected once, here, and kept once for all beams.
+        """
         if places > self.config.max_length:
             raise ConfigError(f"{places} tokens to generate are over max_length={self.config.max_length}")
         decoder = self.config.decoder
@@ -133,27 +136,28 @@ class Transformer(nnx.Module):
         blocks = []
         for block in self.decoder.blocks:
             keys, values = block.cross_attention.keys_values(memory)
-            room = caches.empty_places(batch, places, heads, width, keys.dtype)
+            room = caches.empty_entries(batch, places * beams, heads, width, keys.dtype)
             blocks.append(caches.BlockCache(room, room, keys, values))
-        return Cache(tuple(blocks), jnp.zeros((batch, places), bool), source_valid, jnp.zeros((), jnp.int32))
+        target_valid = jnp.zeros((batch, places * beams), bool)
+        return Cache(tuple(blocks), target_valid, source_valid, jnp.zeros((), jnp.int32), caches.own_lineage(batch, beams, places))
 
-    def decode_step(self, tokens: Int[Array, " b"], cache: Cache) -> tuple[Float[Array, "b v"], Cache]:
-        """Logits of the token that follows ``tokens``, which stand at place ``cache.length`` of the target, and the cache with them in it."""
-        length = cache.length
-        here = (tokens != self.config.target_pad_id)[:, None]
-        target_valid = jax.lax.dynamic_update_slice_in_dim(cache.target_valid, here, length, axis=1)
-        places, position = _places(target_valid.shape[1]), length[None]
-        valid = (cache.source_valid, target_valid)
-        context = Context(
-            None,
-            self._mask(self.config.decoder.self_mask, valid, position, places),
-            self._mask(self.config.decoder.cross_mask, valid, position, _places(cache.source_valid.shape[1])),
-            length,
-        )
-        x = self._embed(self.target_embedding, tokens[:, None])
-        x, results = self.decoder(x, position, context, Dropout(), cache)
+    def decode_step(self, tokens: Int[Array, "b k"], cache: Cache) -> tuple[Float[Array, "b k v"], Cache]:
+        """Logits of the token that follows each beam's last one, and the cache with these last ones in it, at place ``cache.length``.
+
+        The beams are so many queries at one position: each sees the memory of its row, and of the row's entries those it descends from.
+        """
+        length, beams = cache.length, tokens.shape[1]
+        here = tokens != self.config.target_pad_id
+        target_valid = jax.lax.dynamic_update_slice_in_dim(cache.target_valid, here, length * beams, axis=1)
+        valid, position = (cache.source_valid, target_valid), jnp.broadcast_to(length, beams)
+        self_mask = self._mask(self.config.decoder.self_mask, valid, position, _places(target_valid.shape[1]) // beams)
+        if beams > 1:
+            self_mask = cache.ancestors() if self_mask is None else self_mask & cache.ancestors()
+        cross_mask = self._mask(self.config.decoder.cross_mask, valid, position, _places(cache.source_valid.shape[1]))
+        x = self._embed(self.target_embedding, tokens)
+        x, results = self.decoder(x, position, Context(None, self_mask, cross_mask, length), Dropout(), cache)
         blocks = tuple(r.cache for r in results if r.cache is not None)
-        return self._logits(x)[:, 0], Cache(blocks, target_valid, cache.source_valid, length + 1)
+        return self._logits(x), cache._replace(blocks=blocks, target_valid=target_valid, length=length + 1)
 
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
         """The source ids as int32. Raises InputError where the model cannot read them."""

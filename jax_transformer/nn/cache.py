@@ -1,4 +1,9 @@
-"""What a decoder remembers between tokens: a pytree that goes into a step and comes out of it."""
+"""What a decoder remembers between tokens: a pytree that goes into a step and comes out of it.
+
+k hypotheses (beams) of a source row share its cache. Each step writes the k keys of its place side by side, so that the target's axis of m = n·k
+entries runs through the places and, within a place, through the beams. Nothing that was written moves: where hypotheses are dropped and copied,
+only ``lineage`` changes, which says in which beam's entry each hypothesis finds its own past.
+"""
 
 from typing import NamedTuple
 
@@ -8,30 +13,50 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class BlockCache(NamedTuple):
-    """Keys and values of one block: ``n`` places for the target of which the first ``Cache.length`` are filled, and the whole memory's."""
+    """Keys and values of one block: the target's, filled as far as ``Cache.length`` says, and the whole memory's, once for all beams."""
 
-    self_keys: Float[Array, "b n h e"]
-    self_values: Float[Array, "b n h e"]
+    self_keys: Float[Array, "b m h e"]
+    self_values: Float[Array, "b m h e"]
     cross_keys: Float[Array, "b s h e"]
     cross_values: Float[Array, "b s h e"]
 
-    def append(self, keys: Float[Array, "b q h e"], values: Float[Array, "b q h e"], length: Int[Array, ""]) -> "BlockCache":
-        """The cache with the new tokens' keys and values behind the first ``length``."""
+    def append(self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]) -> "BlockCache":
+        """The cache with the keys and values of the beams' new tokens behind the first ``length`` places."""
+        start = length * keys.shape[1]
         return self._replace(
-            self_keys=jax.lax.dynamic_update_slice_in_dim(self.self_keys, keys, length, axis=1),
-            self_values=jax.lax.dynamic_update_slice_in_dim(self.self_values, values, length, axis=1),
+            self_keys=jax.lax.dynamic_update_slice_in_dim(self.self_keys, keys, start, axis=1),
+            self_values=jax.lax.dynamic_update_slice_in_dim(self.self_values, values, start, axis=1),
         )
 
 
 class Cache(NamedTuple):
-    """All blocks' caches, which of the target's places hold a token that is not padding, and how many are filled."""
+    """All blocks' caches, which of the target's entries hold a token that is not padding, and how many places are filled."""
 
     blocks: tuple[BlockCache, ...]
-    target_valid: Bool[Array, "b n"]
+    target_valid: Bool[Array, "b m"]
     source_valid: Bool[Array, "b s"]
     length: Int[Array, ""]
+    lineage: Int[Array, "b k n"]
+    """The beam in whose entry of each place a hypothesis has its token; its own beam at places to come."""
+
+    def follow(self, parents: Int[Array, "b k"]) -> "Cache":
+        """The cache where beam j goes on from the hypothesis that was in beam ``parents[j]``."""
+        places = jnp.arange(self.lineage.shape[2], dtype=jnp.int32)[None, None]
+        past = jnp.take_along_axis(self.lineage, parents[:, :, None], axis=1)
+        return self._replace(lineage=jnp.where(places < self.length, past, self.lineage))
+
+    def ancestors(self) -> Bool[Array, "b 1 k m"]:
+        """Which entries each beam descends from; the places to come are not masked here."""
+        batch, beams, places = self.lineage.shape
+        found = self.lineage[..., None] == jnp.arange(beams, dtype=jnp.int32)[None, None, None]
+        return found.reshape(batch, 1, beams, places * beams)
 
 
-def empty_places(batch: int, places: int, heads: int, width: int, dtype: jnp.dtype) -> Float[Array, "b n h e"]:
-    """Zeros for ``places`` tokens to come."""
-    return jnp.zeros((batch, places, heads, width), dtype)
+def own_lineage(batch: int, beams: int, places: int) -> Int[Array, "b k n"]:
+    """Every beam its own ancestor."""
+    return jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, places))
+
+
+def empty_entries(batch: int, entries: int, heads: int, width: int, dtype: jnp.dtype) -> Float[Array, "b m h e"]:
+    """Zeros for tokens to come."""
+    return jnp.zeros((batch, entries, heads, width), dtype)

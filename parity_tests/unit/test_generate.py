@@ -107,8 +107,9 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     @jax.jit
     def run(state, tokens):
         model = nnx.merge(definition, state)
-        cache, logits = jax.lax.scan(lambda cache, t: model.decode_step(t, cache)[::-1], model.init_cache(source, len(tokens)), tokens)
-        return logits.swapaxes(0, 1), cache.length, cache.target_valid
+        start = model.init_cache(source, len(tokens))
+        cache, logits = jax.lax.scan(lambda cache, t: model.decode_step(t[:, None], cache)[::-1], start, tokens)
+        return logits[:, :, 0].swapaxes(0, 1), cache.length, cache.target_valid
 
     logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
     whole = forward(model)(source, target)
