@@ -5,15 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_transformer import generate
-from jax_transformer.data import batches
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import InputError
+from jax_transformer.data import batches, encoding
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.transformer import Transformer
 
 
 def translate(
     model: Transformer,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
     *,
     widths: Sequence[int] = (),
@@ -29,10 +28,8 @@ def translate(
     longest = model.config.max_length
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
-    sources = tokenizer.encode_batch([lines[i] for i in full])
-    for i, ids in zip(full, sources, strict=True):
-        if len(ids) >= longest:
-            raise InputError(f"line {i + 1} is {len(ids) + 1} tokens long, over the model's max_length={longest}")
+    encoded = encoding.encode_sources(lines, tokenizer, longest)
+    sources = [encoded[i] for i in full]
     result = [""] * len(lines)
     rows = batches.rows_per_batch(widths, tokens_per_batch)
     groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id) if full else []

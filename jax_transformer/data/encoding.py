@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer import errors
-from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 
 # Pairs encoded at a time: bounds the memory of ids as Python integers.
 CHUNK = 10_000
@@ -87,6 +87,21 @@ def encode_pairs(
         source_tokenizer.pad_id, source_tokenizer.eos_id, target_tokenizer.pad_id, target_tokenizer.bos_id, target_tokenizer.eos_id
     )
     return EncodedPairs(*sides, ids, np.array(kept), dropped_long=len(pairs) - len(kept), cut_long=cut_long)
+
+
+def encode_sources(lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = "") -> list[list[int]]:
+    """The ids of lines to be translated. Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
+    special token included; a huge line is refused without being encoded."""
+    fewest = [tokenizer.fewest_tokens(line) for line in lines]
+    hopeless = next((i for i, count in enumerate(fewest) if count >= max_length), len(lines))
+    encoded = tokenizer.encode_batch(lines[:hopeless])
+    for number, ids in enumerate(encoded, 1):
+        if len(ids) >= max_length:
+            raise errors.InputError(f"{where}line {number} is {len(ids) + 1} tokens long, over the model's max_length={max_length}")
+    if hopeless < len(lines):
+        least = fewest[hopeless] + 1
+        raise errors.InputError(f"{where}line {hopeless + 1} is at least {least} tokens long, over the model's max_length={max_length}")
+    return encoded
 
 
 def _hopeless(pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]) -> bool:

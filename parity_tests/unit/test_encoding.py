@@ -93,3 +93,20 @@ def test_a_huge_line_is_cut_before_it_is_encoded(longest):
 def test_nothing_that_fits_is_refused(limits, said):
     with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
+
+
+def test_sources_to_translate_come_back_as_ids():
+    assert encoding.encode_sources(["one", "", "xxx"], TOKENIZER, 4) == [TOKENIZER.encode("one"), [], TOKENIZER.encode("xxx")]
+    assert encoding.encode_sources(["one"], tokenizer.TokenizerPair(TOKENIZER, OTHER), 4) == [TOKENIZER.encode("one")]
+    assert encoding.encode_sources([], TOKENIZER, 4) == []
+
+
+def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
+    huge = "one two " * 1_250_000
+    for lines, said in (
+        (["one", "xxxx", huge], "text: line 2 is 5 tokens long, over the model's max_length=4"),
+        (["one", "xxx", huge, "xxxx"], r"text: line 3 is at least \d{5,} tokens long, over the model's max_length=4"),
+    ):
+        with pytest.raises(errors.InputError, match=said):
+            encoding.encode_sources(lines, TOKENIZER, 4, where="text: ")
+    assert longest == [4]
