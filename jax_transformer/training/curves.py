@@ -1,0 +1,173 @@
+"""The learning curves of a run as one picture, drawn from its metrics.jsonl after every validation."""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+# Okabe and Ito's colours, which the colour-blind tell apart: https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+SCORES = (("bleu", "BLEU", BLUE, "o"), ("chrf", "chrF", ORANGE, "s"), ("exact_match", "exact match", GREEN, "^"))
+STYLE = {
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "axes.labelcolor": "#333333",
+    "axes.labelsize": 10,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12,
+    "font.size": 10,
+    "grid.color": "#e4e4e4",
+    "legend.fontsize": 9.5,
+    "lines.markersize": 4.5,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+}
+_failed: set[Path] = set()
+
+Points = list[tuple[int, float]]
+
+
+def draw(metrics: Path, picture: Path, *, title: str) -> None:
+    """Draw the lines of ``metrics`` into the PNG file ``picture``, whole or not at all.
+
+    A picture is no reason to lose a run: what goes wrong is said on stderr in one line, once for each picture, and the one that was there stays.
+    """
+    try:
+        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last newline: what was cut off
+        with _quiet():
+            _save(_figure([json.loads(line) for line in lines], title), picture)
+    except Exception as error:
+        if picture not in _failed:
+            _failed.add(picture)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            tqdm.write(f"warning: {picture} is not drawn, training goes on: {reason}", file=sys.stderr)
+
+
+def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
+    """Step and value of every line that has this figure and where it is finite; those of averaged weights, or those of the weights in training."""
+    chosen = [entry for entry in entries if name in entry and ("weights" in entry) is averaged]
+    return [(entry["step"], entry[name]) for entry in chosen if math.isfinite(entry[name])]
+
+
+def _figure(entries: list[dict[str, Any]], title: str) -> Any:
+    """A matplotlib figure of four panels, without pyplot and its state."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    last = max((entry["step"] for entry in entries), default=0)
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(10, 7.5))
+        panels = figure.subplots(2, 2)
+        figure.subplots_adjust(left=0.07, right=0.985, top=0.895, bottom=0.065, wspace=0.18, hspace=0.62)
+        figure.suptitle(f"{title}, step {last:,}", x=0.07, y=0.975, ha="left", fontsize=14, fontweight="bold", parse_math=False)
+        _loss(panels[0, 0], entries)
+        _scores(panels[0, 1], entries)
+        _rate(panels[1, 0], entries)
+        _gradient(panels[1, 1], entries)
+        for axes in panels.flat:
+            axes.set_xlim(0, max(last, 1) * 1.02)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.set_xlabel("step")
+            if not axes.lines:
+                axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#777777")
+    return figure
+
+
+def _loss(axes: Any, entries: list[dict[str, Any]]) -> None:
+    axes.set(title="Loss", ylabel="nats a target token")
+    _line(axes, _points(entries, "loss"), "training", BLUE)
+    _validated(axes, entries, "valid_loss", "validation", ORANGE, "o", best=min, digits=3)
+    _legend(axes)
+
+
+def _scores(axes: Any, entries: list[dict[str, Any]]) -> None:
+    axes.set(title="Scores on validation examples", ylabel="BLEU, chrF; exact match in %")
+    for name, label, color, marker in SCORES:
+        _validated(axes, entries, name, label, color, marker, best=max, digits=1)
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+
+
+def _rate(axes: Any, entries: list[dict[str, Any]]) -> None:
+    axes.set(title="Learning rate")
+    _line(axes, _points(entries, "learning_rate"), "learning rate", BLUE)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _gradient(axes: Any, entries: list[dict[str, Any]]) -> None:
+    points = _points(entries, "gradient_norm")
+    axes.set(title="Global norm of the gradient, before clipping")
+    _line(axes, points, "gradient norm", BLUE)
+    smallest, largest = min((value for _, value in points), default=0), max((value for _, value in points), default=0)
+    if 0 < 50 * smallest < largest:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _line(axes: Any, points: Points, label: str, color: str, marker: str = ".") -> None:
+    if points:
+        few, dense = len(points) <= 60, len(points) > 600
+        axes.plot(
+            *zip(*points, strict=True),
+            label=label,
+            color=color,
+            marker=marker if few else "",
+            linewidth=0.7 if dense else 1.6,
+            clip_on=False,
+        )
+
+
+def _validated(axes: Any, entries: list[dict[str, Any]], name: str, label: str, color: str, marker: str, *, best: Any, digits: int) -> None:
+    """A figure of the validations, with a ring around its best, and a diamond where averaged weights came out."""
+    points, averaged = _points(entries, name), _points(entries, name, averaged=True)
+    if points:
+        step, value = best(points, key=lambda point: point[1])
+        label += f": best {value:.{digits}f} at step {step:,}"
+        axes.plot(step, value, color=color, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6, clip_on=False)
+    for step, value in averaged:
+        label += f"; averaged {value:.{digits}f}"
+        axes.plot(step, value, color=color, marker="D", markersize=7, clip_on=False)
+    _line(axes, points, label, color, marker)
+
+
+def _legend(axes: Any) -> None:
+    """Below the panel, where it hides nothing."""
+    if axes.lines:
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False)
+
+
+def _save(figure: Any, picture: Path) -> None:
+    temporary = picture.with_name(f".{picture.name}.{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png", dpi=150)
+        os.replace(temporary, picture)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what matplotlib has to say: that it builds its cache of fonts, where it puts it, and which letters of a title its font lacks."""
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
