@@ -1,0 +1,163 @@
+"""Boards: what is on them, that a resumed run goes on where it was and draws nothing twice, and that a package that is not there is named at once."""
+
+import importlib.util
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training import boards
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+
+
+def train(step: int) -> dict:
+    return {"step": step, "loss": 9 - step / 100, "gradient_norm": 0.5, "learning_rate": step / 1e5, "tokens_per_second": 4000.0}
+
+
+def valid(step: int, **more) -> dict:
+    return {
+        "step": step,
+        "valid_loss": 8 - step / 100,
+        "bleu": step / 10,
+        "chrf": 30.0,
+        "exact_match": 0,
+        "signatures": {"bleu": "x"},
+        **more,
+    }
+
+
+def test_every_number_of_a_line_has_a_name():
+    assert boards.scalars(train(50)) == {
+        "train/loss": 8.5,
+        "train/gradient_norm": 0.5,
+        "train/learning_rate": 5e-4,
+        "train/tokens_per_second": 4000.0,
+    }
+    assert boards.scalars(valid(50)) == {"valid/loss": 7.5, "valid/bleu": 5.0, "valid/chrf": 30.0, "valid/exact_match": 0}
+    assert set(boards.scalars(valid(50, weights="averaged"))) == {f"averaged/{name}" for name in ("loss", "bleu", "chrf", "exact_match")}
+
+
+def test_no_board_is_the_rule(tmp_path):
+    none = boards.Boards(RunFolder(tmp_path), TrainOptions())
+    none.add(train(50))
+    none.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("options", "module"), [({"tensorboard": True}, "tensorboardX"), ({"wandb": "project"}, "wandb")])
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, options, module):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else known(name))
+    (name,) = options
+    for ask in (boards.check, lambda options: boards.Boards(RunFolder(tmp_path), options)):
+        with pytest.raises(ConfigError, match=rf"^{name} needs the package {module}: pip install 'jax-transformer\[{name}\]'$"):
+            ask(TrainOptions(**options))
+    boards.check(TrainOptions())
+
+
+def test_a_folder_named_wandb_is_no_package(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "wandb").mkdir()
+    with pytest.raises(ConfigError, match="needs the package wandb"):
+        boards.check(TrainOptions(wandb="project"))
+
+
+# TensorBoard
+
+
+def shown(folder: Path) -> dict[tuple[str, int], float]:
+    """What TensorBoard shows of a folder: the scalars of its event files, but those that a later session has declared void."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    found: dict[tuple[str, int], float] = {}
+    for path in sorted(folder.iterdir()):
+        content, at = path.read_bytes(), 0
+        while at < len(content):  # a record: its size, a checksum of that, the bytes, a checksum of them
+            (size,) = struct.unpack_from("<Q", content, at)
+            event = Event.FromString(content[at + 12 : at + 12 + size])
+            at += size + 16
+            if event.session_log.status == SessionLog.START:
+                found = {key: value for key, value in found.items() if key[1] < event.step}
+            for value in event.summary.value:
+                assert (value.tag, event.step) not in found, "drawn twice"
+                found[value.tag, event.step] = value.simple_value
+    return found
+
+
+def written(lines: list[dict]) -> dict[tuple[str, int], float]:
+    return {(name, line["step"]): pytest.approx(value) for line in lines for name, value in boards.scalars(line).items()}
+
+
+def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted(tmp_path):
+    pytest.importorskip("tensorboardX")
+    lines = [train(50), train(100), valid(100), train(150), train(200), valid(200), valid(200, weights="averaged")]
+    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]  # killed, killed again, stopped, resumed from before, ended
+    for session in sessions:
+        board = boards.Boards(RunFolder(tmp_path), TrainOptions(tensorboard=True))
+        for line in session:
+            board.add(line)
+        board.close()
+    assert shown(tmp_path / "tensorboard") == written(lines)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == len(sessions)
+
+
+# Weights & Biases: a stand-in with the part of its interface that is used
+
+FAKE = """
+from types import SimpleNamespace
+runs, asked = {}, []
+
+class Error(Exception):
+    pass
+
+def init(*, project, dir, name, config, resume, id=None):
+    if project == "closed":
+        raise Error("No API key configured.\\nUse `wandb login` to log in.")
+    asked.append(dict(project=project, dir=dir, name=name, config=config, resume=resume, id=id))
+    key = id or f"run{len(runs)}"
+    entries = runs.setdefault(key, [])
+    def log(values, step):
+        if not entries or step >= entries[-1][0]:  # as Weights & Biases does: what lies behind is dropped
+            entries.append((step, values))
+    return SimpleNamespace(id=key, log=log, finish=lambda: entries.append(("finished",)))
+"""
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    import wandb
+
+    yield wandb
+    del sys.modules["wandb"]
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, wandb):
+    folder, options = RunFolder(tmp_path / "run"), TrainOptions(wandb="project", steps=7)
+    folder.path.mkdir()
+    for line in (train(50), train(100)):  # two sessions, and between them one of somebody else
+        board = boards.Boards(folder, options)
+        board.add(line)
+        wandb.init(project="other", dir=".", name="other", config={}, resume="allow")
+    board.close()
+    assert wandb.runs["run0"] == [(50, boards.scalars(train(50))), (100, boards.scalars(train(100))), ("finished",)]
+    assert json.loads((folder.path / "wandb.json").read_text()) == {"project": "project", "id": "run0"}
+    first, _, second, _ = wandb.asked
+    assert first | {"id": "run0"} == second and first["id"] is None
+    assert (first["project"], first["name"], first["resume"], first["dir"]) == ("project", "run", "allow", str(folder.path))
+    assert first["config"]["steps"] == 7 and first["config"]["optimizer"]["schedule"] == "cosine"
+
+
+def test_what_weights_and_biases_refuses_is_said_in_one_line(tmp_path, wandb):
+    with pytest.raises(ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"):
+        boards.Boards(RunFolder(tmp_path), TrainOptions(wandb="closed"))
+    (tmp_path / "wandb.json").write_text("{")
+    with pytest.raises(InputError, match=r"wandb\.json: "):
+        boards.Boards(RunFolder(tmp_path), TrainOptions(wandb="project"))
