@@ -1,0 +1,168 @@
+"""The page of attention maps: its figures are the model's, its tokens are the text's, and no text gets out of its place."""
+
+import base64
+import hashlib
+import html.parser
+import json
+import re
+import zlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_transformer import alignment, transformer, translation
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from parity_tests.unit import helpers
+
+TEXT = ["the red house", "a small bird sees the house", "das rote Haus", "é 12"]
+LINE = TEXT[0]
+ROUNDED = 0.5 / alignment.LEVELS + 1e-6
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXT, 280, pad_id=1, bos_id=2, eos_id=3)
+
+
+def model(name: str = "lesson10_repaired", **sizes: Any) -> transformer.Transformer:
+    return helpers.random_model(helpers.tiny(name, vocab_size=280, **sizes), dtype="float32")
+
+
+def translated(tokenizer: Tokenizer, text: str = "das rote Haus") -> translation.Hypothesis:
+    return translation.Hypothesis(text, np.array([*tokenizer.encode(text), tokenizer.eos_id]), None)
+
+
+class Page(html.parser.HTMLParser):
+    """A page as a browser takes it apart."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.inside: list[str] = []
+        self.open = False
+        self.feed(text)
+        scripts = [i for i, (tag, _) in enumerate(self.tags) if tag == "script"]
+        assert [self.tags[i][1] for i in scripts] == [{"id": "data", "type": "application/json"}, {}]
+        self.script = self.inside[scripts[1]]
+        self.data = json.loads(self.inside[scripts[0]])
+        self.sentences = self.data["sentences"]
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self.inside.append("")
+
+        self.open = True
+
+    def handle_endtag(self, tag):
+        self.open = False
+
+    def handle_data(self, data):
+        if self.open:
+            self.inside[-1] += data
+
+
+def page(tmp_path, tokenizer, *, line: str = LINE, found: translation.Hypothesis | None = None, **options) -> Page:
+    path, found = tmp_path / "out.html", found or translated(tokenizer)
+    alignment.write(path, options.pop("model", None) or model(), tokenizer, [line], [found], **({"title": "a run"} | options))
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def weights(shown: dict[str, Any]) -> np.ndarray:
+    """The numbers that the page's script computes, (layer, head, row, column)."""
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(shown["weights"])), np.uint8)
+    return levels.reshape(shown["layers"], shown["heads"], len(shown["rows"]), len(shown["columns"])) / 255
+
+
+# Figures
+
+
+def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
+    maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["maps"]
+    source, target = [*tokenizer.encode(LINE), tokenizer.eos_id], [tokenizer.bos_id, *translated(tokenizer).ids[:-1]]
+    ids = jnp.array([source]), jnp.array([target])
+    _, attention = nnx.jit(lambda model: model(*ids, return_attention=True))(model())
+    for name in ("cross", "encoder", "decoder"):
+        expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
+        assert expected.std() > 0.05  # far from uniform: rows, columns and heads cannot be mistaken for one another
+        assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
+
+
+def test_rows_are_what_is_written_and_columns_what_is_read(tmp_path, tokenizer):
+    maps = page(tmp_path, tokenizer).sentences[0]["maps"]
+    source, target = ([*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"] for text in (LINE, "das rote Haus"))
+    assert "".join(source[:-1]) == LINE
+    assert (maps["cross"]["rows"], maps["cross"]["columns"]) == (target, source)
+    assert (maps["encoder"]["rows"], maps["encoder"]["columns"]) == (source, source)
+    assert (maps["decoder"]["rows"], maps["decoder"]["columns"]) == (target, ["<bos>", *target[:-1]])
+
+
+@pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
+def test_what_the_decoder_gives_to_padding_has_a_column(tmp_path, tokenizer, name):
+    cross = page(tmp_path, tokenizer, model=model(name)).sentences[0]["maps"]["cross"]
+    assert (cross["columns"][-1] == "<pad>") == (name == "lesson10")
+    sums = weights(cross).sum(axis=-1)
+    assert helpers.furthest(sums, np.ones_like(sums)) < ROUNDED * len(cross["columns"])
+
+
+def test_a_page_shows_so_many_lines_and_says_how_many_there_were(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(alignment, "SENTENCES", 2)
+    lines, found = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
+    for count, numbers, note in ((4, [1, 3], "The first 2 of 3 lines."), (3, [1, 3], ""), (0, [], "")):
+        alignment.write(tmp_path / "out.html", model(), tokenizer, lines[:count], found[:count], title="a run")
+        shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
+        assert ([one["number"] for one in shown.sentences], shown.data["note"]) == (numbers, note)
+
+
+# Tokens
+
+
+def test_pieces_are_readable(tokenizer):
+    ids = tokenizer.encode("é 漢a")
+    expected = ["é·1/2", "é·2/2", " ", "漢·1/3", "漢·2/3", "漢·3/3", "a"]
+    assert alignment.pieces(tokenizer, ids) == expected
+    assert alignment.pieces(tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]) == ["<bos>", " ", "<pad>", "<eos>"]
+    broken = alignment.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])  # a character that begins four times and never ends
+    assert (len(broken), broken[4:]) == (4 + len(ids), expected)
+
+
+def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
+    other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
+    found = translated(other)
+    cross = page(tmp_path, TokenizerPair(tokenizer, other), found=found).sentences[0]["maps"]["cross"]
+    assert cross["rows"] == alignment.pieces(other, found.ids.tolist()) != alignment.pieces(tokenizer, found.ids.tolist())
+    assert cross["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
+
+
+# The page
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
+
+
+def test_text_does_not_leave_its_place(tmp_path, tokenizer):
+    innocent = page(tmp_path, tokenizer)
+    hostile = page(tmp_path, tokenizer, line=HOSTILE, found=translated(tokenizer, HOSTILE), title=HOSTILE, model=model(max_length=120))
+    assert hostile.tags == innocent.tags
+    assert hostile.script == innocent.script
+    assert (hostile.data["title"], hostile.sentences[0]["source"], hostile.sentences[0]["target"]) == (HOSTILE, HOSTILE, HOSTILE)
+
+
+def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer):
+    shown = page(tmp_path, tokenizer)
+    policy = next(attributes["content"] for _, attributes in shown.tags if attributes.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(shown.script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert not [attributes for _, attributes in shown.tags if attributes.keys() & {"src", "href", "style", "onclick", "onload"}]
+    assert not re.findall(r"https?:|url\(|@import|innerHTML|insertAdjacentHTML|document\.write|eval\(", "".join(shown.inside))
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch):
+    path = tmp_path / "out.html"
+    path.write_text("the page before")
+    monkeypatch.setattr(alignment.os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        alignment.write(path, model(), tokenizer, [LINE], [translated(tokenizer)], title="a run")
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("out.html", "the page before")]
