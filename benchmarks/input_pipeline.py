@@ -1,0 +1,102 @@
+"""Does a training step ever wait for its batch? The default task's own steps and stream, timed in turns.
+
+python benchmarks/input_pipeline.py [--rounds 5] [--steps 40]
+"""
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_transformer.data import batches
+from jax_transformer.data.batches import Batch
+from jax_transformer.training import corpus, optimizer, step
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.mesh import Devices
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.transformer import Transformer
+
+UNTIMED = 16  # as many as the stream may have made ahead while another had its turn
+
+
+class Trainer:
+    """The default run's step and its state."""
+
+    def __init__(self, text: Corpus, options: TrainOptions):
+        self.devices = Devices.take(options.devices)
+        rule = optimizer.make(options.optimizer, options.steps)
+        state = step.initial_state(Transformer(text.config, rngs=nnx.Rngs(0)), rule)
+        self.state, self.key = self.devices.replicate((state, jax.random.key(0)))
+        self.step = step.make_step(text.config, rule, options.optimizer.label_smoothing)
+
+    def run(self, batch: Batch) -> None:
+        """One step, waited for."""
+        self.state, _ = self.step(self.state, [self.devices.divide(batch)], self.key)
+        jax.block_until_ready(self.state)
+
+
+def turn(trainer: Trainer, following: Callable[[], Batch], count: int) -> tuple[float, float]:
+    """Seconds that a step waits for its batch and that it takes in all, both the mean of ``count`` steps."""
+    waited, began = 0.0, 0.0
+    for i in range(UNTIMED + count):
+        if i == UNTIMED:
+            waited, began = 0.0, time.perf_counter()
+        asked = time.perf_counter()
+        batch = following()
+        waited += time.perf_counter() - asked
+        trainer.run(batch)
+    return waited / count, (time.perf_counter() - began) / count
+
+
+def made_here(text: Corpus) -> Iterator[Batch]:
+    """The same batches without anything made ahead."""
+    for number in itertools.count():
+        bucket, pairs = text.plan.batch_indices(number)
+        yield batches.make_batch(text.train, pairs, text.plan.widths[bucket], text.plan.rows[bucket])
+
+
+def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
+    """Of each way to get batches, a row a round: seconds of waiting and of the whole step. In a round all ways take the same batches."""
+    options = TrainOptions()
+    with tempfile.TemporaryDirectory() as folder:
+        text = corpus.prepare(options, RunFolder(Path(folder)), Devices.take(options.devices).count)
+    trainer = Trainer(text, options)
+    plain = made_here(text)
+    for bucket in range(len(text.plan.widths)):  # compiled before the first turn
+        trainer.run(next(batch for batch in made_here(text) if batch.source.shape[1] == text.plan.widths[bucket]))
+    stream = batches.train_stream(text.train, text.plan)
+    found: dict[str, list[tuple[float, float]]] = {"ready before the loop": [], "made ahead (train_stream)": [], "made by the loop": []}
+    for number in range(rounds):
+        start = number * (UNTIMED + steps)
+        ready = iter(list(itertools.islice(made_here(text), start, start + UNTIMED + steps)))
+        for name, source in zip(found, (ready, stream, plain), strict=True):
+            found[name].append(turn(trainer, source.__next__, steps))
+    stream.close()  # type: ignore[attr-defined]
+    return {name: np.array(times) for name, times in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="how often each way has its turn")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of a turn")
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    found = measure(args.rounds, args.steps)
+    print("| batches are | a step waits, ms | a step in all, ms | of it waiting |\n|---|---|---|---|")
+    for name, times in found.items():
+        waiting, whole = 1000 * np.median(times, axis=0)
+        print(f"| {name} | {waiting:.3f} | {whole:.1f} | {waiting / whole:.2%} |")
+    device, cores = jax.devices()[0].device_kind, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    print(f"\nJAX device {device}, {cores} cores; load average before: {load:.1f}")
+
+
+if __name__ == "__main__":
+    main()
