@@ -13,7 +13,7 @@ _HOMES = {
     "preset_names": "presets",
     "TransformerConfig": "config",
     "Transformer": "transformer",
-    "load": "training.run_folder",
+    "load": "training.trained",
 }
 _MODULES = ("config", "convert", "data", "errors", "generate", "nn", "presets", "training", "transformer")
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jax_transformer import convert, generate
     from jax_transformer.config import TransformerConfig
     from jax_transformer.presets import preset, preset_names
-    from jax_transformer.training.run_folder import load
+    from jax_transformer.training.trained import load
     from jax_transformer.transformer import Transformer
 
 

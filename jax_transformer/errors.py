@@ -35,6 +35,12 @@ class NonFiniteLossError(Refusal, ArithmeticError):
     exit_code = 6
 
 
+class LockedError(Refusal):
+    """A run folder that another process is training in (exit code 7)."""
+
+    exit_code = 7
+
+
 class Preempted(Refusal):
     """Training was asked to stop and has saved its state; the same command continues it (exit code 75)."""
 

@@ -4,9 +4,11 @@ A checkpoint appears under its name by a rename, whole or not at all. This is th
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ from jax_transformer.errors import CheckpointError
 
 Tree = TypeVar("Tree")
 _MANIFEST = "manifest.json"
+_OWN_HASH = "manifest_sha256"
 _WRITING = ".writing-"
 
 
@@ -24,27 +27,79 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
-def save(folder: Path, step: int, tree: Any, *, keep: int, about: dict[str, Any]) -> Path:
-    """Write ``folder/step`` (arrays from ``tree``, ``about`` into its manifest), then remove all but the last ``keep`` checkpoints."""
+def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
+    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises CheckpointError where the disk does not take it.
+
+    Nothing that was there before is touched until the new one is whole and on the disk.
+    """
     from orbax.checkpoint import v1 as ocp
 
     folder = folder.absolute()  # Orbax takes no other
-    final, temporary = folder / str(step), folder / f"{_WRITING}{step}"
+    final, temporary, replaced = folder / str(step), folder / f"{_WRITING}{step}", folder / f"{_WRITING}{step}.replaced"
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(f"{_WRITING}*"):
-        shutil.rmtree(stale)
-    ocp.save(temporary, tree)
-    manifest = {"step": step, **about, "sha256": {name: _sha256(path) for name, path in _files(temporary)}}
-    (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    for path in [*temporary.rglob("*"), temporary]:
-        _sync(path)
+    remove_unfinished(folder)
+    try:
+        ocp.save(temporary, tree)
+        hashes = {name: _sha256(path) for name, path in _files(temporary)}
+        (temporary / _MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
+        for path in [*temporary.rglob("*"), temporary]:
+            sync(path)
+    except Exception as error:  # a full disk reaches us from Orbax in many forms
+        remove_unfinished(folder)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CheckpointError(f"{final}: could not be written ({reason[:300]}); the checkpoints that were there are untouched") from error
     if final.exists():
-        shutil.rmtree(final)
+        os.rename(final, replaced)
     os.rename(temporary, final)
-    _sync(folder)
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(folder / str(old))
+    for path in (folder, folder.parent, folder.parent.parent):
+        sync(path)
+    remove_unfinished(folder)
     return final
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what an interrupted or failed save left behind; a checkpoint that was being replaced is put back."""
+    for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
+        name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
+        if stale.suffix == ".replaced" and not (folder / name).exists():
+            os.rename(stale, folder / name)
+        else:
+            shutil.rmtree(stale)
+
+
+def prune(folder: Path, keep: Iterable[int]) -> None:
+    """Remove the checkpoints of all other steps."""
+    for step in set(steps(folder)) - set(keep):
+        shutil.rmtree(folder / str(step))
+
+
+def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
+    """The newest step whose files are those of its manifest, and what is wrong with the newer ones.
+
+    Raises CheckpointError naming the newest where there are checkpoints and none is intact.
+    """
+    damage: list[CheckpointError] = []
+    for step in reversed(steps(folder)):
+        try:
+            verify(folder, step)
+            return step, damage
+        except CheckpointError as error:
+            damage.append(error)
+    if damage:
+        others = f"; nor is any of the {len(damage) - 1} before it intact" if len(damage) > 1 else ""
+        raise CheckpointError(f"{damage[0]}{others}")
+    return None, []
+
+
+def set_aside(folder: Path, step: int) -> Path:
+    """Rename a damaged checkpoint so that it is none any more, and lose nothing."""
+    aside = folder / f"damaged-{step}"
+    for number in itertools.count(2):
+        if not aside.exists():
+            break
+        aside = folder / f"damaged-{step}.{number}"
+    os.rename(folder / str(step), aside)
+    return aside
 
 
 def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
@@ -75,25 +130,37 @@ def described(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], str]]
     """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none. Raises CheckpointError where it is damaged."""
     from orbax.checkpoint import v1 as ocp
 
-    path = folder.absolute() / str(step)
-    _check(path)
-    return _described(ocp.metadata(path).metadata)
+    verify(folder, step)
+    return _described(ocp.metadata(folder.absolute() / str(step)).metadata)
 
 
 def manifest(folder: Path, step: int) -> dict[str, Any]:
-    """What :func:`save` was told ``about`` the checkpoint, with its step and hashes."""
+    """What :func:`save` was told ``about`` the checkpoint, with its step and hashes. Raises CheckpointError where a byte of it changed."""
     path = folder / str(step) / _MANIFEST
     try:
-        content = json.loads(path.read_text())
+        text = path.read_text()
+        content = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("sha256"), dict):
         raise CheckpointError(f"{path}: not a manifest: it names no hashes")
+    content.pop(_OWN_HASH, None)
+    if text != _manifest_text(content):
+        raise CheckpointError(f"{path}: damaged (its SHA-256 is not what it says itself)")
+    if content.get("step") != step:
+        raise CheckpointError(f"{path}: is of step {content.get('step')}, not {step}")
     return content
 
 
-def _check(path: Path) -> None:
-    expected = manifest(path.parent, int(path.name))["sha256"]
+def _manifest_text(content: dict[str, Any]) -> str:
+    own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json.dumps({**content, _OWN_HASH: own}, indent=2) + "\n"
+
+
+def verify(folder: Path, step: int) -> None:
+    """Raises CheckpointError naming the first file that is missing, changed or too many."""
+    path = folder / str(step)
+    expected = manifest(folder, step)["sha256"]
     found = {name for name, _ in _files(path)}
     for name in sorted(expected.keys() | found):
         if name not in found:
@@ -118,7 +185,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file or folder on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -60,24 +60,24 @@ def convert(source: str, destination: str, description: Description, dtype: str 
 
 def _export(source: str, target: Path, dtype: str | None) -> Iterator[str]:
     from jax_transformer import convert
-    from jax_transformer.training import run_folder
+    from jax_transformer.training import trained
 
-    model, step = run_folder.load_model(source)
+    model, weights = trained.load_model(source)
     state = _cast(convert.to_torch(model), dtype)
     safetensors.write(target, state)
-    yield f"{source} (step {step}) -> {target}: {_summary(state)}"
+    yield f"{source} ({weights.name}, step {weights.step}) -> {target}: {_summary(state)}"
 
 
 def _import(source: str, target: Path, config: TransformerConfig, dtype: str | None) -> Iterator[str]:
     from jax_transformer import convert
-    from jax_transformer.training import run_folder
+    from jax_transformer.training import trained
 
     state = _cast(safetensors.read(source), dtype)
     model = convert.from_torch(state, config)
     again = convert.to_torch(model)
     if any(again[name].tobytes() != state[name].tobytes() for name in state):
         raise InputError(f"{source}: its weights do not come back as they are; nothing was written")
-    run_folder.save_model(model, target)
+    trained.save_model(model, target)
     yield f"{source} -> {target}: {_summary(state)}, all of them back bit for bit"
 
 

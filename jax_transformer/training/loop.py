@@ -1,174 +1,138 @@
 """The loop: steps, records, validations and checkpoints, from any step on."""
 
+import contextlib
+import itertools
 import math
-import platform
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
-from typing import Any
+from collections.abc import Iterator
 
 import jax
-import numpy as np
 from flax import nnx
 
-from jax_transformer import transformer, translation
 from jax_transformer.data import batches
-from jax_transformer.errors import CheckpointError, NonFiniteLossError, Preempted
-from jax_transformer.training import checkpoint, metrics, optimizer, step
+from jax_transformer.data.batches import Batch
+from jax_transformer.errors import CheckpointError, Preempted
+from jax_transformer.training import averaging, checkpoint, curves, optimizer, resume, samples, selection, step
 from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.journal import Journal
+from jax_transformer.training.mesh import Devices
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.progress import Progress
 from jax_transformer.training.run_folder import RunFolder
-from jax_transformer.training.step import TrainState
+from jax_transformer.training.step import Arrays, TrainState
+from jax_transformer.training.stops import Stop
+from jax_transformer.training.validation import Validation
 from jax_transformer.transformer import Transformer
 
-SAMPLES = 3
 
-
-def start(options: TrainOptions, corpus: Corpus, folder: RunFolder) -> TrainState:
-    """The state of the run's newest checkpoint, or a fresh one."""
+def start(options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None) -> TrainState:
+    """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
     rule = optimizer.make(options.optimizer, options.steps)
-    state = step.initial_state(Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed)), rule)
-    last = folder.last_step()
-    if last is not None:
-        state = checkpoint.load(folder.checkpoints, last, state)
-        if int(state.step) != last:
-            raise CheckpointError(f"{folder.checkpoints / str(last)}: holds step {int(state.step)}")
-    return state
+    model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
+    state = step.initial_state(model, rule, ema=options.optimizer.ema > 0)
+    if intact is not None:
+        state = checkpoint.load(folder.checkpoints, intact, state)
+        if int(state.step) != intact:
+            raise CheckpointError(f"{folder.checkpoints / str(intact)}: holds step {int(state.step)}")
+    return devices.replicate(state)
 
 
-def run(options: TrainOptions, corpus: Corpus, folder: RunFolder, state: TrainState) -> TrainState:
-    """Train from ``state`` to the last step. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
-    train_step = step.make_step(corpus.config, optimizer.make(options.optimizer, options.steps), options.optimizer.label_smoothing)
-    evaluation = step.make_evaluation(corpus.config)
-    key = jax.random.key(options.seed)
-    began = int(state.step)
-    folder.keep_metrics(began)
-    progress, recorder = Progress(began, options.steps), Recorder(options, folder)
-    if began:
-        recorder.values = checkpoint.manifest(folder.checkpoints, began).get("unrecorded", [])
-    with stop_requests() as stopped:
-        for batch in batches.train_stream(corpus.train, corpus.plan, began, options.steps):
-            state, measured = train_step(state, batch, key)
-            progress.advance()
-            recorder.pending.append(measured)
-            now, stop = progress.step, stopped.is_set()  # asked once: what is said at the end of a step holds for all of it
+class Run:
+    """One process's part of a run: from the state that it is given to the end, or to the step where it was asked to stop."""
+
+    def __init__(self, options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, stop: Stop, began: int):
+        self.options, self.corpus, self.folder, self.devices, self.stop = options, corpus, folder, devices, stop
+        self.validation = Validation(options, corpus, devices)
+        about = checkpoint.manifest(folder.checkpoints, began) if began else {}
+        self.validated = not began or "figures" in about or not self._validates(began)
+        self.journal = Journal(options, folder, began, about.get("unrecorded", []))
+        self.progress = Progress(began, options.steps)
+
+    def train(self, state: TrainState) -> None:
+        """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
+        try:
+            if not self.validated:  # it was stopped between the step and its validation
+                self._pause(state)
+            if not self._patience_ended():
+                state = self._steps(state)
+            self._average(state)
+        finally:
+            self.progress.close()
+            self.journal.close()
+
+    def _steps(self, state: TrainState) -> TrainState:
+        options = self.options
+        rule = optimizer.make(options.optimizer, options.steps)
+        train_step = step.make_step(self.corpus.config, rule, options.optimizer.label_smoothing, options.optimizer.ema)
+        key = self.devices.replicate(jax.random.key(options.seed))
+        for group in _groups(self.corpus, int(state.step), options):
+            state, measured = train_step(state, [self.devices.divide(batch) for batch in group], key)
+            self.progress.advance()
+            self.journal.pending.append(measured)
+            now, stop = self.progress.step, self.stop.asked  # asked once: what is said at the end of a step holds for all of it
             if now % options.log_every == 0 or now == options.steps:
-                progress.show(recorder.flush(now))
-            if now % options.eval_every == 0 or now == options.steps or stop:
-                recorder.wait(now)  # nothing is saved behind a loss that is not finite
-            if now % options.eval_every == 0 or now == options.steps:
-                report = validate(state, corpus, options, evaluation)
-                if not math.isfinite(report["figures"]["valid_loss"]):
-                    raise recorder.not_finite("validation loss", now, report["figures"]["valid_loss"])
-                folder.add_metrics({"step": now, **report["figures"]})
-                for line in _report_lines(now, report):
-                    progress.say(line)
-                recorder.restart_clock()
-            if now % options.eval_every == 0 or now == options.steps or stop:
-                about = {**environment(), "unrecorded": recorder.values}
-                checkpoint.save(folder.checkpoints, now, state, keep=options.keep, about=about)
-            if stop and now < options.steps:
-                progress.close()
-                raise Preempted(f"stopped at step {now}, saved in {folder.path}; the same command goes on from there")
-    progress.close()
-    return state
+                self.progress.show(self.journal.flush(now))
+            if self._validates(now) or stop:
+                self._pause(state)
+                if self._patience_ended():
+                    break
+        return state
+
+    def _validates(self, now: int) -> bool:
+        return now % self.options.eval_every == 0 or now == self.options.steps
+
+    def _patience_ended(self) -> bool:
+        return selection.stops_early(self.options, self.folder.validations())
+
+    def _pause(self, state: TrainState) -> None:
+        """Validate where the step asks for it, save, and stop where that was asked for."""
+        now = self.progress.step
+        self.journal.wait(now)  # nothing is saved behind a loss that is not finite
+        about = {**resume.environment(), "unrecorded": self.journal.values}
+        if self._validates(now):
+            with contextlib.suppress(Preempted):  # a validation that is cut short is made when the run goes on
+                about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
+        self.journal.sync()
+        checkpoint.save(self.folder.checkpoints, now, state, about=about)
+        kept = checkpoint.steps(self.folder.checkpoints)
+        checkpoint.prune(self.folder.checkpoints, selection.to_keep(self.options, self.folder.figures(), kept))
+        self.journal.restart_clock()
+        over = "figures" in about and (now == self.options.steps or self._patience_ended())
+        if self.stop.asked and not over:
+            raise Preempted(f"stopped at step {now}, saved in {self.folder.path}; the same command goes on from there")
+
+    def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
+        with self.stop.at_once(f"stopped behind step {entry['step']}; the same command goes on from there"):
+            report = self.validation(weights)
+        now = entry["step"]
+        if not math.isfinite(report.figures["valid_loss"]):
+            raise self.journal.not_finite("validation loss", now, report.figures["valid_loss"])
+        self.journal.add({**entry, **report.figures})
+        chosen = samples.samples(now // self.options.eval_every, len(report.lines), self.options.samples)
+        for line in report.say(name, chosen):
+            self.progress.say(line)
+        curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
+        return report.figures
+
+    def _average(self, state: TrainState) -> None:
+        """Average, validate and save the weights of several checkpoints, where the options ask for it and it is not done yet."""
+        now = int(state.step)
+        steps = selection.to_average(self.options, self.folder.figures())
+        if not steps or now in checkpoint.steps(self.folder.averaged):
+            return
+        weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
+        name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
+        figures = self._validate(weights | state.carried, name, {"step": now, "weights": "averaged"})
+        about = {**resume.environment(), "of": steps, "figures": figures}
+        checkpoint.save(self.folder.averaged, now, {"params": weights, "carried": state.carried}, about=about)
+        checkpoint.prune(self.folder.averaged, [now])
 
 
-class Recorder:
-    """Collects what steps measure, without waiting for them, and writes a line of metrics.jsonl now and then."""
-
-    def __init__(self, options: TrainOptions, folder: RunFolder):
-        self.folder, self.rates = folder, optimizer.schedule(options.optimizer, options.steps)
-        self.pending: list[dict[str, jax.Array]] = []
-        """What the last steps measured, perhaps not computed yet."""
-        self.values: list[dict[str, float]] = []
-        """Of the steps since the last line; a checkpoint keeps them, so that a resumed run writes the same next line."""
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """What happened since the last line is not training time."""
-        self.since = time.monotonic()
-
-    def not_finite(self, what: str, where: int, value: float) -> NonFiniteLossError:
-        return NonFiniteLossError(f"the {what} of step {where} is {value}; the checkpoints in {self.folder.checkpoints} are untouched")
-
-    def wait(self, now: int) -> None:
-        """Wait for the pending steps. Raises NonFiniteLossError where one of them has a loss or gradient that is not finite."""
-        values = [{name: value.item() for name, value in measured.items()} for measured in jax.device_get(self.pending)]
-        self.pending = []
-        for i, value in enumerate(values):
-            for name in ("loss", "gradient_norm"):
-                if not math.isfinite(value[name]):
-                    raise self.not_finite(name.replace("_", " "), now - len(values) + i + 1, value[name])
-        self.values += values
-
-    def flush(self, now: int) -> dict[str, Any]:
-        """Wait for the pending steps, check their losses, write and return the line of step ``now``."""
-        self.wait(now)
-        values, self.values = self.values, []
-        tokens = np.array([value["tokens"] for value in values])
-        entry = {
-            "step": now,
-            "loss": float(np.average([value["loss"] for value in values], weights=tokens)),
-            "gradient_norm": float(values[-1]["gradient_norm"]),
-            "learning_rate": float(self.rates(now - 1)),
-            "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),
-        }
-        self.folder.add_metrics(entry)
-        self.restart_clock()
-        return entry
-
-
-def validate(state: TrainState, corpus: Corpus, options: TrainOptions, evaluation: Callable) -> dict[str, Any]:
-    """Loss over all validation pairs, scores of the first of them translated greedily, and a few translations."""
-    sums = [evaluation(state, batch) for _, batch in batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)]
-    losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
-    model = transformer.unflatten(corpus.config, state.params | state.carried)
-    pairs = corpus.valid_pairs[: options.eval_pairs]
-    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    hypotheses = translation.translate(model, corpus.tokenizer, sources, widths=corpus.plan.widths)
-    figures = {"valid_loss": float(losses / tokens), **metrics.score(hypotheses, references)}
-    return {"figures": figures, "samples": list(zip(sources, references, hypotheses, strict=True))[:SAMPLES]}
-
-
-def _report_lines(now: int, report: dict[str, Any]) -> Iterator[str]:
-    figures = report["figures"]
-    scores = f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  exact match {figures['exact_match']:.1f} %"
-    yield f"step {now}  validation loss {figures['valid_loss']:.3f}  {scores}"
-    for source, reference, hypothesis in report["samples"]:
-        yield f"    {source}\n      -> {hypothesis}" + ("" if hypothesis == reference else f"\n         (reference: {reference})")
-
-
-def environment() -> dict[str, Any]:
-    """What a bit-exact continuation depends on beside the run folder."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "device": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
-    }
-
-
-@contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets; a second one of either ends the process as usual."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def ask(number: int, frame: Any) -> None:
-        event.set()
-        signal.signal(number, previous[signal.Signals(number)])
-
-    for number in previous:
-        signal.signal(number, ask)
+def _groups(corpus: Corpus, began: int, options: TrainOptions) -> Iterator[list[Batch]]:
+    """The batches of each update from step ``began`` on."""
+    each = options.optimizer.accumulate
+    stream = batches.train_stream(corpus.train, corpus.plan, began * each, options.steps * each)
     try:
-        yield event
+        while group := list(itertools.islice(stream, each)):
+            yield group
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        stream.close()  # type: ignore[attr-defined]

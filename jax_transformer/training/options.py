@@ -88,14 +88,14 @@ class ModelOptions:
     precision: Precision = Precision.FLOAT32
     """What the model computes in; its parameters are float32 either way."""
 
-    def config(self, vocab_size: int) -> TransformerConfig:
-        """The preset with these sizes, for one vocabulary on both sides."""
+    def config(self, source_vocab_size: int, target_vocab_size: int, **ids: int) -> TransformerConfig:
+        """The preset with these sizes, and with special ids (``source_pad_id`` and so on) where they are not the preset's."""
         sizes = {
             name: value for name, value in dataclasses.asdict(self).items() if name not in ("preset", "precision") and value is not None
         }
         if self.precision is not Precision.FLOAT32:
             sizes["compute_dtype"] = self.precision.value
-        return presets.preset(self.preset, vocab_size=vocab_size, **sizes)
+        return presets.preset(self.preset, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, **ids, **sizes)
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,14 @@ class TrainOptions:
             if not getattr(optimizer, name) > 0:
                 raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must be above 0")
 
-    def differences(self, other: "TrainOptions") -> list[str]:
-        """The dotted fields, the run's name apart, in which two sets of options differ, with both values."""
+    def names(self) -> set[str]:
+        """The dotted names of all options."""
+        return set(_flat(dataclasses.asdict(self)))
+
+    def differences(self, other: "TrainOptions") -> dict[str, str]:
+        """The dotted fields in which two sets of options differ, each with ``name (other's value -> own value)``."""
         mine, theirs = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
-        return [f"{name} ({theirs[name]!r} -> {mine[name]!r})" for name in mine if name != "run" and mine[name] != theirs[name]]
+        return {name: f"{name} ({theirs[name]!r} -> {mine[name]!r})" for name in mine if mine[name] != theirs[name]}
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

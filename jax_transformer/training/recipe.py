@@ -3,27 +3,65 @@
 import sys
 
 from jax_transformer import codec
-from jax_transformer.training import corpus, loop, run_folder
+from jax_transformer.training import checkpoint, compilation, corpus, loop, resume
+from jax_transformer.training.claim import claim
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.mesh import Devices
 from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.training.stops import Stop
 
 
-def train(options: TrainOptions) -> run_folder.RunFolder:
-    """Train as ``options`` say, from the start or from where the run stopped, and return its folder."""
-    folder = run_folder.choose(options)
-    text = corpus.prepare(options, folder)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write(folder.train_config, codec.to_json(options))
-    corpus.record(text, folder)
+def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
+    """Train as ``options`` say, from the start or from where the run stopped, and return its folder. ``stop`` may ask it to save and stop."""
+    stop = stop or Stop()
+    compilation.use_cache(options.compilation_cache)
+    with claim(options) as folder:
+        with stop.at_once("stopped before the first step; the same command begins again"):
+            devices = Devices.take(options.devices)
+            text = corpus.prepare(options, folder, rows_multiple=devices.count)
+            intact = _intact(folder)
+            _name_changes(options, folder, intact)
+        folder.write(folder.train_config, codec.to_json(options))
+        corpus.record(text, folder)
 
-    state = loop.start(options, text, folder)
-    weights, began = sum(array.size for array in state.params.values()), int(state.step)
-    shapes = ", ".join(f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True))
-    print(f"{folder.path}: {options.model.preset}, {weights:,} parameters, vocabulary {text.tokenizer.vocab_size}", file=sys.stderr)
-    print(f"{text.about['train_pairs']:,} pairs in batches of {shapes}, {text.about['fill']:.0%} full", file=sys.stderr)
-    if text.about["dropped_empty"] or text.about["dropped_long"]:
-        print(f"dropped: {text.about['dropped_empty']} pairs with an empty side, {text.about['dropped_long']} too long", file=sys.stderr)
-    if began:
-        print(f"continuing at step {began}", file=sys.stderr)
-
-    loop.run(options, text, folder, state)
+        state = loop.start(options, text, folder, devices, intact)
+        _introduce(options, text, folder, sum(array.size for array in state.params.values()), intact)
+        loop.Run(options, text, folder, devices, stop, int(state.step)).train(state)
     return folder
+
+
+def _intact(folder: RunFolder) -> int | None:
+    """The step to go on from. Newer checkpoints, all damaged, are named and set aside; raises CheckpointError where none is intact."""
+    step, damage = checkpoint.newest_intact(folder.checkpoints)
+    damaged = reversed([each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)])
+    for each, error in zip(damaged, damage, strict=True):
+        aside = checkpoint.set_aside(folder.checkpoints, each)
+        say(f"warning: {error}; it is now {aside.name}, and the run goes on from step {step}")
+    return step
+
+
+def _name_changes(options: TrainOptions, folder: RunFolder, intact: int | None) -> None:
+    """Say what differs from when the run was last going, of what is not refused."""
+    if intact is None:
+        return
+    _, changed = resume.changes(options, folder.options())
+    changed += resume.environment_changes(resume.environment(), checkpoint.manifest(folder.checkpoints, intact))
+    if changed:
+        say(f"warning: since this run was stopped, these have changed: {', '.join(changed)}; it will not end bit for bit as it would have")
+
+
+def _introduce(options: TrainOptions, text: Corpus, folder: RunFolder, weights: int, intact: int | None) -> None:
+    about = text.about
+    shapes = ", ".join(f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True))
+    say(f"{folder.path}: {options.model.preset}, {weights:,} parameters, vocabulary {text.tokenizer.vocab_size}")
+    say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
+    if about["dropped_empty"] or about["dropped_long"]:
+        say(f"dropped: {about['dropped_empty']} pairs with an empty side, {about['dropped_long']} too long")
+    if intact:
+        say(f"continuing at step {intact}")
+
+
+def say(message: str) -> None:
+    """A line for the person who trains."""
+    print(message, file=sys.stderr, flush=True)

@@ -1,14 +1,16 @@
 """The pure training step: state and batch in, state and metrics out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
@@ -18,6 +20,7 @@ from jax_transformer.training.loss import cross_entropy
 from jax_transformer.transformer import Transformer
 
 Arrays = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -29,12 +32,19 @@ class TrainState(NamedTuple):
     carried: Arrays
     """Arrays of the checkpoint that are never trained, by dotted path."""
     moments: optax.OptState
+    ema: Arrays
+    """The moving average of ``params``; nothing where none is kept."""
+
+    @property
+    def weights(self) -> Arrays:
+        """The arrays of the model that is validated and translated with."""
+        return (self.ema or self.params) | self.carried
 
 
-def initial_state(model: Transformer, optimizer: optax.GradientTransformation) -> TrainState:
+def initial_state(model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
     """The state before the first step. Its arrays are copies: a step takes over their memory, and the model keeps its own."""
     params, carried = (jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen))
-    return TrainState(jnp.zeros((), jnp.int32), params, carried, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, carried, optimizer.init(params), jax.tree.map(jnp.copy, params) if ema else {})
 
 
 def loss_sum(
@@ -47,26 +57,76 @@ def loss_sum(
     return cross_entropy(logits, jnp.asarray(batch.target_out), pad_id=config.target_pad_id, label_smoothing=label_smoothing)
 
 
-def make_step(
-    config: TransformerConfig, optimizer: optax.GradientTransformation, label_smoothing: float
-) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, dict[str, jax.Array]]]:
-    """The jitted step. It takes over the memory of the state that it is given; the dropout of step n is drawn from ``fold_in(key, n)``."""
+class Sums(NamedTuple):
+    """What the batches of one update add up to."""
 
-    def mean_loss(params: Arrays, carried: Arrays, batch: Batch, key: PRNGKeyArray) -> tuple[jax.Array, jax.Array]:
-        total, tokens = loss_sum(params, carried, batch, config, label_smoothing, key)
-        return total / jnp.maximum(tokens, 1).astype(total.dtype), tokens
+    gradients: Arrays
+    loss: Float[Array, ""]
+    tokens: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One update from one batch or from several, each token weighing the same. It takes over the memory of the state that it is given."""
+
+    one: Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]
+    """The whole update from a single batch."""
+    first: Callable[[TrainState, Batch, PRNGKeyArray], Sums]
+    further: Callable[[Sums, TrainState, Batch, PRNGKeyArray, Any], Sums]
+    finish: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
+
+    def __call__(self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+        """The next state, and the loss (nats a token), tokens, and gradient norm before clipping."""
+        if len(batches) == 1:
+            return self.one(state, batches[0], key)
+        sums = self.first(state, batches[0], key)
+        for i, batch in enumerate(batches[1:], 1):
+            sums = self.further(sums, state, batch, key, np.int32(i))
+        return self.finish(state, sums)
+
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return sum(program._cache_size() for program in (self.one, self.first, self.further, self.finish))  # type: ignore[attr-defined]
+
+
+def make_step(config: TransformerConfig, optimizer: optax.GradientTransformation, label_smoothing: float, ema: float = 0.0) -> TrainStep:
+    """The jitted step; ``ema`` is the decay of the moving average that the state may hold.
+
+    The dropout of step n is drawn from ``fold_in(key, n)``, that of its batches behind the first from ``fold_in(fold_in(key, n), i)``.
+    """
+
+    def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
+        def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
+            return loss_sum(params, state.carried, batch, config, label_smoothing, key)
+
+        (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+        return Sums(gradients, total, tokens)
+
+    def update(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
+        count = jnp.maximum(summed.tokens, 1).astype(summed.loss.dtype)
+        gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
+        updates, moments = optimizer.update(gradients, state.moments, state.params)
+        params = optax.apply_updates(state.params, updates)
+        average = {name: optax.incremental_update(params[name], old, 1 - ema) for name, old in state.ema.items()}
+        metrics = {"loss": summed.loss / count, "tokens": summed.tokens, "gradient_norm": optax.tree.norm(gradients)}
+        return TrainState(state.step + 1, params, state.carried, moments, average), metrics
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, dict[str, jax.Array]]:
-        key = jax.random.fold_in(key, state.step)
-        (loss, tokens), gradients = jax.value_and_grad(mean_loss, has_aux=True)(state.params, state.carried, batch, key)
-        updates, moments = optimizer.update(gradients, state.moments, state.params)
-        metrics = {"loss": loss, "tokens": tokens, "gradient_norm": optax.tree.norm(gradients)}
-        return TrainState(state.step + 1, optax.apply_updates(state.params, updates), state.carried, moments), metrics
+    def one(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+        return update(state, sums(state, batch, jax.random.fold_in(key, state.step)))
 
-    return step
+    @jax.jit
+    def first(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
+        return sums(state, batch, jax.random.fold_in(key, state.step))
+
+    @partial(jax.jit, donate_argnums=0)
+    def further(summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]) -> Sums:
+        more = sums(state, batch, jax.random.fold_in(jax.random.fold_in(key, state.step), i))
+        return jax.tree.map(jnp.add, summed, more)
+
+    return TrainStep(one, first, further, jax.jit(update, donate_argnums=0))
 
 
-def make_evaluation(config: TransformerConfig) -> Callable[[TrainState, Batch], tuple[jax.Array, jax.Array]]:
-    """The jitted validation step: summed loss without smoothing or dropout, and number of target tokens."""
-    return jax.jit(lambda state, batch: loss_sum(state.params, state.carried, batch, config))
+def make_evaluation(config: TransformerConfig) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
+    """The jitted validation step: from a model's arrays, summed loss without smoothing or dropout and the number of target tokens."""
+    return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config))

@@ -1,0 +1,21 @@
+"""The mean of several checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_transformer.training import checkpoint, step
+from jax_transformer.training.run_folder import RunFolder
+
+
+def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> step.Arrays:
+    """The mean over ``steps`` of the weights that were validated, taken in float64 and rounded once; ``like`` gives shapes and dtypes."""
+    group = "ema" if like.ema else "params"
+    wanted = {group: getattr(like, group)}
+    total: dict[str, Any] = {}
+    for each in steps:
+        arrays = checkpoint.load(folder.checkpoints, each, wanted, partial=True)[group]
+        total = {name: np.asarray(array, np.float64) + total.get(name, 0) for name, array in arrays.items()}
+    averaged = {name: (array / len(steps)).astype(wanted[group][name].dtype) for name, array in total.items()}
+    return jax.tree.map(np.ascontiguousarray, averaged)

@@ -1,0 +1,32 @@
+"""JAX's persistent compilation cache: a program that was compiled once is read from disk at the next start."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+
+def use_cache(folder: str | None = None) -> None:
+    """Keep compiled programs in ``folder``: where None, in what JAX_COMPILATION_CACHE_DIR names, else in the user's cache folder.
+
+    ``none`` keeps them nowhere. A program fits one kind of processor, so each kind has a folder of its own.
+    """
+    if folder == "none" or (folder is None and jax.config.jax_compilation_cache_dir):
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / _processor()
+    jax.config.update("jax_compilation_cache_dir", str(path.absolute()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _processor() -> str:
+    """A name for this kind of processor, by its instruction set where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
+    digest = hashlib.sha256("\n".join([platform.machine(), platform.processor(), *features]).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:8]}"

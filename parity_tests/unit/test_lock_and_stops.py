@@ -1,0 +1,96 @@
+"""One process in a run folder, and what signals do to it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jax_transformer.errors import LockedError, Preempted
+from jax_transformer.training import lock, stops
+from parity_tests.unit import runs
+
+# The lock
+
+
+def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
+    with lock.hold(tmp_path / "run"):
+        with pytest.raises(LockedError) as refused, lock.hold(tmp_path / "run"):
+            pass
+        assert f"process {os.getpid()} on " in str(refused.value) and str(tmp_path / "run") in str(refused.value)
+    with lock.hold(tmp_path / "run"):
+        pass
+
+
+def test_the_lock_is_given_back_after_an_error(tmp_path):
+    with pytest.raises(RuntimeError), lock.hold(tmp_path):
+        raise RuntimeError
+    with lock.hold(tmp_path):
+        pass
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from jax_transformer.training import lock
+with lock.hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_dead_holder_s_lock_is_taken_over(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], env=runs.environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(LockedError, match=f"process {process.pid} "), lock.hold(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    with lock.hold(tmp_path):
+        pass
+
+
+def test_a_holder_that_has_not_said_its_name_is_another_process(tmp_path):
+    with lock.hold(tmp_path):
+        (tmp_path / ".holder.json").write_text('{"proc')
+        with pytest.raises(LockedError, match="in use by another process"), lock.hold(tmp_path):
+            pass
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_and_the_second_does_what_it_always_did(number, monkeypatch):
+    seen = []
+    before = signal.signal(number, lambda *_: seen.append("before us"))
+    try:
+        with stops.requests() as stop:
+            assert not stop.asked
+            signal.raise_signal(number)
+            assert stop.asked and seen == []
+            signal.raise_signal(number)
+            assert seen == ["before us"]
+        signal.raise_signal(number)
+        assert seen == ["before us"] * 2
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_request_ends_what_has_nothing_to_save():
+    with stops.requests() as stop:
+        with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("reached")
+        assert stop.asked
+        with pytest.raises(Preempted, match="later"), stop.at_once("later"):
+            raise AssertionError("reached: it had been asked before")
+
+
+def test_outside_such_work_a_request_waits():
+    stop = stops.Stop()
+    with stop.at_once("now"):
+        pass
+    stop.request()
+    assert stop.asked

@@ -1,0 +1,104 @@
+"""Which checkpoints are best and stay, when patience ends, and which changes a run that goes on puts up with."""
+
+import dataclasses
+
+import pytest
+
+from jax_transformer.training import resume, selection
+from jax_transformer.training.options import AverageOf, Criterion, DataOptions, ModelOptions, OptimizerOptions, TrainOptions
+
+FIGURES = {
+    100: {"bleu": 10.0, "chrf": 30.0, "exact_match": 0.0, "valid_loss": 3.0},
+    200: {"bleu": 30.0, "chrf": 40.0, "exact_match": 5.0, "valid_loss": 1.5},
+    300: {"bleu": 20.0, "chrf": 50.0, "exact_match": 5.0, "valid_loss": 1.0},
+    400: {"bleu": 30.0, "chrf": 45.0, "exact_match": 4.0, "valid_loss": 2.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("criterion", "order"),
+    [
+        (Criterion.BLEU, [200, 400, 300, 100]),
+        (Criterion.CHRF, [300, 400, 200, 100]),
+        (Criterion.EXACT_MATCH, [200, 300, 400, 100]),
+        (Criterion.LOSS, [300, 200, 400, 100]),
+    ],
+)
+def test_best_first_and_of_equals_the_earlier(criterion, order):
+    assert selection.ranked(FIGURES, criterion) == order
+
+
+@pytest.mark.parametrize(("criterion", "count"), [(Criterion.BLEU, 2), (Criterion.LOSS, 1)])
+def test_patience_counts_validations_since_the_best(criterion, count):
+    assert selection.since_best(FIGURES, criterion) == count
+    assert selection.since_best({}, criterion) == 0
+    for patience in range(4):
+        options = TrainOptions(patience=patience, best_by=criterion)
+        assert selection.stops_early(options, FIGURES) == (0 < patience <= count)
+
+
+def test_what_is_averaged():
+    assert selection.to_average(TrainOptions(), FIGURES) == []
+    assert selection.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
+    assert selection.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [200, 300, 400]
+    assert selection.to_average(TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES) == [200, 300]
+    assert selection.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
+
+
+def test_what_is_kept():
+    steps = [100, 200, 300, 400, 450]
+    assert selection.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
+    assert selection.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
+    assert selection.to_keep(TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps) == {300, 400, 450}
+    assert selection.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {200, 300, 400, 450}
+    assert selection.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
+
+
+# What may change
+
+BEFORE = TrainOptions(run="a", steps=100)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dict(run="b"),
+        dict(log_every=1),
+        dict(keep=5),
+        dict(compilation_cache="/tmp"),
+        dict(data=DataOptions(train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",))),
+    ],
+)
+def test_what_does_not_matter_is_not_spoken_of(changed):
+    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
+
+
+def test_what_is_named():
+    assert resume.changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == ([], ["steps (100 -> 200)"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (dict(seed=1), "seed (0 -> 1)"),
+        (dict(model=ModelOptions(d_model=8)), "model.d_model (None -> 8)"),
+        (dict(data=DataOptions(vocab_size=7)), "data.vocab_size (1000 -> 7)"),
+        (dict(optimizer=OptimizerOptions(ema=0.5)), "optimizer.ema (0.0 -> 0.5)"),
+        (dict(optimizer=OptimizerOptions(accumulate=2)), "optimizer.accumulate (1 -> 2)"),
+    ],
+)
+def test_what_is_refused(changed, said):
+    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([said], [])
+
+
+def test_every_rule_names_an_option():
+    assert resume.FREE | resume.NAMED <= BEFORE.names()
+    assert not resume.FREE & resume.NAMED
+
+
+def test_versions_and_machines_are_compared():
+    now = resume.environment()
+    assert resume.environment_changes(now, now) == []
+    before = {**now, "versions": {**now["versions"], "jax": "0.1"}, "machine": {**now["machine"], "cores": 96}}
+    assert resume.environment_changes(now, before) == [f"jax 0.1 -> {now['versions']['jax']}", f"cores 96 -> {now['machine']['cores']}"]
+    assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), "a checkpoint that does not say"

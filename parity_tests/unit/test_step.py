@@ -1,0 +1,150 @@
+"""One update: from several batches, on several devices, in half precision, and with a moving average."""
+
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jax_transformer import transformer
+from jax_transformer.data.batches import Batch
+from jax_transformer.errors import ConfigError
+from jax_transformer.training import mesh, step
+from parity_tests.unit import helpers, runs
+
+KEY = jax.random.key(3)
+NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+
+
+def batch_of(config, rows: int, *, length: int = 6, seed: int = 0) -> Batch:
+    """Ragged rows; the target that goes in is the one that comes out, one place later."""
+    source = helpers.ragged(config.source_vocab_size, config.source_pad_id, rows, length, seed=seed)
+    target = helpers.ragged(config.target_vocab_size, config.target_pad_id, rows, length, seed=seed + 1)
+    begun = np.concatenate([np.full((rows, 1), config.bos_id), target[:, :-1]], axis=1)
+    return Batch(source.astype(np.int32), begun.astype(np.int32), target.astype(np.int32))
+
+
+def rows_of(batch: Batch, start: int, end: int) -> Batch:
+    return Batch(*(side[start:end] for side in batch))
+
+
+def furthest(first: dict, second: dict) -> float:
+    assert first.keys() == second.keys()
+    return max(helpers.furthest(first[name], second[name]) for name in first)
+
+
+def strict_off(function):
+    """Optax is not written for strict promotion."""
+
+    def call(*arguments):
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*arguments)
+
+    return call
+
+
+def prepared(ema: bool = False):
+    """A configuration without dropout, an optimizer, and a state before the first step."""
+    config = helpers.tiny(num_layers=1, **NO_DROPOUT)
+    rule = optax.sgd(0.1, momentum=0.9)
+    state = strict_off(partial(step.initial_state, ema=ema))(helpers.random_model(config), rule)
+    return config, rule, state
+
+
+def test_batches_that_are_accumulated_are_one_batch():
+    """Rows of different lengths, so a mean of means would differ."""
+    config, rule, state = prepared()
+    train = strict_off(step.make_step(config, rule, 0.1))
+    batch = batch_of(config, 6)
+    copies = [jax.tree.map(np.array, state) for _ in range(2)]
+    whole, told = train(copies[0], [batch], KEY)
+    parts, said = train(copies[1], [rows_of(batch, 0, 1), rows_of(batch, 1, 3), rows_of(batch, 3, 6)], KEY)
+    assert furthest(whole.params, parts.params) < 1e-13
+    assert int(said["tokens"]) == int(told["tokens"]) == int((batch.target_out != config.target_pad_id).sum())
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(told[name], said[name], rtol=1e-13)
+    assert int(parts.step) == 1
+
+
+def test_each_accumulated_batch_has_dropout_of_its_own():
+    config, rule, state = prepared()
+    config = config.with_sizes(dropout=0.5)
+    train = strict_off(step.make_step(config, rule, 0.0))
+    batch = batch_of(config, 2)
+    same = jax.tree.map(np.array, state)
+    once, _ = train(jax.tree.map(np.array, state), [batch], KEY)
+    twice, _ = train(same, [batch, batch], KEY)
+    assert furthest(once.params, twice.params) > 1e-6, "twice the same masks would be the same gradient"
+
+
+def test_the_moving_average_follows():
+    config, rule, state = prepared(ema=True)
+    expected = {name: np.array(value) for name, value in state.ema.items()}
+    train = strict_off(step.make_step(config, rule, 0.0, 0.75))
+    for i in range(3):
+        state, _ = train(state, [batch_of(config, 2, seed=i)], KEY)
+        expected = {name: 0.75 * value + 0.25 * np.array(state.params[name]) for name, value in expected.items()}
+    assert furthest(expected, state.ema) < 1e-15
+    assert furthest(state.params, state.ema) > 1e-4
+    assert furthest(state.weights, state.ema | state.carried) == 0
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
+    config = helpers.tiny(num_layers=1, compute_dtype="bfloat16", **NO_DROPOUT)
+    model = helpers.random_model(config, dtype="float32")
+    rule = optax.sgd(0.1, momentum=0.9)
+    state = strict_off(step.initial_state)(model, rule)
+    batch = batch_of(config, 2)
+    assert model(batch.source, batch.target_in).dtype == "bfloat16"
+    exact, _ = step.loss_sum(
+        transformer.flatten(helpers.random_model(config.with_sizes(compute_dtype=None), dtype="float32")), {}, batch, config
+    )
+    state, measured = strict_off(step.make_step(config, rule, 0.0))(state, [batch], KEY)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.moments))} <= {"float32", "int32"}
+    assert measured["loss"].dtype == "float32"
+    assert abs(float(measured["loss"]) - float(exact) / int(measured["tokens"])) < 0.05
+
+
+# Devices
+
+
+def test_more_devices_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match=rf"devices=99, and JAX finds {jax.device_count()} "):
+        mesh.Devices.take(99)
+
+
+ON_MANY = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1])), jax.config.update("jax_enable_x64", True)
+import numpy as np, optax
+from jax_transformer.training import mesh, step
+from parity_tests.unit import helpers, test_step
+devices = mesh.Devices.take()
+assert devices.count == int(sys.argv[1]) == jax.device_count()
+config = helpers.tiny(num_layers=1, dropout=0.3, attention_dropout=0.2)
+rule = optax.sgd(0.1, momentum=0.9)
+state = devices.replicate(step.initial_state(helpers.random_model(config), rule, ema=True))
+train, key = step.make_step(config, rule, 0.1, 0.9), devices.replicate(jax.random.key(0))
+for i in range(2):
+    batches = [devices.divide(test_step.batch_of(config, 8, seed=10 * i + j)) for j in range(1 + i % 2)]
+    state, measured = train(state, batches, key)
+assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state))
+np.savez(sys.argv[2], loss=measured["loss"], **state.ema)
+"""
+
+
+def test_a_batch_shared_by_two_devices_makes_the_same_update(tmp_path):
+    """With dropout and accumulation: the masks are those of the whole batch."""
+    found = []
+    for count in (1, 2):
+        path = tmp_path / f"{count}.npz"
+        done = subprocess.run(
+            [sys.executable, "-c", ON_MANY, str(count), str(path)], env=runs.environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(dict(np.load(path)))
+    assert furthest(*found) < 1e-12
