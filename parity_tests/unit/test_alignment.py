@@ -139,7 +139,7 @@ def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
 # The page
 
 
-HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
+HOSTILE = "</script ><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
 
 
 def test_text_does_not_leave_its_place(tmp_path, tokenizer):
