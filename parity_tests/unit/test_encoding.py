@@ -89,6 +89,14 @@ def test_a_huge_line_is_cut_before_it_is_encoded(longest):
     assert encoded.sources[0].tolist() == TOKENIZER.encode("one two " * 100)[:49]
 
 
+def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
+    wide = tokenizer.Tokenizer.train(["a" * tokenizer.LONGEST_TOKEN] * 9, 300, pad_id=0, bos_id=1, eos_id=2)
+    line = "a" * tokenizer.LONGEST_TOKEN * 5
+    assert len(wide.encode(line)) == 5
+    counts = [encoding.encode_pairs([(line, "b")], wide, wide, limit, cut=True).cut_long for limit in (4, 5, 6)]
+    assert counts == [1, 1, 0]
+
+
 @pytest.mark.parametrize(("limits", "said"), [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")])
 def test_nothing_that_fits_is_refused(limits, said):
     with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
