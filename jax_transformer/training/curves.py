@@ -45,7 +45,7 @@ def draw(metrics: Path, picture: Path, *, title: str) -> None:
     try:
         lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last newline: what was cut off
         with _quiet():
-            _save(_figure([json.loads(line) for line in lines], title), picture)
+            _save(figure([json.loads(line) for line in lines], title), picture)
     except Exception as error:
         if picture not in _failed:
             _failed.add(picture)
@@ -59,7 +59,7 @@ def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False)
     return [(entry["step"], entry[name]) for entry in chosen if math.isfinite(entry[name])]
 
 
-def _figure(entries: list[dict[str, Any]], title: str) -> Any:
+def figure(entries: list[dict[str, Any]], title: str) -> Any:
     """A matplotlib figure of four panels, without pyplot and its state."""
     import matplotlib.style
     from matplotlib.figure import Figure
