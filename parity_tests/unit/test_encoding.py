@@ -91,8 +91,8 @@ def test_a_huge_line_is_cut_before_it_is_encoded(longest):
 
 def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
     wide = tokenizer.Tokenizer.train(["a" * tokenizer.LONGEST_TOKEN] * 9, 300, pad_id=0, bos_id=1, eos_id=2)
-    line = "a" * tokenizer.LONGEST_TOKEN * 5
-    assert len(wide.encode(line)) == 5
+    line = wide.decode(wide.encode("a" * 100)[:1]) * 5
+    assert len(wide.encode(line)) == 5 and wide.fewest_tokens(line) == 5
     counts = [encoding.encode_pairs([(line, "b")], wide, wide, limit, cut=True).cut_long for limit in (4, 5, 6)]
     assert counts == [1, 1, 0]
 
