@@ -41,18 +41,19 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
     Underscores and dashes are one. Raises ConfigError in one line; ``--help`` prints and exits.
     """
     dashed = _dashed(command, arguments, [*flags(kind), "--help"])
-    file = _last(dashed, "--config") if hasattr(kind, "from_file") else None
-    default = kind.from_file(file) if file is not None and hasattr(kind, "from_file") else None
-    said, where = io.StringIO(), "" if file is None else f" (with {file} underneath the flags)"
+    read = getattr(kind, "from_file", None)
+    file = _last(dashed, "--config") if read is not None else None
+    underneath = {"default": read(file)} if read is not None and file is not None else {}
+    said, where = io.StringIO(), f" (with {file} underneath the flags)" if underneath else ""
     try:
         with redirect_stderr(said):
             return tyro.cli(
                 kind,
                 args=dashed,
-                default=default,
                 prog=f"jax-transformer {command}",
                 description=kind.__doc__,
                 config=(tyro.conf.EnumChoicesFromValues,),
+                **underneath,
             )
     except ConfigError as error:  # the class's own checks, of the values together
         raise ConfigError(f"{error}{where}") from None

@@ -72,8 +72,8 @@ def _known(data: Any, names: list[str], where: str = "") -> Any:
 class _Loader(yaml.SafeLoader):
     """Plain data; a key that is given twice is refused, and so is every tag but those of :data:`_PLAIN`."""
 
-    yaml_implicit_resolvers: ClassVar = {}  # in place of YAML 1.1's; filled below, as are the constructors
-    yaml_constructors: ClassVar = {None: yaml.SafeLoader.yaml_constructors[None]}
+    yaml_implicit_resolvers: ClassVar[dict] = {}  # in place of YAML 1.1's; filled below, as are the constructors
+    yaml_constructors: ClassVar[dict] = {None: yaml.SafeLoader.yaml_constructors[None]}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

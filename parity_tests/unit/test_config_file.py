@@ -1,6 +1,7 @@
 """``train --config``: flags over the file over the defaults, every trap of YAML named, and what a run keeps can be given back."""
 
 import json
+import re
 
 import pytest
 
@@ -177,6 +178,16 @@ def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write)
     code, out, err = runs.Console(capsys, monkeypatch).say("train", "--config", write(FILE), "--help")
     said = " ".join(out.replace("│", " ").split())
     assert (code, err) == (0, "") and "--config {None}|STR A YAML file of the options below" in said and "Updates. (default: 70)" in said
+
+
+def test_the_example_of_the_documents_is_one(write):
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", (runs.ROOT / "docs" / "configuration.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    options = parsed("--config", write(example))
+    assert (options.run, options.optimizer.learning_rate, options.data.train_source) == (
+        "runs/de-en",
+        1e-3,
+        ("train.1.de", "train.2.de.gz"),
+    )
 
 
 def test_any_options_class_can_be_read(write):
