@@ -48,7 +48,8 @@ def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) ->
     encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
     encoded = encoding.encode_pairs(train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT)
     widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.max_length)
-    plan = BatchPlan(encoded.lengths, widths, batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple), options.seed)
+    rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
+    plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
     _check_one_batch(plan, rows_multiple)
     about = {
         "train_pairs": len(encoded.sources),
@@ -67,6 +68,15 @@ def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) ->
     return Corpus(found, config, encoded, encoded_valid, [valid.pairs[i] for i in encoded_valid.kept], plan, about)
 
 
+def _rows_of_run(folder: RunFolder, widths: tuple[int, ...], rows_multiple: int) -> tuple[int, ...] | None:
+    """The rows that a run which goes on had so far, where its devices of now can share them: its batches then stay the same."""
+    before = _recorded(folder) if folder.data.exists() else {}
+    rows = before.get("rows")
+    if before.get("widths") != list(widths) or not isinstance(rows, list) or len(rows) != len(widths):
+        return None
+    return tuple(rows) if all(isinstance(count, int) and count > 0 and count % rows_multiple == 0 for count in rows) else None
+
+
 def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
     """Raises InputError where there is not one full batch: the widest has the fewest rows, and gets what other buckets have left over."""
     pairs, rows, width = len(plan.lengths), plan.rows[-1], plan.widths[-1]
@@ -79,11 +89,16 @@ def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
 
 def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
     """What data.json of a run that goes on records otherwise, as ``train_pairs (60 -> 59)``. Raises InputError for a file that is damaged."""
+    before = _recorded(folder)
+    return [f"{name} ({_short(before.get(name))} -> {_short(now)})" for name, now in corpus.about.items() if before.get(name) != now]
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any]:
+    """What data.json holds."""
     try:
-        before = dict(json.loads(folder.data.read_text(encoding="utf-8")))
+        return dict(json.loads(folder.data.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise InputError(f"{folder.data}: damaged: {error}") from None
-    return [f"{name} ({_short(before.get(name))} -> {_short(now)})" for name, now in corpus.about.items() if before.get(name) != now]
 
 
 def _short(value: Any) -> str:

@@ -200,10 +200,11 @@ def test_a_maximum_over_the_models_is_refused(tmp_path, lines, no_training, name
 
 @pytest.mark.parametrize("too_long", TooLong)
 def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_path, too_long):
-    lines = write_lines(tmp_path, train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)], valid=VALID)
+    lines = write_lines(tmp_path, train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)], valid=[*VALID, ("7" * 50, "y")])
     found = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
     cut = too_long is TooLong.CUT
-    assert (found.about["dropped_long"], found.about["cut_long"], found.about["train_pairs"]) == ((0, 2, 62) if cut else (2, 0, 60))
+    assert (found.about["dropped_long"], found.about["cut_long"], found.about["train_pairs"]) == ((1, 2, 62) if cut else (3, 0, 60))
+    assert found.valid_pairs == VALID  # a reference that is cut is no reference
     assert found.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
     assert found.plan.widths[-1] == (40 if cut else 16)
 
@@ -310,3 +311,27 @@ def test_a_damaged_record_is_named(tmp_path, lines, recorded, content):
     recorded.data.write_text(content)
     with pytest.raises(InputError, match=r"data\.json: damaged"):
         corpus.changes(again, recorded)
+    with pytest.raises(InputError, match=r"data\.json: damaged"):
+        prepared(tmp_path, **lines)
+
+
+def test_on_other_devices_a_run_keeps_the_rows_that_they_can_share(tmp_path, lines):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    six = prepared(tmp_path, **lines, rows_multiple=6)
+    corpus.record(six, folder)
+    for devices in (1, 2, 3, 6):
+        again = prepared(tmp_path, **lines, rows_multiple=devices)
+        assert again.plan.rows == six.plan.rows and corpus.changes(again, folder) == []
+    assert prepared(tmp_path / "new", **lines).plan.rows != six.plan.rows
+    seven = prepared(tmp_path, **lines, rows_multiple=7)
+    assert all(rows % 7 == 0 for rows in seven.plan.rows)
+    assert corpus.changes(seven, folder)[0].startswith("rows (")  # and what follows from them
+
+
+@pytest.mark.parametrize("rows", [[], [6], ["6", "6"], [6, 0], None, "66"])
+def test_rows_of_a_damaged_record_are_not_taken(tmp_path, lines, recorded, rows):
+    expected = prepared(tmp_path / "new", **lines).plan.rows
+    recorded.data.write_text(json.dumps({**json.loads(recorded.data.read_text()), "rows": rows}))
+    again = prepared(tmp_path, **lines)
+    assert again.plan.rows == expected and corpus.changes(again, recorded)[0].startswith("rows (")

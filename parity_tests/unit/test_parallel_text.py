@@ -147,6 +147,8 @@ def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
 def test_sides_that_are_swapped_are_told_by_their_words():
     train = sentences(100, "a", "b")
     assert parallel_text.looks_swapped(train, sentences(50, "b", "a"))
+    names = [("Anna Bo Cem Dan Eva Finn Gil Hui Ida Jan",) * 2]
+    assert parallel_text.looks_swapped(train + names, sentences(50, "b", "a") + names)
     assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))
     assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
     assert not parallel_text.looks_swapped(train, sentences(15, "b", "a"))  # too few words to be sure
