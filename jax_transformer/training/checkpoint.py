@@ -68,9 +68,11 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: Iterable[int]) -> None:
-    """Remove the checkpoints of all other steps."""
+    """Remove the checkpoints of all other steps. One that is being removed has lost its name: what is interrupted here leaves no half of one."""
     for step in set(steps(folder)) - set(keep):
-        shutil.rmtree(folder / str(step))
+        going = folder / f"{_WRITING}{step}"
+        os.rename(folder / str(step), going)
+        shutil.rmtree(going)
 
 
 def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:

@@ -25,6 +25,7 @@ def claim(options: TrainOptions) -> Iterator[RunFolder]:
     with ExitStack() as held:
         folder = _named(options, held) if options.run is not None else _numbered(options, held)
         held.callback(_leave_nothing_empty, folder)
+        folder.remove_unfinished()
         if options.resume is Resume.MUST and folder.last_step() is None:
             raise CheckpointError(f"{folder.path}: holds no checkpoint to go on from, and --resume must asks for one")
         yield folder

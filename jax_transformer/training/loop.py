@@ -50,6 +50,7 @@ class Run:
     def train(self, state: TrainState) -> None:
         """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
         try:
+            self._prune()  # it was interrupted between saving and this
             if not self.validated:  # it was stopped between the step and its validation
                 self._pause(state)
             if not self._patience_ended():
@@ -93,12 +94,17 @@ class Run:
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
         self.journal.sync()
         checkpoint.save(self.folder.checkpoints, now, state, about=about)
-        kept = checkpoint.steps(self.folder.checkpoints)
-        checkpoint.prune(self.folder.checkpoints, selection.to_keep(self.options, self.folder.figures(), kept))
+        self._prune()
         self.journal.restart_clock()
         over = "figures" in about and (now == self.options.steps or self._patience_ended())
         if self.stop.asked and not over:
             raise Preempted(f"stopped at step {now}, saved in {self.folder.path}; the same command goes on from there")
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that need not be kept."""
+        kept = checkpoint.steps(self.folder.checkpoints)
+        if kept:
+            checkpoint.prune(self.folder.checkpoints, selection.to_keep(self.options, self.folder.figures(), kept))
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
         with self.stop.at_once(f"stopped behind step {entry['step']}; the same command goes on from there"):

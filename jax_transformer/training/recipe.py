@@ -33,6 +33,7 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
 
 def _intact(folder: RunFolder) -> int | None:
     """The step to go on from. Newer checkpoints, all damaged, are named and set aside; raises CheckpointError where none is intact."""
+    checkpoint.remove_unfinished(folder.checkpoints)
     step, damage = checkpoint.newest_intact(folder.checkpoints)
     damaged = reversed([each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)])
     for each, error in zip(damaged, damage, strict=True):

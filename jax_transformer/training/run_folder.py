@@ -52,6 +52,12 @@ class RunFolder:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def remove_unfinished(self) -> None:
+        """Remove the files that a killed process was writing. Only who holds the folder's lock may."""
+        for path in self.path.glob(".*"):
+            if path.suffix[1:].isdecimal():
+                path.unlink()
+
     def entries(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that was cut off while it was written is left out."""
         lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1] if self.metrics.exists() else []

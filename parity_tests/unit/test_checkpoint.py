@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
 from jax_transformer.training import checkpoint
@@ -44,8 +45,8 @@ def bits(tree) -> list[tuple[str, str, tuple[int, ...], bytes]]:
     return [(jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes()) for path, leaf in leaves]
 
 
-def save(folder: Path, step: int, tree=None, keep: int = 2, **about) -> Path:
-    return checkpoint.save(folder, step, state() if tree is None else tree, keep=keep, about=about)
+def save(folder: Path, step: int, tree=None, **about) -> Path:
+    return checkpoint.save(folder, step, state() if tree is None else tree, about=about)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +91,10 @@ def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     assert checkpoint.described(Path("runs/here"), 7) == checkpoint.described(tmp_path / "runs/here", 7)
 
 
-def test_the_last_few_are_kept_and_nothing_else_stays(tmp_path):
+def test_what_is_pruned_is_gone_and_the_rest_stays(tmp_path):
     for step in (5, 10, 20, 100):
-        save(tmp_path, step, state(seed=step), keep=2)
+        save(tmp_path, step, state(seed=step))
+    checkpoint.prune(tmp_path, [20, 100, 300])
     assert checkpoint.steps(tmp_path) == [20, 100]
     assert sorted(os.listdir(tmp_path)) == ["100", "20"]
     assert bits(checkpoint.load(tmp_path, 20, like(state()))) == bits(state(seed=20))
@@ -114,17 +116,83 @@ def test_what_a_killed_save_left_behind_is_no_checkpoint_and_is_removed(tmp_path
     assert os.listdir(tmp_path) == ["9"]
 
 
-def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+def test_a_checkpoint_that_was_being_replaced_is_put_back(tmp_path):
+    """Killed between the two renames: the old one is aside, the new one not there yet."""
+    save(tmp_path, 7)
+    os.rename(tmp_path / "7", tmp_path / ".writing-7.replaced")
+    checkpoint.remove_unfinished(tmp_path)
+    assert os.listdir(tmp_path) == ["7"]
+    assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+
+
+@pytest.mark.parametrize("where", ["_sha256", "sync", "orbax"])
+def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, monkeypatch, where):
     save(tmp_path, 7)
 
-    def full(path: Path) -> str:
+    def full(path: Path, *rest) -> str:
+        if where == "orbax":  # as its storage says it: no OSError, several lines
+            raise ValueError("\nRESOURCE_EXHAUSTED: No space left on device [OS error 28]\nSource locations: ...")
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(checkpoint, "_sha256", full)
-        save(tmp_path, 8, keep=1)
-    assert checkpoint.steps(tmp_path) == [7]
+    with monkeypatch.context() as patch, pytest.raises(errors.CheckpointError, match="No space left") as caught:
+        if where == "orbax":
+            patch.setattr(ocp, "save", full)
+        else:
+            patch.setattr(checkpoint, where, full)
+        save(tmp_path, 8)
+    assert str(tmp_path / "8") in str(caught.value) and "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["7"]
     assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+
+
+# Which one is good
+
+
+def damage(folder: Path, step: int) -> Path:
+    path = largest(folder / str(step), "state/d/*")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    return path
+
+
+def test_the_newest_intact_one_is_found_and_what_is_wrong_with_the_newer_ones(tmp_path):
+    assert checkpoint.newest_intact(tmp_path) == (None, [])
+    for step in (5, 9, 10):
+        save(tmp_path, step)
+    assert checkpoint.newest_intact(tmp_path) == (10, [])
+    spoiled = [damage(tmp_path, 10), damage(tmp_path, 9)]
+    step, errors_found = checkpoint.newest_intact(tmp_path)
+    assert step == 5
+    assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [True, True]
+    damage(tmp_path, 5)
+    with pytest.raises(errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"):
+        checkpoint.newest_intact(tmp_path)
+
+
+def test_one_that_is_set_aside_is_none_and_is_not_lost(tmp_path):
+    for _ in range(3):
+        save(tmp_path, 7)
+        aside = checkpoint.set_aside(tmp_path, 7)
+        assert checkpoint.steps(tmp_path) == [] and (aside / "manifest.json").exists()
+    assert sorted(os.listdir(tmp_path)) == ["damaged-7", "damaged-7.2", "damaged-7.3"]
+
+
+def test_one_under_another_s_name_is_refused(tmp_path):
+    save(tmp_path, 7)
+    os.rename(tmp_path / "7", tmp_path / "8")
+    with pytest.raises(errors.CheckpointError, match="is of step 7, not 8"):
+        checkpoint.verify(tmp_path, 8)
+
+
+def test_every_byte_of_the_manifest_counts(saved, tmp_path):
+    copied(saved, tmp_path / "copy")
+    path = tmp_path / "copy" / "7" / "manifest.json"
+    content = path.read_bytes()
+    for where in range(0, len(content), 7):
+        path.write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
+        with pytest.raises(errors.CheckpointError, match=r"manifest\.json"):
+            checkpoint.verify(tmp_path / "copy", 7)
+    path.write_bytes(content)
+    checkpoint.verify(tmp_path / "copy", 7)
 
 
 def test_the_manifest_has_the_step_what_was_said_and_every_file(saved):

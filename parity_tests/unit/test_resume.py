@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import gzip
+import json
+import shutil
 import signal
 import subprocess
 import time
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 
 from jax_transformer import codec
-from jax_transformer.training import checkpoint, loop, run_folder
-from jax_transformer.training.options import DataOptions, TrainOptions
+from jax_transformer.errors import CheckpointError, ConfigError, LockedError
+from jax_transformer.training import checkpoint, claim, lock, resume, stops
+from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
 
@@ -65,14 +68,14 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
     process = in_the_background(run, text, until=1)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
-    (stopped,) = checkpoint.steps(run / "checkpoints")
+    stopped = checkpoint.steps(run / "checkpoints")[-1]
     assert (process.returncode, out) == (75, "")
     assert err.splitlines()[-1] == f"jax-transformer: stopped at step {stopped}, saved in {run}; the same command goes on from there"
     assert 30 <= stopped < runs.STEPS
     told = train("--run", run, *text)
     assert (told.code, told.out) == (0, f"{run}\n")
     assert f"continuing at step {stopped}" in told.err
-    assert told.steps[0]._cache_size() == 1
+    assert told.steps[0].programs() == 1
     assert_same_end(run, whole)
 
 
@@ -91,29 +94,110 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(whole, text, tmp_path):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
-class Scripted:
-    """Stands for the event that a signal sets: set from the ``when``-th question on."""
+class Scripted(stops.Stop):
+    """A request that comes at the ``when``-th time that someone looks for one."""
 
     def __init__(self, when: int):
         self.left = when
+        super().__init__()
 
-    def is_set(self) -> bool:
+    @property
+    def asked(self) -> bool:
         self.left -= 1
         return self.left <= 0
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        pass
 
 
 def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Told:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
+        patch.setattr(stops, "requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)
 
 
-@pytest.mark.parametrize("when", [41, 42])
-def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when):
+@pytest.mark.parametrize(
+    ("when", "step", "validated"),
+    [
+        (42, 40, False),
+        (102, 100, False),  # with the step that a validation follows: it is made by the run that goes on
+        (104, 100, True),  # while it was validated and saved
+        (105, 101, False),
+    ],
+)
+def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when, step, validated):
+    run = tmp_path / "run"
+    told = stopped_at_question(when, run, text)
+    assert told.code == 75, told.err
+    assert checkpoint.steps(run / "checkpoints")[-1] == step
+    assert f"stopped at step {step}, saved in" in told.err
+    assert ("figures" in checkpoint.manifest(run / "checkpoints", step)) == validated
+    told = train("--run", run, *text)
+    assert told.code == 0, told.err
+    assert_same_end(run, whole)
+
+
+@pytest.mark.parametrize(("when", "said"), [(1, "before anything was begun"), (2, "before the first step; the same command begins again")])
+def test_a_request_before_the_first_step_leaves_nothing_behind(text, tmp_path, when, said):
     told = stopped_at_question(when, tmp_path / "run", text)
-    assert told.code == 75
-    (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
-    assert f"stopped at step {saved}, saved in" in told.err
+    assert (told.code, told.out, told.err) == (75, "", f"jax-transformer: stopped {said}\n")
+    assert not (tmp_path / "run").exists()
+
+
+# Damage
+
+
+def damage(path: Path) -> Path:
+    """One bit of a checkpoint's largest file is another."""
+    file = max(path.rglob("d/*"), key=lambda found: found.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, text, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    file = damage(run / "checkpoints" / "200")
+    told = train("--run", run, *text)
+    assert told.code == 0, told.err
+    assert f"warning: {file}: damaged" in told.err and "it is now damaged-200, and the run goes on from step 100" in told.err
+    assert (run / "checkpoints" / "damaged-200" / "manifest.json").exists()
+    shutil.rmtree(run / "checkpoints" / "damaged-200")
+    assert_same_end(run, whole)
+
+
+def test_when_none_is_good_nothing_starts_from_zero(whole, text, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
+    told = train("--run", run, *text)
+    assert (told.code, told.out) == (5, "")
+    assert told.err.startswith(f"jax-transformer: {file}: damaged") and "nor is any of the 1 before it intact" in told.err
+    assert checkpoint.steps(run / "checkpoints") == [100, 200]
+
+
+# Changes
+
+
+def test_a_run_may_be_made_longer_and_says_so(text, tmp_path):
+    run, short = tmp_path / "run", runs.with_option(text, "--steps", 100)
+    assert train("--run", run, *short).code == 0
+    told = train("--run", run, *text)
+    assert told.code == 0, told.err
+    assert "these have changed: steps (100 -> 200); it will not end bit for bit" in told.err and "continuing at step 100" in told.err
+    assert checkpoint.steps(run / "checkpoints") == [100, 200]
+
+
+def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    now = resume.environment()
+    monkeypatch.setattr(resume, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}})
+    told = train("--run", run, *text)
+    assert told.code == 0 and f"jax {now['versions']['jax']} -> 99" in told.err
 
 
 def test_another_seed_ends_elsewhere(whole, text, tmp_path):
@@ -145,11 +229,12 @@ def pretend(folder: str, options: TrainOptions, *saved: int) -> None:
 
 
 PHRASES = TrainOptions(steps=30)
-TEXT = TrainOptions(steps=30, data=DataOptions(train_source="a", train_target="b", valid_source="c", valid_target="d"))
+TEXT = TrainOptions(steps=30, data=DataOptions(train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",)))
 
 
 def chosen(options: TrainOptions = PHRASES, **changes: Any) -> str:
-    return str(run_folder.choose(dataclasses.replace(options, **changes)).path)
+    with claim.claim(dataclasses.replace(options, **changes)) as folder:
+        return str(folder.path)
 
 
 def test_the_first_run_has_number_one(tmp_path, monkeypatch):
@@ -178,6 +263,54 @@ def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
     assert chosen(TEXT) == "runs/text-010"
 
 
+def test_a_run_that_another_process_trains_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pretend("runs/phrases-001", PHRASES, 10)
+    pretend("runs/phrases-002", PHRASES, 10)
+    with lock.hold(Path("runs/phrases-002")):
+        assert chosen() == "runs/phrases-001"
+        with lock.hold(Path("runs/phrases-001")):
+            assert chosen() == "runs/phrases-003"
+        with pytest.raises(LockedError, match="phrases-002 is in use by process"):
+            chosen(run="runs/phrases-002")
+
+
+def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    patient = dataclasses.replace(PHRASES, patience=1)
+    pretend("runs/phrases-001", patient, 10)
+    lines = [{"step": step, "valid_loss": 1.0, "bleu": bleu} for step, bleu in ((5, 2.0), (10, 1.0))]
+    Path("runs/phrases-001/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert chosen(patient) == "runs/phrases-002"
+    pretend("runs/phrases-003", dataclasses.replace(patient, average=1), 10)
+    Path("runs/phrases-003/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert chosen(patient, average=1) == "runs/phrases-003", "the average is not made yet"
+
+
+def test_resume_can_be_forbidden_and_demanded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options in (dict(), dict(run="runs/named")):
+        with pytest.raises(CheckpointError, match="--resume must"):
+            chosen(resume=Resume.MUST, **options)
+    assert not Path("runs").exists()
+    pretend("runs/phrases-001", PHRASES, 10)
+    assert chosen(resume=Resume.MUST) == chosen(resume=Resume.AUTO) == "runs/phrases-001"
+    assert chosen(resume=Resume.NEVER) == "runs/phrases-002"
+    with pytest.raises(ConfigError, match="runs/phrases-001 holds a run already, and --resume never"):
+        chosen(resume=Resume.NEVER, run="runs/phrases-001")
+    pretend("runs/phrases-002", PHRASES)
+    with pytest.raises(CheckpointError, match="runs/phrases-002: holds no checkpoint"):
+        chosen(resume=Resume.MUST, run="runs/phrases-002")
+
+
+def test_what_a_killed_process_was_writing_is_no_other_folder(tmp_path):
+    (tmp_path / ".train_config.json.123").write_text("{")
+    assert chosen(run=str(tmp_path)) == str(tmp_path)
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        chosen(run=str(tmp_path))
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"from_another_version": 1}'])
 def test_a_run_whose_options_cannot_be_read_is_not_one_of_the_same(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
@@ -190,7 +323,7 @@ def test_a_run_whose_options_cannot_be_read_is_not_one_of_the_same(tmp_path, mon
 
 def test_training_without_a_name_goes_on_where_it_stopped(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = (stopped_at_question(4, None, text) for _ in range(2))
+    first, second = (stopped_at_question(6, None, text) for _ in range(2))
     assert (first.code, second.code) == (75, 75), first.err
     assert "saved in runs/text-001;" in first.err and "continuing at step" not in first.err
     assert "saved in runs/text-001;" in second.err and "continuing at step" in second.err

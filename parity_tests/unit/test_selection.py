@@ -1,11 +1,13 @@
 """Which checkpoints are best and stay, when patience ends, and which changes a run that goes on puts up with."""
 
 import dataclasses
+import re
 
 import pytest
 
 from jax_transformer.training import resume, selection
 from jax_transformer.training.options import AverageOf, Criterion, DataOptions, ModelOptions, OptimizerOptions, TrainOptions
+from parity_tests.unit import runs
 
 FIGURES = {
     100: {"bleu": 10.0, "chrf": 30.0, "exact_match": 0.0, "valid_loss": 3.0},
@@ -92,8 +94,14 @@ def test_what_is_refused(changed, said):
 
 
 def test_every_rule_names_an_option():
-    assert resume.FREE | resume.NAMED <= BEFORE.names()
+    assert BEFORE.names() >= resume.FREE | resume.NAMED
     assert not resume.FREE & resume.NAMED
+
+
+def test_the_table_in_the_documents_is_this_one():
+    text = (runs.ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = [set(re.findall(r"`([^`]+)`", line.split("|")[1])) for line in text.splitlines() if line.startswith("| `")]
+    assert resume.FREE in rows and resume.NAMED in rows
 
 
 def test_versions_and_machines_are_compared():

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from pathlib import Path
 
 import jax
@@ -12,7 +11,7 @@ from flax import nnx
 
 from jax_transformer import presets, transformer
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, loop, step
+from jax_transformer.training import checkpoint, step, trained
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
@@ -38,7 +37,7 @@ def test_a_run_ends_with_its_path_on_stdout_and_nothing_else(whole):
     run, told = whole.path, whole.told
     assert told.code == 0
     assert told.out == f"{run}\n"
-    files = {"config.json", "train_config.json", "tokenizer.json", "data.json", "metrics.jsonl", "checkpoints"}
+    files = {"config.json", "train_config.json", "tokenizer.json", "data.json", "metrics.jsonl", "curves.png", "checkpoints", ".lock"}
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
@@ -69,7 +68,7 @@ def test_progress_and_translated_samples_are_on_stderr(whole):
     told = whole.told
     assert f"step {runs.STEPS}/{runs.STEPS}  loss " in told.err
     assert told.err.count("validation loss") == len(runs.CHECKPOINTS)
-    assert told.err.count("      -> ") == loop.SAMPLES * len(runs.CHECKPOINTS)
+    assert told.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
     assert "60 pairs in batches of" in told.err
 
 
@@ -77,14 +76,16 @@ def test_one_program_is_compiled_for_each_bucket(whole):
     (made,) = whole.told.steps
     widths = json.loads((whole.path / "data.json").read_text())["widths"]
     assert len(widths) == 2
-    assert made._cache_size() == len(widths)
+    assert made.programs() == len(widths)
 
 
 def test_the_manifest_says_what_the_result_depends_on(whole):
     manifest = checkpoint.manifest(whole.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
-    assert manifest["device"] == {"kind": jax.devices()[0].device_kind, "count": jax.device_count()}
+    assert manifest["machine"]["device"] == jax.devices()[0].device_kind and manifest["machine"]["cores"] >= 1
+    (line,) = [line for line in runs.metrics(whole.path) if line["step"] == runs.STEPS and "valid_loss" in line]
+    assert manifest["figures"] == {name: value for name, value in line.items() if name != "step"}
 
 
 # Continuing what is not the same
@@ -100,13 +101,13 @@ def test_a_finished_run_is_left_as_it_is(whole):
     told = runs.train("--run", run, *whole.arguments)
     assert (told.code, told.out) == (0, first.out)
     assert (snapshot(run), (run / "metrics.jsonl").read_bytes()) == (before, metrics)
-    assert told.steps == [] or told.steps[0]._cache_size() == 0
+    assert told.steps == [] or told.steps[0].programs() == 0
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
-        ("--steps", 300, "steps (200 -> 300)"),
+        ("--optimizer.label-smoothing", 0.5, "optimizer.label_smoothing (0.1 -> 0.5)"),
         ("--optimizer.learning-rate", 0.5, "optimizer.learning_rate (0.01 -> 0.5)"),
         ("--data.vocab-size", 310, "data.vocab_size (300 -> 310)"),
         ("--model.d-ff", 64, "model.d_ff (32 -> 64)"),
@@ -133,16 +134,33 @@ def test_changed_text_is_refused(whole, tmp_path, flag, named):
     assert told.err.startswith(f"jax-transformer: {whole.path}: the data changed") and named in told.err
 
 
-def test_a_damaged_checkpoint_is_refused(whole, tmp_path):
+# Best, averaged, early
+
+
+def test_patience_and_averages_and_best(whole, tmp_path):
+    """A learning rate that spoils the model behind step 20: the best checkpoint stays, training stops, the best are averaged."""
     run = tmp_path / "run"
-    shutil.copytree(whole.path, run)
-    path = max((run / "checkpoints" / "200").rglob("d/*"), key=lambda found: found.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    told = runs.train("--run", run, *whole.arguments)
-    assert (told.code, told.out) == (5, "")
-    assert told.err.startswith(f"jax-transformer: {path}: damaged")
+    options = [*runs.with_option(runs.with_option(whole.arguments, "--eval-every", 20), "--optimizer.learning-rate", 3.0), *QUICK]
+    told = runs.train("--run", run, *options, *"--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split())
+    assert told.code == 0, told.err
+    validated = {line["step"]: line["valid_loss"] for line in runs.metrics(run) if "valid_loss" in line and "weights" not in line}
+    best = min(validated, key=validated.get)
+    assert max(validated) == best + 40 < runs.STEPS
+    (averaged,) = [line for line in runs.metrics(run) if line.get("weights") == "averaged"]
+    second = min(validated.keys() - {best}, key=validated.get)
+    kept = checkpoint.steps(run / "checkpoints")
+    assert kept == sorted({best, second, max(validated)})
+    assert averaged["step"] == max(validated) and checkpoint.manifest(run / "averaged", max(validated))["of"] == sorted([best, second])
+    mean = {
+        name: (a.astype(np.float64) + runs.arrays(run, second)[name]) / 2 for name, a in runs.arrays(run, best).items() if "params/" in name
+    }
+    for name, model in (("auto", None), ("averaged", mean), ("best", runs.arrays(run, best)), ("last", runs.arrays(run, max(validated)))):
+        arrays = transformer.flatten(trained.load_model(run, name)[0], nnx.Param)
+        if model is not None:
+            assert all(np.array_equal(array, model[f"params/{path}"].astype(np.float32)) for path, array in arrays.items()), name
+    before = runs.metrics(run)
+    told = runs.train("--run", run, *options, *"--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split())
+    assert (told.code, told.steps, runs.metrics(run)) == (0, [], before), "finished is finished"
 
 
 # Losses that are not finite
@@ -165,8 +183,8 @@ def test_what_is_not_finite_is_never_saved(whole, tmp_path, monkeypatch, log_eve
     def poisoned(*arguments, **options):
         good = make_step(*arguments, **options)
 
-        def bad(state, batch, key):
-            state, measured = good(state, batch, key)
+        def bad(state, batches, key):
+            state, measured = good(state, batches, key)
             if int(state.step) == spoiled:
                 state = state._replace(params={name: array * np.float32("nan") for name, array in state.params.items()})
             return state, measured
@@ -174,7 +192,7 @@ def test_what_is_not_finite_is_never_saved(whole, tmp_path, monkeypatch, log_eve
         return bad
 
     monkeypatch.setattr(step, "make_step", poisoned)
-    options = [*runs.with_option(whole.arguments, "--log-every", log_every), "--keep", "1"]
+    options = [*runs.with_option(whole.arguments, "--log-every", log_every), "--keep", "1", "--keep-best", "0"]
     told = runs.train("--run", tmp_path / "run", *options)
     assert (told.code, told.out) == (6, "")
     assert str(spoiled if spoiled in runs.CHECKPOINTS else spoiled + 1) in told.err.splitlines()[-1]
