@@ -34,19 +34,15 @@ def _load(path: str | Path) -> Any:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        data = yaml.load(content.decode("utf-8-sig"), Loader=_Loader)
+        data = yaml.load(content.decode("utf-8"), Loader=_Loader)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}: line {line} is not valid UTF-8 (byte 0x{error.object[error.start]:02x})") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise InputError(f"{path}: {f'line {mark.line + 1}: ' if mark else ''}{error.problem or error.context}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        RecursionError,
-    ) as error:  # the last three: values that their explicit tag does not fit
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        # the last three: a value that its explicit tag does not fit, and brackets without end
         raise InputError(f"{path}: is not YAML: {str(error).splitlines()[0]}") from None
     return {} if data is None else data
 
