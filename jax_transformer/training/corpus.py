@@ -70,9 +70,8 @@ def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) ->
 
 def _rows_of_run(folder: RunFolder, widths: tuple[int, ...], rows_multiple: int) -> tuple[int, ...] | None:
     """The rows that a run which goes on had so far, where its devices of now can share them: its batches then stay the same."""
-    before = _recorded(folder) if folder.data.exists() else {}
-    rows = before.get("rows")
-    if before.get("widths") != list(widths) or not isinstance(rows, list) or len(rows) != len(widths):
+    rows = _recorded(folder).get("rows") if folder.data.exists() else None
+    if not isinstance(rows, list) or len(rows) != len(widths):
         return None
     return tuple(rows) if all(isinstance(count, int) and count > 0 and count % rows_multiple == 0 for count in rows) else None
 
