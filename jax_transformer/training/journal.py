@@ -16,10 +16,9 @@ from jax_transformer.training.run_folder import RunFolder
 
 
 class Journal:
-    """The lines of metrics.jsonl from a step on; those behind it are dropped."""
+    """The lines of metrics.jsonl from a step on."""
 
     def __init__(self, options: TrainOptions, folder: RunFolder, began: int, unrecorded: list[dict[str, float]]):
-        folder.keep_metrics(began)
         self.folder, self.rates = folder, optimizer.schedule(options.optimizer, options.steps)
         self.boards = Boards(folder, options)
         self.pending: list[dict[str, jax.Array]] = []

@@ -44,6 +44,9 @@ class Run:
         self.validation = Validation(options, corpus, devices)
         about = checkpoint.manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
+        average = checkpoint.steps(folder.averaged)
+        checkpoint.prune(folder.averaged, [step for step in average if step <= began])  # of steps that are made again
+        folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
         self.journal = Journal(options, folder, began, about.get("unrecorded", []))
         self.progress = Progress(began, options.steps)
 

@@ -77,9 +77,14 @@ class RunFolder:
                 found[step] = checkpoint.manifest(self.checkpoints, step).get("figures")
         return {step: figures for step, figures in found.items() if figures}
 
-    def keep_metrics(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl behind ``step``: the run goes on from there."""
-        self.write(self.metrics, "".join(json.dumps(entry) + "\n" for entry in self.entries() if entry["step"] <= step))
+    def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
+        """Drop the lines of metrics.jsonl behind ``step``, from where the run goes on, and of ``step`` itself the validations that were not saved."""
+        saved = {False: validated, True: averaged}  # by whether the validated weights were averaged
+
+        def stays(entry: dict[str, Any]) -> bool:
+            return entry["step"] < step or (entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry]))
+
+        self.write(self.metrics, "".join(json.dumps(entry) + "\n" for entry in self.entries() if stays(entry)))
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         with open(self.metrics, "a", encoding="utf-8") as file:

@@ -1,0 +1,71 @@
+"""What a killed process leaves half done is undone, or done, by the next one: in the run folder, its metrics and its checkpoints."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from jax_transformer.training import checkpoint
+from jax_transformer.training.run_folder import RunFolder
+
+LOSS = {"step": 4, "loss": 1.0}
+EARLIER, VALIDATED, AVERAGED, LATER = ({"step": step, "valid_loss": 1.0} for step in (2, 4, 4, 6))
+AVERAGED = {**AVERAGED, "weights": "averaged"}
+
+
+@pytest.mark.parametrize(
+    "validated, averaged, stay",
+    [
+        (True, True, [EARLIER, LOSS, VALIDATED, AVERAGED]),
+        (True, False, [EARLIER, LOSS, VALIDATED]),
+        (False, False, [EARLIER, LOSS]),
+    ],
+)
+def test_a_validation_that_was_written_and_not_saved_is_not_written_twice(tmp_path, validated, averaged, stay):
+    folder = RunFolder(tmp_path)
+    for entry in (EARLIER, LOSS, VALIDATED, AVERAGED, LATER):
+        folder.add_metrics(entry)
+    with open(folder.metrics, "a") as file:
+        file.write(json.dumps(LATER)[:9])
+    folder.keep_metrics(4, validated=validated, averaged=averaged)
+    assert folder.entries() == stay
+
+
+def test_what_was_being_written_is_removed_and_nothing_else(tmp_path):
+    stay = {".lock", ".holder.json", "metrics.jsonl", "checkpoints"}
+    for name in (*stay, ".metrics.jsonl.1234", ".tokenizer.json.5"):
+        (tmp_path / name).touch()
+    RunFolder(tmp_path).remove_unfinished()
+    assert {path.name for path in tmp_path.iterdir()} == stay
+
+
+@pytest.mark.parametrize("killed_at", range(3))
+def test_a_checkpoint_is_removed_whole_or_not_at_all(tmp_path, monkeypatch, killed_at):
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"a": np.arange(3.0)}, about={})
+    monkeypatch.setattr(shutil, "rmtree", dying(shutil.rmtree, killed_at))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.prune(tmp_path, [3])
+        shutil.rmtree(tmp_path / "none")  # where both were removed before
+    monkeypatch.undo()
+    for step in checkpoint.steps(tmp_path):
+        checkpoint.verify(tmp_path, step)
+    checkpoint.remove_unfinished(tmp_path)
+    checkpoint.prune(tmp_path, [3])
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def dying(rmtree, when):
+    """Dies in the so-many-th folder, with a part of it gone."""
+    left = when
+
+    def remove(path, **options):
+        nonlocal left
+        if left == 0:
+            next(path.rglob("*.json"), path / "none").unlink(missing_ok=True)
+            raise KeyboardInterrupt
+        left -= 1
+        rmtree(path, **options)
+
+    return remove
