@@ -1,0 +1,228 @@
+"""What a child of interruptions.py runs: ``train``, which tells its phases and system calls on a pipe, with the one fault that it was told of.
+
+``python interruptions_child.py TASK train --run run ...``, where TASK is the JSON of :class:`Task`. No line of the product is another: functions
+are wrapped when their modules have been imported, and an audit hook sees the system calls, or stands in their way, inside the run folder.
+"""
+
+import errno
+import functools
+import importlib.abc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from benchmarks import interruptions_controls
+
+CALLS = {"open": "open", "os.rename": "rename", "os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.remove": "unlink", "fsync": "fsync"}
+"""The watched calls by their audit events; replace is a rename to Python, too, and of open only that for writing is watched."""
+DIR_FD = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1}  # which of an event's arguments is the folder that a path is relative to
+ERRORS = ("ENOSPC", "EIO", "EDQUOT")
+FULL = "full"  # from the call on, no file grows beyond FULL_AT bytes: this reaches what C++ writes, too
+FULL_AT = 200
+KILL = "kill"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked of a child."""
+
+    pipe: int
+    """The descriptor that takes a line ``TIME WORD`` for each phase that begins and each call."""
+    call: str | None = None
+    """A call that does not happen,"""
+    number: int = 1
+    """the so-many-th of its name,"""
+    does: str = KILL
+    """but what this names: ``kill``, ``full``, or an error of :data:`ERRORS`,"""
+    lasting: bool = False
+    """once, or from then on."""
+    updates: int = 0
+    """SIGTERM comes after so many updates of this process; 0 is never."""
+    control: str | None = None
+    """What a process that goes on does wrong (:mod:`interruptions_controls`)."""
+
+
+class Pipe:
+    """Tells the parent what happens."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor, self.phase = descriptor, ""
+
+    def tell(self, word: str) -> None:
+        os.write(self.descriptor, f"{time.monotonic()} {word}\n".encode())
+
+    def begin(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.tell(phase)
+
+    def wrap(self, holder: Any, name: str, phase: str, then: str | None = None) -> None:
+        """A function is a phase of its own; behind it comes ``then``, where None what was before. Averaging has no phases within."""
+        function = getattr(holder, name)
+
+        @functools.wraps(function)
+        def told(*arguments: Any, **options: Any) -> Any:
+            before = self.phase
+            if before == "average":
+                return function(*arguments, **options)
+            self.begin(phase)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.begin(then or before)
+
+        setattr(holder, name, told)
+
+
+# System calls
+
+
+class Watch:
+    """Counts the calls that change something in the run folder, and lets the one of the task fail or kill."""
+
+    def __init__(self, task: Task, pipe: Pipe, folder: str):
+        self.task, self.pipe, self.folder, self.seen = task, pipe, folder, 0
+
+    def install(self) -> None:
+        sync = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            self("fsync", (os.readlink(f"/proc/self/fd/{descriptor}"),))
+            sync(descriptor)
+
+        os.fsync = fsync  # type: ignore[assignment]
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CALLS or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+            return
+        path = arguments[0]
+        if isinstance(path, (str, os.PathLike)) and self._absolute(event, path, arguments).startswith(self.folder):
+            self._count(CALLS[event], os.fspath(path))
+
+    def _absolute(self, event: str, path: str | os.PathLike, arguments: tuple[Any, ...]) -> str:
+        folder = arguments[DIR_FD[event]] if event in DIR_FD else -1
+        where = os.getcwd() if folder < 0 else os.readlink(f"/proc/self/fd/{folder}")
+        return os.path.normpath(os.path.join(where, path))
+
+    def _count(self, call: str, path: str) -> None:
+        self.pipe.tell(f"call {call}")
+        if call != self.task.call:
+            return
+        self.seen += 1
+        if self.seen == self.task.number or (self.task.lasting and self.seen > self.task.number):
+            self.pipe.tell(f"fault {call}")
+            self._fail(path)
+
+    def _fail(self, path: str) -> None:
+        if self.task.does == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.task.does == FULL:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_AT, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        else:
+            number = getattr(errno, self.task.does)
+            raise OSError(number, os.strerror(number), path)
+
+
+# Phases
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Changes modules right after their own code has run, in the order and at the time that the product imports them."""
+
+    def __init__(self, changes: dict[str, Callable[[Any], None]]):
+        self.changes = changes
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        change = self.changes.pop(name, None)
+        spec = PathFinder.find_spec(name, path, target) if change else None
+        if change is None or spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
+    """By module, what has to be wrapped."""
+
+    def of_loop(loop: Any) -> None:
+        if task.control:
+            loop.start = interruptions_controls.going_on(loop.start, task.control)
+        pipe.wrap(loop, "start", "state", "state")
+        pipe.wrap(loop.Run, "_steps", "compile", "steps")
+        pipe.wrap(loop.Run, "_validate", "validation")
+        pipe.wrap(loop.Run, "_average", "average", "end")
+
+    def of_checkpoint(checkpoint: Any) -> None:
+        pipe.wrap(checkpoint, "save", "save")
+        pipe.wrap(checkpoint, "prune", "prune")
+
+    def of_step(step: Any) -> None:
+        step.TrainStep.__call__ = counted(step.TrainStep.__call__, pipe, task)
+
+    folder = "jax_transformer.training"
+    return {
+        f"{folder}.loop": of_loop,
+        f"{folder}.checkpoint": of_checkpoint,
+        f"{folder}.step": of_step,
+        f"{folder}.corpus": lambda corpus: pipe.wrap(corpus, "prepare", "data", "data"),
+    }
+
+
+def counted(call: Callable, pipe: Pipe, task: Task) -> Callable:
+    """An update; behind the first one the phase is no longer ``compile``."""
+    made = 0
+
+    def update(*arguments: Any) -> Any:
+        nonlocal made
+        result = call(*arguments)
+        made += 1
+        pipe.begin("steps")
+        if made == task.updates:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    return update
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parent.parent
+    sys.path[0] = str(root)
+    task, arguments = Task(**json.loads(sys.argv[1])), sys.argv[2:]
+    pipe = Pipe(task.pipe)
+    handler = signal.signal
+
+    def signal_handler(number: int, action: Any) -> Any:
+        before = handler(number, action)
+        if number == signal.SIGTERM:
+            pipe.tell("handled" if callable(action) else "unhandled")
+        return before
+
+    signal.signal = signal_handler  # type: ignore[assignment]
+    pipe.begin("imports")
+    sys.meta_path.insert(0, AfterImport(phases(pipe, task)))
+    Watch(task, pipe, str(Path(arguments[arguments.index("--run") + 1]).absolute())).install()
+
+    from jax_transformer import cli
+
+    code = cli.main(arguments)
+    pipe.begin("end")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The campaign of interruptions itself: its damages are noticed, its chains are reproducible, and a small campaign passes."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import interruptions_chains, interruptions_damage, interruptions_verdict
+from benchmarks.interruptions_runs import Ended, Place
+from jax_transformer.training import checkpoint
+from parity_tests.unit.runs import ROOT
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """Three small checkpoints."""
+    folder = tmp_path_factory.mktemp("place") / "run" / "checkpoints"
+    for step in (1, 2, 3):
+        checkpoint.save(folder, step, {"a": np.arange(40.0) + step}, about={})
+    return folder
+
+
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in interruptions_damage.Damage(random.Random(0)).kinds()])
+def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path, kind):
+    damage = getattr(interruptions_damage.Damage(random.Random(kind)), kind)
+    for number in range(3):
+        copy = tmp_path / str(number)
+        shutil.copytree(checkpoints, copy)
+        assert interruptions_damage.noticed(damage, copy, step=3 - number).wrong == []
+
+
+def test_damage_that_passes_is_told(checkpoints, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
+    monkeypatch.setattr(checkpoint, "_sha256", lambda path: "0")
+    wrong = interruptions_damage.noticed(lambda folder, step: ({step}, "nothing at all"), copy, 3).wrong
+    assert any(line.startswith("1 is whole and is refused") for line in wrong)
+    monkeypatch.setattr(checkpoint, "verify", lambda folder, step: None)
+    wrong = interruptions_damage.noticed(lambda folder, step: ({step}, "nothing at all"), copy, 3).wrong
+    assert wrong == ["3 is damaged and passes", "the newest intact one is said to be 3, and is 2"]
+
+
+def test_the_chains_of_a_seed_have_as_many_interruptions_as_were_asked_for():
+    first, again, other = (interruptions_chains.lengths(200, seed, "kills") for seed in (0, 0, 1))
+    assert first == again != other
+    assert sum(first) == 200
+
+
+def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
+    """A process that had begun a phase, was sent SIGTERM, and ended so."""
+    words = [(1.0, "imports"), (2.0, "handled"), (3.0, phase), (4.5, after)]
+    return Ended(code, "", line, words, [(4.0, signal.SIGTERM)], ended=5.0)
+
+
+@pytest.mark.parametrize(
+    "ended, wrong",
+    [
+        (stopped(75, "jax-transformer: stopped at step 3, saved in run; the same command goes on from there\n", "steps"), None),
+        (stopped(75, "jax-transformer: stopped at step 4, saved in run; the same command goes on from there\n", "steps"), "it said step 4"),
+        (stopped(75, "jax-transformer: stopped before the first step; the same command begins again\n", "data"), None),
+        (stopped(75, "jax-transformer: stopped before the first step; the same command begins again\n", "save"), "nothing saved"),
+        (stopped(75, "Traceback (most recent call last)\njax-transformer: stopped at step 3\n", "steps"), "a traceback"),
+        (stopped(5, "jax-transformer: run: could not be written\n", "save"), "exit code 5"),
+        (stopped(-15, "", "steps"), "exit code -15"),
+        (stopped(0, "run\n", "average"), None),
+        (stopped(0, "run\n", "steps", after="save"), "exit code 0 after SIGTERM in phase steps: it did not stop"),
+    ],
+)
+def test_what_a_signal_may_lead_to(checkpoints, ended, wrong):
+    place = Place(checkpoints.parent.parent, [], Path("nowhere"))
+    outcome = interruptions_verdict.judge("terms", 0, place, ended, {})
+    assert outcome is not None
+    assert outcome.phase == ended.words[2][1]
+    assert [line[: len(wrong or "")] for line in outcome.wrong] == ([wrong] if wrong else [])
+
+
+@pytest.mark.slow
+def test_a_small_campaign_passes(tmp_path):
+    counts = "--kills 4 --terms 3 --failures 3 --damages 20".split()
+    command = [sys.executable, str(ROOT / "benchmarks" / "interruptions.py"), *counts, "--work", str(tmp_path / "work")]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "not equal" in told.stdout
