@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-
 from jax_transformer.errors import CheckpointError
 
 Tree = TypeVar("Tree")
@@ -109,6 +107,7 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
 
     Raises CheckpointError where the checkpoint is damaged or of another model.
     """
+    import jax
     from orbax.checkpoint import v1 as ocp
 
     path = folder.absolute() / str(step)
@@ -174,6 +173,8 @@ def verify(folder: Path, step: int) -> None:
 
 
 def _described(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    import jax
+
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in leaves}
 

@@ -1,6 +1,7 @@
 """From the data options to encoded pairs and a batch plan."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,11 @@ class Corpus:
     """What data.json records: hashes, counts, and the shapes of the batches."""
 
 
-def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) -> Corpus:
-    """Read the text, take the tokenizer that is there or train it, encode, and plan batches of a multiple of ``rows_multiple`` rows.
+def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int] = lambda: 1) -> Corpus:
+    """Read the text, take the tokenizer that is there or train it, encode, and plan batches of a multiple of ``devices()`` rows.
 
-    Nothing is compiled or written yet. What costs little is checked first: options, then files, then validation, then the training text.
+    Nothing is compiled or written yet. What costs little is checked first: options, then files, then validation, then the training text;
+    how many devices there are is asked last, because to find them is to load JAX.
     """
     data = options.data
     parallel_text.check_readable(data.files)
@@ -48,6 +50,7 @@ def prepare(options: TrainOptions, folder: RunFolder, rows_multiple: int = 1) ->
     encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
     encoded = encoding.encode_pairs(train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT)
     widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.max_length)
+    rows_multiple = devices()
     rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
     plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
     _check_one_batch(plan, rows_multiple)
@@ -104,12 +107,16 @@ def _short(value: Any) -> str:
     return f"{value[:8]}…" if isinstance(value, str) else str(value)
 
 
+def check(corpus: Corpus, folder: RunFolder) -> None:
+    """Raises ConfigError where a run that goes on no longer has the same data."""
+    changed = changes(corpus, folder) if folder.data.exists() else []
+    if changed:
+        raise ConfigError(f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run")
+
+
 def record(corpus: Corpus, folder: RunFolder) -> None:
-    """Write the tokenizer, config.json and data.json, or check that a run that goes on still has the same data."""
+    """Write the tokenizer, config.json and, last, data.json, where the folder does not hold them yet."""
     if folder.data.exists():
-        changed = changes(corpus, folder)
-        if changed:
-            raise ConfigError(f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run")
         return
     tokenizer.save_folder(corpus.tokenizer, folder.path)
     folder.write(folder.config, corpus.config.to_json())

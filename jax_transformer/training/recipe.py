@@ -1,34 +1,47 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
 import sys
+from typing import TYPE_CHECKING
 
 from jax_transformer import codec
-from jax_transformer.training import checkpoint, compilation, corpus, loop, resume
+from jax_transformer.training import checkpoint, corpus, resume
 from jax_transformer.training.claim import claim
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.mesh import Devices
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.stops import Stop
+
+if TYPE_CHECKING:
+    from jax_transformer.training.mesh import Devices
 
 
 def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
     """Train as ``options`` say, from the start or from where the run stopped, and return its folder. ``stop`` may ask it to save and stop."""
     stop = stop or Stop()
-    compilation.use_cache(options.compilation_cache)
     with claim(options) as folder:
         with stop.at_once("stopped before the first step; the same command begins again"):
-            devices = Devices.take(options.devices)
-            text = corpus.prepare(options, folder, rows_multiple=devices.count)
+            text = corpus.prepare(options, folder, lambda: _devices(options).count)
+            corpus.check(text, folder)
             intact = _intact(folder)
             _name_changes(options, folder, intact)
         folder.write(folder.train_config, codec.to_json(options))
         corpus.record(text, folder)
 
+        from jax_transformer.training import loop
+
+        devices = _devices(options)
         state = loop.start(options, text, folder, devices, intact)
         _introduce(options, text, folder, sum(array.size for array in state.params.values()), intact)
         loop.Run(options, text, folder, devices, stop, int(state.step)).train(state)
     return folder
+
+
+def _devices(options: TrainOptions) -> "Devices":
+    """The devices to train on. JAX is loaded here, when the text is known to be good: a refusal should not wait for it."""
+    from jax_transformer.training import compilation, mesh
+
+    compilation.use_cache(options.compilation_cache)
+    return mesh.Devices.take(options.devices)
 
 
 def _intact(folder: RunFolder) -> int | None:
@@ -55,10 +68,12 @@ def _name_changes(options: TrainOptions, folder: RunFolder, intact: int | None) 
 def _introduce(options: TrainOptions, text: Corpus, folder: RunFolder, weights: int, intact: int | None) -> None:
     about = text.about
     shapes = ", ".join(f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True))
-    say(f"{folder.path}: {options.model.preset}, {weights:,} parameters, vocabulary {text.tokenizer.vocab_size}")
+    sizes = dict.fromkeys((text.config.source_vocab_size, text.config.target_vocab_size))
+    say(f"{folder.path}: {options.model.preset}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}")
     say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
-    if about["dropped_empty"] or about["dropped_long"]:
-        say(f"dropped: {about['dropped_empty']} pairs with an empty side, {about['dropped_long']} too long")
+    if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
+        cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
+        say(f"dropped: {about['dropped_empty']} pairs with an empty side, {about['dropped_long']} too long{cut}")
     if intact:
         say(f"continuing at step {intact}")
 

@@ -57,7 +57,7 @@ def options(model: ModelOptions = MODEL, **data) -> TrainOptions:
 
 
 def prepared(folder: Path, *arguments, rows_multiple: int = 1, **data) -> corpus.Corpus:
-    return corpus.prepare(options(*arguments, **data), RunFolder(folder / "run"), rows_multiple)
+    return corpus.prepare(options(*arguments, **data), RunFolder(folder / "run"), lambda: rows_multiple)
 
 
 @pytest.fixture

@@ -304,11 +304,14 @@ def test_resume_can_be_forbidden_and_demanded(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_was_writing_is_no_other_folder(tmp_path):
-    (tmp_path / ".train_config.json.123").write_text("{")
-    assert chosen(run=str(tmp_path)) == str(tmp_path)
-    (tmp_path / "thesis.tex").write_text("")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".train_config.json.123").write_text("{")
+    assert chosen(run=str(run)) == str(run)
+    run.mkdir(exist_ok=True)
+    (run / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="is not a run folder"):
-        chosen(run=str(tmp_path))
+        chosen(run=str(run))
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"from_another_version": 1}'])
