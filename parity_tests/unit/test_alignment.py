@@ -15,7 +15,8 @@ from flax import nnx
 
 from jax_transformer import alignment, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from parity_tests.unit import helpers
+from jax_transformer.training import trained
+from parity_tests.unit import helpers, runs
 
 TEXT = ["the red house", "a small bird sees the house", "das rote Haus", "é 12"]
 LINE = TEXT[0]
@@ -168,3 +169,35 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch)
     with pytest.raises(OSError, match="no space left"):
         alignment.write(path, model(), tokenizer, [LINE], [translated(tokenizer)], title="a run")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("out.html", "the page before")]
+
+
+# The command
+
+
+@pytest.fixture
+def console(capsys, monkeypatch, tmp_path, tokenizer):
+    """Commands that find an untrained model in whatever run folder they are given."""
+    weights = trained.Weights(tmp_path, 7, "last")
+    run = trained.TrainedRun(model(max_length=32), tokenizer, (8, 16), weights)
+    monkeypatch.setattr(trained, "load_run", lambda *_: run)
+    with runs.as_a_user(tmp_path):
+        yield runs.Console(capsys, monkeypatch)
+
+
+def test_translate_writes_the_page_beside_its_lines(console, tmp_path, tokenizer):
+    path, lines = tmp_path / "out.html", ["the red house", "", "é 12"]
+    code, out, err = console.say("translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode())
+    assert (code, err) == (0, "")
+    shown = Page(path.read_text(encoding="utf-8"))
+    assert shown.data["title"] == "a/run, step 7"
+    found = [(one["number"], one["source"], one["target"]) for one in shown.sentences]
+    written = out.split("\n")
+    assert [(number, source) for number, source, _ in found] == [(1, lines[0]), (3, lines[2])]
+    assert [target.replace("\n", " ") for _, _, target in found] == [written[0], written[2]]
+    for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
+        assert one["maps"]["cross"]["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(source)), "<eos>"]
+
+
+def test_a_page_without_a_folder_is_refused_before_anything_is_translated(console, tmp_path):
+    path = tmp_path / "nowhere" / "out.html"
+    console.refused(2, [path], "translate", "--run", "a/run", "--attention", path, stdin=b"a\n")
