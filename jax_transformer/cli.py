@@ -1,11 +1,14 @@
 """The command line: ``jax-transformer COMMAND``. Results go to stdout, progress and messages to stderr, refusals are one line."""
 
+import dataclasses
 import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -40,15 +43,37 @@ class TranslateOptions:
 
     run: str
     """The run folder."""
+    weights: str = "auto"
+    """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    input: str | None = None
+    """A file of lines instead of standard input; plain or gzip."""
+    output: str | None = None
+    """A file instead of standard output; written whole or not at all."""
+    attention: str | None = None
+    """Also write an HTML page of the attention weights of the first 50 lines, to look at in a browser."""
+    max_length: int | None = None
+    """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
     beam: int = 1
     """Hypotheses kept by beam search; 1 is greedy."""
     length_penalty: float = 0.6
     """Exponent of beam search's length penalty."""
+    n_best: int = 0
+    """Write the so many best of the beam, each as `line ||| translation ||| score` with lines counted from 0; 0 writes the best alone."""
+    sample: bool = False
+    """Draw tokens at random instead of searching for the likeliest."""
+    temperature: float = 1.0
+    """What logits are divided by before drawing; below 1 prefers likely tokens."""
+    top_k: int = 0
+    """Draw from the so many likeliest tokens; 0 is from all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Decides the draws."""
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Score a run on a test set: BLEU, chrF, exact match, and loss."""
+    """Score a run on a test set: BLEU, chrF, TER, exact match, and loss."""
 
     run: str
     """The run folder."""
@@ -56,10 +81,18 @@ class EvaluateOptions:
     """Lines to translate; plain or gzip."""
     target: str
     """Their references, line by line."""
+    weights: str = "auto"
+    """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    max_length: int | None = None
+    """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
     beam: int = 1
     """Hypotheses kept by beam search; 1 is greedy."""
     length_penalty: float = 0.6
     """Exponent of beam search's length penalty."""
+    bootstrap: int = 1000
+    """How often the lines are resampled for the 95 % intervals of the scores; 0 is no intervals."""
+    hypotheses: str | None = None
+    """A file for the translations, line by line; written whole or not at all."""
     json: bool = False
     """Print one JSON object instead of lines."""
 
@@ -92,40 +125,92 @@ class InspectOptions:
 
 def train(command: TrainCommand) -> int:
     """Train, and print the run folder."""
-    from jax_transformer.training import recipe
+    from jax_transformer.training import stops
 
-    print(recipe.train(command.options).path)
+    with stops.requests() as stop:  # from here on: importing JAX takes a second or two
+        with stop.at_once("stopped before anything was begun"):
+            from jax_transformer.training import recipe
+        print(recipe.train(command.options, stop).path)
     return 0
 
 
 def translate(options: TranslateOptions) -> int:
     """Lines in, lines out."""
-    from jax_transformer import translation
+    from jax_transformer import alignment, translation
     from jax_transformer.data import parallel_text
-    from jax_transformer.training import trained
+    from jax_transformer.training import compilation, trained
 
-    run = trained.load_run(options.run)
-    content = sys.stdin.buffer.read()
-    lines = parallel_text.split_lines(content, "standard input") if content else []
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the lines that came in, whatever the locale
-    beam = {"beam_size": options.beam, "length_penalty": options.length_penalty}
-    for line in translation.translate(run.model, run.tokenizer, lines, widths=run.widths, **beam):  # type: ignore[arg-type]
-        sys.stdout.write(line.replace("\n", " ") + "\n")  # one line for each, whatever the model says
+    compilation.use_cache()
+    shared = [f.name for f in dataclasses.fields(translation.Decoding)]
+    how = translation.Decoding(**{name: getattr(options, name) for name in shared})
+    _check_folder(options.output)
+    _check_folder(options.attention)
+    run = trained.load_run(options.run, options.weights)
+    if options.input is not None:
+        lines = parallel_text.read_lines(options.input)
+    else:
+        content = sys.stdin.buffer.read()
+        lines = parallel_text.split_lines(content, "standard input") if content else []
+    found = translation.hypotheses(run.model, run.tokenizer, lines, how, widths=run.widths)
+    _write(options.output, translation.n_best_lines(found) if how.n_best else [best[0].text for best in found])
+    if options.attention is not None:
+        title = f"{options.run}, step {run.weights.step}"
+        alignment.write(options.attention, run.model, run.tokenizer, lines, [best[0] for best in found], widths=run.widths, title=title)
     return 0
 
 
 def evaluate(options: EvaluateOptions) -> int:
     """Scores of a test set."""
-    from jax_transformer.training import evaluation
+    from jax_transformer import translation
+    from jax_transformer.training import compilation, evaluation
 
-    report = evaluation.evaluate(options.run, options.source, options.target, beam_size=options.beam, length_penalty=options.length_penalty)
+    compilation.use_cache()
+    how = translation.Decoding(beam=options.beam, length_penalty=options.length_penalty, max_length=options.max_length)
+    _check_folder(options.hypotheses)
+    report, hypotheses = evaluation.evaluate(
+        options.run, options.source, options.target, how, weights=options.weights, bootstrap=options.bootstrap
+    )
+    if options.hypotheses is not None:
+        _write(options.hypotheses, hypotheses)
     if options.json:
         print(json.dumps(report))
         return 0
-    for name, value in report.items():
-        print(f"{name:12} {value:.4f}" if isinstance(value, float) else f"{name:12} {value}")
+    for line in _readable(report):
+        print(line)
     return 0
+
+
+def _readable(report: dict[str, Any]) -> Iterator[str]:
+    """A figure a line, with its interval as sacreBLEU writes it: around the mean over resampled lines."""
+    report = dict(report)
+    signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
+    for name, value in report.items():
+        interval = f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})" if name in confidence else ""
+        yield f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
+    for name, signature in signatures.items():
+        yield f"{name + ' signature':16} {signature}"
+
+
+def _check_folder(path: str | None) -> None:
+    """Before hours of work: whether the file that is to hold the result has a folder."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: {Path(path).parent} is no folder")
+
+
+def _write(path: str | None, lines: Sequence[str]) -> None:
+    """Lines in UTF-8, whatever the locale, to standard output, or to a file whole or not at all; one line for each, whatever the model says."""
+    text = "".join(line.replace("\n", " ") + "\n" for line in lines)
+    if path is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        sys.stdout.write(text)
+        return
+    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def convert(options: ConvertOptions) -> int:
@@ -205,6 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output is gone: nothing is left to say, to it or at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("jax-transformer: stopped at once", file=sys.stderr)
+        return 128 + signal.SIGINT
     except OSError as error:  # a disk that is full, a folder that cannot be written
         if debug:
             raise

@@ -1,44 +1,132 @@
 """Lines of text in, lines of text out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from jax_transformer import generate
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import ConfigError
 from jax_transformer.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How translations are made: greedily, by beam search, or by drawing tokens."""
+
+    beam: int = 1
+    """Hypotheses kept by beam search; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Exponent of beam search's length penalty."""
+    n_best: int = 0
+    """How many hypotheses of the beam to give, with their scores; 0 is the best alone."""
+    max_length: int | None = None
+    """The most tokens of a translation; None is twice what its source is padded to, within what the model can."""
+    sample: bool = False
+    """Whether to draw each token instead of searching."""
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    """As of :func:`jax_transformer.generate.sample`."""
+    seed: int = 0
+    """Decides the draws, together with the number of the line."""
+
+    def __post_init__(self) -> None:
+        if self.sample and self.beam != 1:
+            raise ConfigError(f"sample and beam={self.beam} exclude each other: one draws tokens, the other searches")
+        if self.n_best < 0:
+            raise ConfigError(f"n_best={self.n_best} must not be negative")
+        if self.n_best and (self.beam == 1 or self.n_best > self.beam):
+            raise ConfigError(f"n_best={self.n_best} needs a beam of at least {max(2, self.n_best)}, not beam={self.beam}")
+        for name, unused in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("seed", 0)):
+            if not self.sample and getattr(self, name) != unused:
+                raise ConfigError(f"{name}={getattr(self, name)} means nothing without sample")
+
+
+class Hypothesis(NamedTuple):
+    """A translation, its ids (the end token included where there is one, and nothing behind it), and beam search's score of it."""
+
+    text: str
+    ids: Int[np.ndarray, " n"]
+    score: float | None
 
 
 def translate(
     model: Transformer,
     tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
+    how: Decoding | None = None,
     *,
     widths: Sequence[int] = (),
-    beam_size: int = 1,
-    length_penalty: float = 0.6,
     tokens_per_batch: int = 4096,
 ) -> list[str]:
-    """The translation of each line, in order; an empty line stays empty.
+    """The translation of each line, in order; an empty line stays empty. Arguments and errors as of :func:`hypotheses`."""
+    found = hypotheses(model, tokenizer, lines, how, widths=widths, tokens_per_batch=tokens_per_batch)
+    return [best[0].text for best in found]
 
-    Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to its ``max_length`` where none is wide
-    enough; a translation may have twice its batch's width in tokens. Raises InputError for a line longer than the model reads.
+
+def hypotheses(
+    model: Transformer,
+    tokenizer: Tokenizer | TokenizerPair,
+    lines: Sequence[str],
+    how: Decoding | None = None,
+    *,
+    widths: Sequence[int] = (),
+    tokens_per_batch: int = 4096,
+) -> list[list[Hypothesis]]:
+    """The translations of each line, best first: ``how.n_best`` of them, or one. An empty line has the empty one alone.
+
+    ``how`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
+    its ``max_length`` where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions. Raises InputError for a
+    line longer than the model reads.
     """
+    how = how or Decoding()
     longest = model.config.max_length
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
     encoded = encoding.encode_sources(lines, tokenizer, longest)
+    result = [[Hypothesis("", np.zeros(0, np.int32), 0.0 if how.n_best else None)] for _ in lines]
+    rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // max(1, how.beam)))
     sources = [encoded[i] for i in full]
-    result = [""] * len(lines)
-    rows = batches.rows_per_batch(widths, tokens_per_batch)
     groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id) if full else []
     for indices, source in groups:
-        places = min(longest, 2 * source.shape[1])
-        if beam_size == 1:
-            tokens = generate.greedy(model, source, max_length=places)
-        else:
-            tokens, _ = generate.beam(model, source, beam_size=beam_size, length_penalty=length_penalty, max_length=places)
-        for i, ids in zip(indices, np.asarray(tokens), strict=False):
-            result[full[i]] = tokenizer.decode(ids)
+        numbers = np.zeros(len(source), np.int32)
+        numbers[: len(indices)] = [full[i] for i in indices]
+        tokens, scores = _decode(model, source, numbers, how)
+        for i, row, score in zip(indices, tokens, scores, strict=False):  # rows behind the last line are filler
+            result[full[i]] = [_hypothesis(model, tokenizer, ids, float(s)) for ids, s in zip(row, score, strict=True)]
     return result
+
+
+def n_best_lines(found: Sequence[Sequence[Hypothesis]]) -> list[str]:
+    """As Moses and fairseq write n-best lists: ``line ||| translation ||| score``, lines counted from 0, best first."""
+    return [f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}" for i, several in enumerate(found) for hypothesis in several]
+
+
+def _decode(
+    model: Transformer, source: Int[np.ndarray, "b s"], numbers: Int[np.ndarray, " b"], how: Decoding
+) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
+    """The m hypotheses of each row and their scores, which are NaN where nothing gives one."""
+    longest = model.config.max_length
+    places = min(longest, 2 * source.shape[1]) if how.max_length is None else how.max_length
+    if how.sample:
+        limits = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+        tokens = generate.sample(model, source, jax.random.key(how.seed), rows=numbers, max_length=places, **limits)  # type: ignore[arg-type]
+    elif how.beam == 1:
+        tokens = generate.greedy(model, source, max_length=places)
+    else:
+        search = {"beam_size": how.beam, "length_penalty": how.length_penalty, "max_length": places}
+        several, scores = generate.n_best(model, source, max(1, how.n_best), **search)  # type: ignore[arg-type]
+        return np.asarray(several), np.asarray(scores)
+    return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
+
+
+def _hypothesis(model: Transformer, tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float) -> Hypothesis:
+    ends = np.flatnonzero(ids == model.config.eos_id)
+    ids = ids[: ends[0] + 1] if len(ends) else ids
+    return Hypothesis(tokenizer.decode(ids), ids, None if np.isnan(score) else score)

@@ -1,34 +1,54 @@
-"""Greedy decoding against the plainest PyTorch loop there is: no cache, argmax, token by token."""
+"""Decoding against the plainest PyTorch there is: no cache, no batch of beams, hypotheses in lists. Token for token, in float64."""
+
+import itertools
 
 import numpy as np
 import pytest
-import torch
 
 import jax_transformer as jt
 from parity_tests.cases import CASES
 from parity_tests.twins import Pair, as_torch, pair
+from torch_reference import decoding
 
-
-def torch_greedy(both: Pair, max_length: int) -> np.ndarray:
-    config = both.config
-    source = as_torch(both.source)
-    target = torch.full((len(source), 1), config.bos_id)
-    done = torch.zeros(len(source), dtype=torch.bool)
-    for _ in range(max_length):
-        with torch.no_grad():
-            token = both.torch(source, target)[:, -1].argmax(-1)
-        token[done] = config.target_pad_id
-        done |= token == config.eos_id
-        target = torch.cat([target, token[:, None]], dim=1)
-    return target[:, 1:].numpy()
+PLACES = 8
+SEARCHES = [(1, 0.6), (2, 0.0), (4, 1.0), (5, 2.5)]  # beam size and length penalty
+# What rounding may change: scores that close are told apart by luck
+NEAR = 1e-10
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_token_for_token(case):
-    lengths = set()
+def test_greedy_token_for_token(case):
+    lengths, ids = set(), {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id}
     for seed in range(3):
         both = pair(case.config, seed=seed, batch=4, source=9)
         ours = np.asarray(jt.generate.greedy(both.flax, both.source, max_length=12))
-        np.testing.assert_array_equal(ours, torch_greedy(both, 12))
+        theirs = decoding.greedy(both.torch, as_torch(both.source), 12, **ids)
+        np.testing.assert_array_equal(ours, theirs.numpy())
         lengths |= set((ours != case.config.target_pad_id).sum(axis=1).tolist())
     assert len(lengths) > 1 or 12 in lengths, "rows of several lengths, or full ones, make this test mean something"
+
+
+def likely_end(both: Pair) -> int:
+    """A token that some hypotheses end with early and others never: the third that the first row says greedily, if it is not padding."""
+    config = both.config
+    ids = {"bos": config.bos_id, "eos": config.eos_id, "pad": config.target_pad_id}
+    token = int(decoding.greedy(both.torch, as_torch(both.source[:1]), 3, **ids)[0, 2])
+    return config.eos_id if token == config.target_pad_id else token
+
+
+# Each case with one search, so that each search meets a quarter of the cases
+@pytest.mark.parametrize(("case", "search"), list(zip(CASES, itertools.cycle(SEARCHES))), ids=str)
+def test_beam_token_for_token(case, search):
+    (size, alpha), config = search, case.config
+    both = pair(config, batch=3, source=9)
+    end, ties, ended = likely_end(both), 0, 0
+    tokens, scores = jt.generate.n_best(both.flax, both.source, size, beam_size=size, max_length=PLACES, length_penalty=alpha, eos_id=end)
+    for row, source in enumerate(as_torch(both.source)):
+        found = decoding.beam(both.torch, source, size, PLACES, alpha, bos=config.bos_id, eos=end)
+        ties += found.margin < NEAR
+        for ours, score, theirs in zip(np.asarray(tokens)[row], np.asarray(scores)[row], found.best, strict=True):
+            assert ours.tolist() == theirs.tokens + [config.target_pad_id] * (PLACES - len(theirs.tokens)), f"row {row}: {found}"
+            assert abs(score - theirs.score) <= 1e-12 * max(1, abs(theirs.score)), f"row {row}: {found}"
+            ended += theirs.tokens[-1] == end
+    assert ties == 0, f"{ties} searches were decided by less than {NEAR}"
+    assert ended > 0, "no hypothesis ended"

@@ -1,6 +1,7 @@
 """A trained run against a test set."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,40 +13,58 @@ from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import metrics, step
 from jax_transformer.training.trained import TrainedRun, load_run
+from jax_transformer.translation import Decoding
 
 
-def _check_lengths(source: str, trained: TrainedRun) -> None:
-    """Raises InputError for the first line that the model cannot read."""
-    longest = trained.model.config.max_length
-    for number, ids in enumerate(trained.tokenizer.encode_batch(parallel_text.read_lines(source)), 1):
-        if len(ids) >= longest:
-            raise InputError(f"{source}: line {number} is {len(ids) + 1} tokens long, over the model's max_length={longest}")
+class Evaluation(NamedTuple):
+    """Figures, and the translation of each line of the source file (nothing where a side of its pair is empty)."""
+
+    report: dict[str, Any]
+    hypotheses: list[str]
 
 
-def evaluate(run: str, source: str, target: str, *, beam_size: int, length_penalty: float) -> dict[str, Any]:
-    """BLEU, chrF, exact match, loss (nats a token) and perplexity of the run's newest checkpoint on two files of lines.
+def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *, weights: str = "auto", bootstrap: int = 0) -> Evaluation:
+    """BLEU, chrF, TER, exact match, loss (nats a token) and perplexity of a run on two files of lines.
 
-    Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted.
+    Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
+    out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
+    none is left. ``weights`` as of :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`.
     """
-    trained = load_run(run)
-    pairs = parallel_text.read_pairs(source, target)
-    _check_lengths(source, trained)
-    sources, references = [s for s, _ in pairs.pairs], [t for _, t in pairs.pairs]
-    hypotheses = translation.translate(
-        trained.model, trained.tokenizer, sources, widths=trained.widths, beam_size=beam_size, length_penalty=length_penalty
-    )
-    config = trained.model.config
-    encoded = encoding.encode_pairs(pairs.pairs, trained.tokenizer.source, trained.tokenizer.target, config.max_length)
-    widths = tuple(sorted({*trained.widths, config.max_length}))
-    arrays = transformer.flatten(trained.model, nnx.Param), transformer.flatten(trained.model, Frozen)
-    loss_sum = jax.jit(lambda params, carried, batch: step.loss_sum(params, carried, batch, config))
-    sums = [loss_sum(*arrays, batch) for _, batch in batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))]
-    total, tokens = np.array(jax.device_get(sums)).sum(axis=0)
-    return {
+    trained = load_run(run, weights)
+    found = parallel_text.read_pairs(source, target)
+    encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.max_length, f"{source}: ")
+    pairs = found.pairs
+    translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], how, widths=trained.widths)
+    total, tokens, counted = loss(trained, pairs)
+    report = {
         "step": trained.weights.step,
-        "pairs": len(references),
-        "dropped_empty": pairs.dropped_empty,
-        **metrics.score(hypotheses, references),
-        "loss": float(total / tokens),
-        "perplexity": float(np.exp(total / tokens)),
+        "pairs": len(pairs),
+        "dropped_empty": found.dropped_empty,
+        **metrics.score(translated, [t for _, t in pairs], names=tuple(metrics.METRICS), bootstrap=bootstrap),
+        "loss": total / tokens if tokens else None,
+        "perplexity": math.exp(total / tokens) if tokens else None,
+        "left_out_of_loss": len(pairs) - counted,
     }
+    return Evaluation(report, _in_place(source, target, translated))
+
+
+def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
+    """The summed loss of the references in nats, their tokens, and the number of pairs: those that fit the model."""
+    config = trained.model.config
+    try:
+        encoded = encoding.encode_pairs(pairs, trained.tokenizer.source, trained.tokenizer.target, config.max_length)
+    except InputError:  # none fits
+        return 0.0, 0, 0
+    widths = tuple(sorted({*trained.widths, config.max_length}))
+    arrays = transformer.flatten(trained.model, nnx.Param) | transformer.flatten(trained.model, Frozen)
+    loss_sum = step.make_evaluation(config)
+    groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
+    sums = np.array(jax.device_get([loss_sum(arrays, batch) for _, batch in groups])).sum(axis=0)
+    return float(sums[0]), int(sums[1]), len(encoded.sources)
+
+
+def _in_place(source: str, target: str, translated: list[str]) -> list[str]:
+    """A line for each line of the files: the translations where both sides have text."""
+    left = iter(translated)
+    lines = zip(parallel_text.read_lines(source), parallel_text.read_lines(target), strict=True)
+    return [next(left) if s.strip() and t.strip() else "" for s, t in lines]

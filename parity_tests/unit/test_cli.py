@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import gzip
 import inspect
 import io
 import json
@@ -30,8 +31,10 @@ TRAIN_FLAGS = """
 """.split()
 FLAGS = {
     "train": TRAIN_FLAGS,
-    "translate": ["--run", "--beam", "--length-penalty"],
-    "evaluate": ["--run", "--source", "--target", "--beam", "--length-penalty", "--json", "--no-json"],
+    "translate": """--run --weights --input --output --attention --max-length --beam --length-penalty --n-best --sample --no-sample
+        --temperature --top-k --top-p --seed""".split(),
+    "evaluate": """--run --source --target --weights --max-length --beam --length-penalty --bootstrap --hypotheses
+        --json --no-json""".split(),
     "convert": ["--config", "--preset", "--set", "--dtype"],
     "inspect": [],
 }
@@ -173,6 +176,9 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ("train --data.train-source a --data.valid-source b", ["data.train_target", "data.valid_target"]),
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),
+        ("translate --run a --sample --beam 4", ["sample", "beam=4"]),
+        ("translate --run a --beam 2 --n-best 3", ["n_best=3", "beam=2"]),
+        ("translate --run a --top-k 3", ["top_k=3", "sample"]),
         ("evaluate --run a --source b", ["--target"]),
         ("convert a", ["convert"]),
         ("inspect", ["inspect"]),
@@ -255,8 +261,47 @@ def test_beam_search_by_its_flag(console, run):
     console.refused(2, ["length_penalty=-1"], "translate", "--run", run, "--beam", "2", "--length-penalty", "-1", stdin=b"a\n")
 
 
+def test_n_best_lists_by_their_flag(console, run):
+    best = translated(console, run, LINES[:3], "--beam", "3")
+    found = [line.split(" ||| ") for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")]
+    assert [number for number, _, _ in found] == ["0", "0", "1", "1", "2"] and found[4][1:] == ["", "0.000000"]
+    assert [text for _, text, _ in found[::2]] == best
+    assert all(float(a[2]) >= float(b[2]) for a, b in (found[:2], found[2:4]))
+
+
+def test_samples_by_their_flags(console, run):
+    command = ["--sample", "--temperature", "3", "--top-k", "50", "--seed"]
+    first, second = translated(console, run, LINES, *command, "1"), translated(console, run, LINES, *command, "2")
+    assert len(first) == len(LINES) and not first[2] and first != second
+    assert translated(console, run, LINES, *command, "1") == first
+    assert translated(console, run, LINES[:4], *command, "1") == first[:4]
+    assert translated(console, run, LINES, "--sample", "--top-k", "1") == translated(console, run, LINES)
+
+
+def test_files_in_and_out(console, run, tmp_path):
+    expected = "".join(line + "\n" for line in translated(console, run, LINES))
+    text = "".join(line + "\n" for line in LINES).encode()
+    for name, content in (("plain", text), ("packed.gz", gzip.compress(text))):
+        (tmp_path / name).write_bytes(content)
+        command = ["translate", "--run", run, "--input", tmp_path / name, "--output", tmp_path / "out"]
+        assert console.say(*command) == (0, "", "")
+        assert (tmp_path / "out").read_bytes().decode() == expected
+    (tmp_path / "plain").write_bytes(text + b"cat " * 50 + b"\n")
+    console.refused(3, [f"line {len(LINES) + 1}"], *command[:4], tmp_path / "plain", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes().decode() == expected and len(list(tmp_path.iterdir())) == 3
+    console.refused(3, [tmp_path / "none"], *command[:4], tmp_path / "none")
+    console.refused(2, [tmp_path / "none" / "out"], *command[:5], "--output", tmp_path / "none" / "out")
+
+
+def test_translations_of_a_given_length(console, run):
+    short = translated(console, run, LINES, "--max-length", "1")
+    assert short != translated(console, run, LINES)
+    console.refused(2, ["max_length=41"], "translate", "--run", run, "--max-length", "41", stdin=b"a\n")
+
+
 def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkeypatch):
-    monkeypatch.setattr(translation, "translate", lambda *arguments, **options: ["Straße\n3 €", "b"])
+    found = [[translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")]
+    monkeypatch.setattr(translation, "hypotheses", lambda *arguments, **options: found)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     file = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
@@ -336,21 +381,33 @@ def test_the_head_of_a_pipe(weights):
 # evaluate
 
 
-def test_a_run_is_scored_as_at_the_end_of_its_training(console, run):
-    command = ["evaluate", "--run", run, "--source", run.parent / "valid.source", "--target", run.parent / "valid.target"]
-    code, out, err = console.say(*command, "--json")
+def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
+    command = [
+        "evaluate",
+        "--run",
+        run,
+        "--source",
+        run.parent / "valid.source",
+        "--target",
+        run.parent / "valid.target",
+        "--weights",
+        "last",
+    ]
+    code, out, err = console.say(*command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses")
     report = json.loads(out)
     assert (code, out.count("\n"), err) == (0, 1, "")
-    keys = {"step", "pairs", "dropped_empty", "bleu", "chrf", "exact_match", "signatures", "loss", "perplexity"}
+    keys = {"step", "pairs", "dropped_empty", "bleu", "chrf", "ter", "exact_match", "signatures", "loss", "perplexity", "left_out_of_loss"}
     assert report.keys() == keys
     last = runs.metrics(run)[-1]
-    assert not [name for name in ("bleu", "chrf", "exact_match", "signatures") if report[name] != last[name]]
-    assert (report["step"], report["pairs"], report["dropped_empty"]) == (runs.STEPS, 8, 0)
+    assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]
+    assert last["signatures"].items() <= report["signatures"].items()
+    assert (report["step"], report["pairs"], report["dropped_empty"], report["left_out_of_loss"]) == (runs.STEPS, 8, 0, 0)
     assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5) and math.isfinite(report["loss"])
     assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
-    code, out, _ = console.say(*command)
-    assert code == 0 and not [name for name in keys if f"{name} " not in out]
-    assert f"{report['loss']:.4f}" in out
+    assert (tmp_path / "hypotheses").read_text().count("\n") == 8
+    code, out, _ = console.say(*command, "--bootstrap", "20")
+    assert code == 0 and not [name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"]
+    assert f"{report['loss']:.4f}" in out and f"{report['bleu']:.4f} (μ = " in out and "bs:20" in out
 
 
 def test_test_sets_that_cannot_be_scored_are_named(console, run, tmp_path):

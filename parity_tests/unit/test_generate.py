@@ -11,11 +11,11 @@ import pytest
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import generate, transformer, translation
+from jax_transformer import generate, transformer
 from jax_transformer.config import Branch, Mask, Part, Residual
-from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from parity_tests.unit.helpers import furthest, ragged, random_arrays, random_model, shapes, tiny
+from parity_tests.unit.helpers import furthest, ragged, random_model, tiny
+from parity_tests.unit.speakers import loud
 
 ROWS, PLACES = 4, 8
 PAD, BOS, EOS = 1, 2, 3  # lesson10's
@@ -34,19 +34,6 @@ def steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer.Transformer, "decode_step", counted)
         yield seen
-
-
-def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
-    """A random model whose tokens depend on source and position, and are now and then padding or the end; ``eos`` is added to its logit."""
-    arrays = random_arrays(config, seed=seed)
-    for name, array in arrays.items():
-        if name.endswith(("bias", "scale")):
-            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)  # as they come, they drown the rest
-        if name.endswith(("positions.table", "cross_attention.query.kernel", "cross_attention.out.kernel", "output.kernel")):
-            array *= 3
-    arrays["output.bias"][config.target_pad_id] += 1
-    arrays["output.bias"][config.eos_id] += eos
-    return transformer.unflatten(config, {name: jnp.asarray(array) for name, array in arrays.items()})
 
 
 @functools.cache
@@ -262,60 +249,3 @@ def test_a_row_s_beam_does_not_depend_on_its_neighbours():
     tokens, scores = generate.beam(model, source, beam_size=2, max_length=PLACES)
     again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=PLACES)
     assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(others[::-1], scores) < 1e-12
-
-
-# Lines of text
-
-TOKENIZER = Tokenizer.train(["one two three four five six seven eight nine ten"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
-SPEAKER = tiny("lesson10_repaired", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
-LINES = ["one two three four five six", "seven", "", "ABCDEFGHIJKL", "eight nine", "ten ten ten ten ten ten", "", "one"]
-
-
-@pytest.fixture
-def echo(monkeypatch) -> list[tuple]:
-    """Decoding that says its source again; the calls are written down."""
-    calls = []
-
-    def greedy(model, source, *, max_length):
-        calls.append(("greedy", source.shape, max_length))
-        return source
-
-    def beam(model, source, *, beam_size, length_penalty, max_length):
-        calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
-        return source, np.zeros(len(source))
-
-    monkeypatch.setattr(generate, "greedy", greedy)
-    monkeypatch.setattr(generate, "beam", beam)
-    return calls
-
-
-def test_translations_come_in_the_order_of_the_lines(echo):
-    model = transformer.abstract(SPEAKER)
-    assert translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32) == LINES
-    assert len(echo) > 2 and all(
-        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width) for kind, (_, width), places in echo
-    )
-    assert len({shape for _, shape, _ in echo}) <= 3  # a program for each width, and no more
-    echo.clear()
-    assert translation.translate(model, TOKENIZER, LINES, beam_size=3, length_penalty=0.2) == LINES
-    assert echo and all((kind, places, size, alpha) == ("beam", 16, 3, 0.2) for kind, _, places, size, alpha in echo)
-    echo.clear()
-    assert translation.translate(model, TOKENIZER, ["", ""]) == ["", ""] and translation.translate(model, TOKENIZER, []) == [] and not echo
-
-
-def test_a_line_that_is_too_long_is_named_by_its_number(echo):
-    model = transformer.abstract(SPEAKER)
-    longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
-    assert translation.translate(model, TOKENIZER, ["", longest]) == ["", longest]
-    with pytest.raises(InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"):
-        translation.translate(model, TOKENIZER, ["", "one", longest + "P"])
-
-
-def test_a_translation_is_the_decoded_tokens_of_its_line():
-    model = loud(SPEAKER, 0)
-    ids = TOKENIZER.encode("one two")
-    source = np.full((1, 16), PAD)
-    source[0, : len(ids) + 1] = [*ids, EOS]
-    expected = TOKENIZER.decode(np.asarray(generate.greedy(model, source, max_length=16))[0])
-    assert expected and translation.translate(model, TOKENIZER, ["one two"], tokens_per_batch=16) == [expected]
-    assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size

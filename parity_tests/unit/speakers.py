@@ -1,0 +1,20 @@
+"""Random models whose decoding is worth looking at."""
+
+import jax.numpy as jnp
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from parity_tests.unit.helpers import random_arrays
+
+
+def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
+    """A random model whose tokens depend on source and position, and are now and then padding or the end; ``eos`` is added to its logit."""
+    arrays = random_arrays(config, seed=seed)
+    for name, array in arrays.items():
+        if name.endswith(("bias", "scale")):
+            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)  # as they come, they drown the rest
+        if name.endswith(("positions.table", "cross_attention.query.kernel", "cross_attention.out.kernel", "output.kernel")):
+            array *= 3
+    arrays["output.bias"][config.target_pad_id] += 1
+    arrays["output.bias"][config.eos_id] += eos
+    return transformer.unflatten(config, {name: jnp.asarray(array) for name, array in arrays.items()})

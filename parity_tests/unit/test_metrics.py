@@ -1,0 +1,36 @@
+"""Scores are sacreBLEU's own, with its signatures and intervals."""
+
+import pytest
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training import metrics
+
+REFERENCES = [f"the {word} cat sees {word} red houses and a small bird" for word in "one two three four five six seven eight".split()]
+HYPOTHESES = [*REFERENCES[:3], *(line.replace("small ", "").replace("sees", "saw") for line in REFERENCES[3:])]
+KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+
+
+def test_validation_has_bleu_chrf_and_exact_match():
+    found = metrics.score(HYPOTHESES, REFERENCES)
+    assert found.keys() == {"bleu", "chrf", "exact_match", "signatures"} and found["exact_match"] == 37.5
+    assert found["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != found["chrf"]
+    assert found["signatures"].keys() == {"bleu", "chrf"} and "tok:13a" in found["signatures"]["bleu"]
+
+
+def test_intervals_are_those_of_sacrebleu():
+    found = metrics.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
+    assert found["confidence"].keys() == KINDS.keys()
+    for name, kind in KINDS.items():
+        result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
+        assert found[name] == result.score and "bs:50" in found["signatures"][name]
+        assert found["confidence"][name] == {"mean": result._mean, "half_width": result._ci} and result._ci > 0
+    assert "confidence" not in metrics.score(HYPOTHESES, REFERENCES, names=("ter",))
+
+
+def test_what_cannot_be_scored_is_refused():
+    with pytest.raises(InputError, match=r"^there are no translations to score$"):
+        metrics.score([], [])
+    for bootstrap in (-5, 1):
+        with pytest.raises(ConfigError, match=f"^bootstrap={bootstrap} must be 0 or at least 2$"):
+            metrics.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)

@@ -1,0 +1,131 @@
+"""Lines of text in, lines of text out: in their order, batched by length, by whichever way of decoding is asked for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer import generate, transformer, translation
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.translation import Decoding
+from parity_tests.unit.helpers import shapes, tiny
+from parity_tests.unit.speakers import loud
+
+PAD, BOS, EOS = 1, 2, 3
+TOKENIZER = Tokenizer.train(["one two three four five six seven eight nine ten"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
+SPEAKER = tiny("lesson10_repaired", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
+LINES = ["one two three four five six", "seven", "", "ABCDEFGHIJKL", "eight nine", "ten ten ten ten ten ten", "", "one"]
+
+
+@pytest.fixture
+def echo(monkeypatch) -> list[tuple]:
+    """Decoding that says its source again; the calls are written down."""
+    calls = []
+
+    def greedy(model, source, *, max_length):
+        calls.append(("greedy", source.shape, max_length))
+        return source
+
+    def n_best(model, source, count, *, beam_size, length_penalty, max_length):
+        calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
+        return np.stack([source] * count, axis=1), np.arange(count)[None] + np.full((len(source), 1), 0.5)
+
+    def sample(model, source, key, *, rows, max_length, **limits):
+        calls.append(("sample", source.shape, max_length, rows.tolist(), limits, key))
+        return source
+
+    for function in (greedy, n_best, sample):
+        monkeypatch.setattr(generate, function.__name__, function)
+    return calls
+
+
+def test_translations_come_in_the_order_of_the_lines(echo):
+    model = transformer.abstract(SPEAKER)
+    assert translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32) == LINES
+    assert len(echo) > 2 and all(
+        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width) for kind, (_, width), places in echo
+    )
+    assert len({shape for _, shape, _ in echo}) <= 3  # a program for each width, and no more
+    assert {rows * width for _, (rows, width), _ in echo} == {32}
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, LINES, Decoding(beam=2, length_penalty=0.2), tokens_per_batch=64) == LINES
+    assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
+    assert {2 * rows * width for _, (rows, width), *_ in echo} == {64}  # a beam of two takes twice the room
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, ["", ""]) == ["", ""] and translation.translate(model, TOKENIZER, []) == [] and not echo
+
+
+def test_the_length_of_translations_can_be_given(echo):
+    model = transformer.abstract(SPEAKER)
+    for how in (Decoding(max_length=5), Decoding(max_length=5, beam=2), Decoding(max_length=5, sample=True)):
+        translation.translate(model, TOKENIZER, LINES, how, widths=(4, 8))
+    assert len(echo) > 6 and {call[2] for call in echo} == {5}
+
+
+def test_draws_go_by_the_number_of_the_line(echo):
+    model = transformer.abstract(SPEAKER)
+    how = Decoding(sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
+    assert translation.translate(model, TOKENIZER, LINES, how, widths=(8,), tokens_per_batch=64) == LINES
+    assert all(limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7) for *_, limits, key in echo)
+    numbers = [rows[: {8: 8, 16: 4}[shape[1]]] for _, shape, _, rows, *_ in echo]
+    assert sorted(number for rows in numbers for number in rows if number) == [i for i, line in enumerate(LINES) if line and i]
+
+
+def test_n_best_lists_are_written_as_others_read_them(echo):
+    found = translation.hypotheses(transformer.abstract(SPEAKER), TOKENIZER, ["one", "", "two"], Decoding(beam=3, n_best=2))
+    expected = [
+        "0 ||| one ||| 0.500000",
+        "0 ||| one ||| 1.500000",
+        "1 |||  ||| 0.000000",
+        "2 ||| two ||| 0.500000",
+        "2 ||| two ||| 1.500000",
+    ]
+    assert translation.n_best_lines(found) == expected
+
+
+def test_a_line_that_is_too_long_is_named_by_its_number(echo):
+    model = transformer.abstract(SPEAKER)
+    longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
+    assert translation.translate(model, TOKENIZER, ["", longest]) == ["", longest]
+    with pytest.raises(InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"):
+        translation.translate(model, TOKENIZER, ["", "one", longest + "P"])
+
+
+def test_a_translation_is_the_decoded_tokens_of_its_line():
+    model = loud(SPEAKER, 0)
+    ids = TOKENIZER.encode("one two")
+    source = np.full((1, 16), PAD)
+    source[0, : len(ids) + 1] = [*ids, EOS]
+    tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
+    found = translation.hypotheses(model, TOKENIZER, ["one two"], tokens_per_batch=16)
+    assert TOKENIZER.decode(tokens) and [h.text for h in found[0]] == [TOKENIZER.decode(tokens)] and found[0][0].score is None
+    length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
+    assert found[0][0].ids.tolist() == tokens[:length].tolist()
+    assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size
+
+
+def test_ids_end_with_their_end_token(monkeypatch):
+    rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
+    monkeypatch.setattr(generate, "greedy", lambda model, source, max_length: jnp.asarray(rows)[: len(source)])
+    found = translation.hypotheses(transformer.abstract(SPEAKER), TOKENIZER, ["one", "two"], tokens_per_batch=32)
+    assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (dict(sample=True, beam=4), "sample and beam=4 exclude"),
+        (dict(n_best=3, beam=2), "n_best=3 needs a beam of at least 3, not beam=2"),
+        (dict(n_best=1), "n_best=1 needs a beam of at least 2, not beam=1"),
+        (dict(n_best=-1, beam=2), "n_best=-1 must not be negative"),
+        (dict(n_best=2, sample=True), "n_best=2 needs a beam"),
+        (dict(temperature=0.5), "temperature=0.5 means nothing without sample"),
+        (dict(top_k=5), "top_k=5 means nothing"),
+        (dict(top_p=0.5, beam=4), "top_p=0.5 means nothing"),
+        (dict(seed=1), "seed=1 means nothing"),
+    ],
+)
+def test_wishes_that_exclude_each_other_are_refused(wish, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        Decoding(**wish)

@@ -1,0 +1,91 @@
+"""Greedy decoding and beam search as they are defined: the whole model on the whole target, one row at a time, hypotheses in lists.
+
+A model is any callable that gives logits (b, t, v) for ids (b, s) and (b, t). Log-probabilities are summed in float64.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Model = Callable[[Tensor, Tensor], Tensor]
+
+
+class Hypothesis(NamedTuple):
+    """Tokens without the start token, and their log-probability (while unfinished) or score (when finished)."""
+
+    tokens: list[int]
+    score: float
+
+
+class Found(NamedTuple):
+    """The hypotheses of one row, best first."""
+
+    best: list[Hypothesis]
+    margin: float
+    """The smallest difference that decided something: what was kept instead of what, in which order. Below rounding, it was a coin that did."""
+
+
+def penalty(length: int, alpha: float) -> float:
+    """Wu et al. 2016, equation 14; the length counts the end token."""
+    return ((5 + length) / 6) ** alpha
+
+
+@torch.no_grad()
+def greedy(model: Model, source: Tensor, max_length: int, *, bos: int, eos: int, pad: int) -> Tensor:
+    """The likeliest next token, again and again: ids (b, n), padded behind each row's end token."""
+    target = torch.full((len(source), 1), bos)
+    done = torch.zeros(len(source), dtype=torch.bool)
+    for _ in range(max_length):
+        token = model(source, target)[:, -1].argmax(-1)
+        token[done] = pad
+        done |= token == eos
+        target = torch.cat([target, token[:, None]], dim=1)
+    return target[:, 1:]
+
+
+@torch.no_grad()
+def beam(model: Model, source: Tensor, size: int, max_length: int, alpha: float, *, bos: int, eos: int) -> Found:
+    """The search over one source row (s,), padded or not: ``size`` finished hypotheses where so many finish, else unfinished ones behind them.
+
+    Each step looks at the 2·size likeliest continuations: those that end are finished, and of the others the first ``size`` go on. The search
+    is over when no unfinished hypothesis could still beat the worst of ``size`` finished ones.
+    """
+    live, finished, margins = [Hypothesis([], 0.0)], [], [float("inf")]
+    length = 0
+    while length < max_length:
+        length += 1
+        grown = sorted(_continuations(model, source, live, bos), key=_by_score)
+        margins += _gaps(grown, 2 * size)
+        best = grown[: 2 * size]
+        ended = [Hypothesis(h.tokens, h.score / penalty(length, alpha)) for h in best if h.tokens[-1] == eos]
+        finished = sorted(finished + ended, key=_by_score)
+        margins += _gaps(finished, size)
+        finished = finished[:size]
+        live = [h for h in best if h.tokens[-1] != eos][:size]
+        if len(finished) == size:
+            hope = live[0].score / penalty(max_length, alpha)
+            margins.append(abs(hope - finished[-1].score))
+            if hope <= finished[-1].score:
+                break
+    unfinished = [Hypothesis(h.tokens, h.score / penalty(length, alpha)) for h in live]
+    return Found((finished + unfinished)[:size], min(margins))
+
+
+def _continuations(model: Model, source: Tensor, live: list[Hypothesis], bos: int) -> list[Hypothesis]:
+    """Every hypothesis with every token behind it."""
+    target = torch.tensor([[bos, *h.tokens] for h in live])
+    logits = model(source.expand(len(live), -1), target)[:, -1]
+    log_probs = logits.double().log_softmax(-1).tolist()
+    return [Hypothesis([*h.tokens, v], h.score + row[v]) for h, row in zip(live, log_probs, strict=True) for v in range(len(row))]
+
+
+def _by_score(hypothesis: Hypothesis) -> float:
+    return -hypothesis.score
+
+
+def _gaps(ranked: list[Hypothesis], kept: int) -> list[float]:
+    """The differences between neighbours in rank, down to the first that is not kept."""
+    return [a.score - b.score for a, b in pairwise(ranked[: kept + 1])]
