@@ -68,7 +68,7 @@ class Trained:
         """Every gradient of the first batch, and ten steps of each from the same weights. Changes the twin's weights."""
         state, losses, gradient = step.initial_state(both.flax, self.rule), [], math.nan
         for i in range(10):
-            state, measured = self.step(state, test_gradients.batch_of(both, i), jax.random.key(0))
+            state, measured = self.step(state, [test_gradients.batch_of(both, i)], jax.random.key(0))
             losses.append(float(measured["loss"]))
             if i == 0:
                 gradient = gradient_error(both, state.moments[0])

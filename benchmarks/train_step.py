@@ -104,7 +104,7 @@ class Jax:
 
     def run(self, count: int) -> float:
         for _ in range(count):
-            self.state, measured = self.make_step(self.state, self.batch, self.key)
+            self.state, measured = self.make_step(self.state, [self.batch], self.key)
         self.jax.block_until_ready(self.state)
         return float(measured["loss"])
 

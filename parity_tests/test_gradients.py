@@ -119,7 +119,7 @@ def test_ten_steps(name: str, schedule: Schedule):
         train_step = step.make_step(both.config, rule, options.label_smoothing)
         losses = []
         for i in range(10):
-            state, measured = train_step(state, batch_of(both, i), jax.random.key(0))
+            state, measured = train_step(state, [batch_of(both, i)], jax.random.key(0))
             losses.append(float(measured["loss"]))
     reference = ten_torch_steps(both, options)
     assert_close((np.array(losses), np.array(reference)), 1e-10, "losses")
