@@ -105,6 +105,8 @@ class Chain:
                 found.append(outcome)
             if not outcome or outcome.wrong:
                 return ended
+            if ended.code == 0:  # it had just finished, or the call that failed was harmless: another start has to change nothing
+                break
         return place.start()
 
     # What is to happen
