@@ -17,17 +17,22 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer
-from jax_transformer import cli, translation
-from jax_transformer.training import options
+from jax_transformer import cli, commands, translation
+from jax_transformer.training import data_options, options
 from parity_tests.unit import runs
 
 TRAIN_FLAGS = """
---run --steps --seed --log-every --eval-every --eval-pairs --keep
---model.preset --model.d-model --model.num-heads --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length --model.dropout
---model.attention-dropout --model.activation-dropout --model.embedding-dropout --model.norm-placement --model.tying
---data.train-source --data.train-target --data.valid-source --data.valid-target --data.vocab-size --data.tokens-per-batch --data.buckets
+--config --run --resume --steps --seed --log-every --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience --average
+--average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
+--model.preset --model.d-model --model.num-heads --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
+--model.dropout --model.attention-dropout --model.activation-dropout --model.embedding-dropout --model.norm-placement --model.tying
+--model.precision
+--data.train-source --data.train-target --data.valid-source --data.valid-target --data.train --data.valid --data.dataset
+--data.dataset-config --data.train-split --data.valid-split --data.source-field --data.target-field --data.vocabularies --data.vocab-size
+--data.tokenizer --data.target-tokenizer --data.max-source-length --data.max-target-length --data.too-long --data.tokens-per-batch
+--data.buckets
 --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon
---optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing
+--optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate --optimizer.ema
 """.split()
 FLAGS = {
     "train": TRAIN_FLAGS,
@@ -86,8 +91,9 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert (code, err) == (0, "")
     said = " ".join(out.replace("│", " ").split())
     assert not [flag for flag in FLAGS[command] if flag not in said]
-    classes = [f"{command.title()}Options.", *(["ModelOptions.", "DataOptions.", "OptimizerOptions."] if command == "train" else [])]
-    meanings = {name: text for name, text in (documented(cli) | documented(options)).items() if name.startswith(tuple(classes))}
+    nested = ["TrainCommand.", "ModelOptions.", "DataOptions.", "OptimizerOptions."] if command == "train" else []
+    texts = documented(commands) | documented(options) | documented(data_options)
+    meanings = {name: text for name, text in texts.items() if name.startswith((f"{command.title()}Options.", *nested))}
     assert len(meanings) >= len([flag for flag in FLAGS[command] if not flag.startswith("--no-")])
     assert not [text for text in meanings.values() if text not in said]
 
@@ -111,7 +117,7 @@ def test_the_version(console):
 def test_underscores_are_dashes():
     words = ["--eval_every", "7", "--optimizer.learning_rate=0.5", "--data.train_source", "a_b", *"--data.train-target b".split()]
     given = cli.parse("train", options.TrainOptions, [*words, "--data.valid_source", "c", "--data.valid-target", "d"])
-    assert (given.eval_every, given.optimizer.learning_rate, given.data.train_source) == (7, 0.5, "a_b")
+    assert (given.eval_every, given.optimizer.learning_rate, given.data.train_source) == (7, 0.5, ("a_b",))
 
 
 def test_debug_shows_the_traceback():

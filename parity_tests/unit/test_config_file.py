@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jax_transformer import cli, codec, config_file
+from jax_transformer import cli, codec, commands, config_file
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.options import Precision, Schedule, TrainOptions
 from parity_tests.unit import runs
@@ -36,7 +36,7 @@ def write(tmp_path):
 
 
 def parsed(*arguments) -> TrainOptions:
-    return cli.parse("train", cli.TrainCommand, [str(argument) for argument in arguments]).options
+    return cli.parse("train", commands.TrainCommand, [str(argument) for argument in arguments]).options
 
 
 def test_a_file_stands_between_the_defaults_and_the_flags(write):

@@ -1,0 +1,109 @@
+"""What each command can be told: these dataclasses are the command line, and the text under a field is that flag's help."""
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from jax_transformer import config_file
+from jax_transformer.arguments import Inline
+from jax_transformer.training.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train an encoder-decoder on parallel text."""
+
+    config: str | None = None
+    """A YAML file of the options below, nested where their names have dots, or the train_config.json of a run; flags win over it."""
+    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+
+    @classmethod
+    def from_file(cls, path: str) -> "TrainCommand":
+        """What flags are put on top of; what several options must be together is checked when they are."""
+        return cls(path, config_file.read(TrainOptions, path))
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Translate lines from standard input to standard output, one out for each in."""
+
+    run: str
+    """The run folder."""
+    weights: str = "auto"
+    """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    input: str | None = None
+    """A file of lines instead of standard input; plain or gzip."""
+    output: str | None = None
+    """A file instead of standard output; written whole or not at all."""
+    attention: str | None = None
+    """Also write an HTML page of the attention weights of the first 50 lines, to look at in a browser."""
+    max_length: int | None = None
+    """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
+    beam: int = 1
+    """Hypotheses kept by beam search; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Exponent of beam search's length penalty."""
+    n_best: int = 0
+    """Write the so many best of the beam, each as `line ||| translation ||| score` with lines counted from 0; 0 writes the best alone."""
+    sample: bool = False
+    """Draw tokens at random instead of searching for the likeliest."""
+    temperature: float = 1.0
+    """What logits are divided by before drawing; below 1 prefers likely tokens."""
+    top_k: int = 0
+    """Draw from the so many likeliest tokens; 0 is from all."""
+    top_p: float = 1.0
+    """Draw from the fewest likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Decides the draws."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a run on a test set: BLEU, chrF, TER, exact match, and loss."""
+
+    run: str
+    """The run folder."""
+    source: str
+    """Lines to translate; plain or gzip."""
+    target: str
+    """Their references, line by line."""
+    weights: str = "auto"
+    """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    max_length: int | None = None
+    """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
+    beam: int = 1
+    """Hypotheses kept by beam search; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Exponent of beam search's length penalty."""
+    bootstrap: int = 1000
+    """How often the lines are resampled for the 95 % intervals of the scores; 0 is no intervals."""
+    hypotheses: str | None = None
+    """A file for the translations, line by line; written whole or not at all."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert weights between a run folder and PyTorch's names in a .safetensors file."""
+
+    source: tyro.conf.Positional[str]
+    """A run folder or a .safetensors file."""
+    destination: tyro.conf.Positional[str]
+    """A .safetensors file or a new folder; never overwritten."""
+    config: str | None = None
+    """The model's config.json, where the source is a file of weights."""
+    preset: str | None = None
+    """Or the preset that it is of,"""
+    set: tuple[str, ...] = ()
+    """with these sizes, as d_model=16 num_layers=2."""
+    dtype: str | None = None
+    """Cast the weights to this dtype; they keep their own without it."""
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Show what is in a .safetensors file or a run folder: names, shapes, dtypes, hashes. Loads no weights into a model."""
+
+    path: tyro.conf.Positional[str]
+    """A .safetensors file or a run folder."""
