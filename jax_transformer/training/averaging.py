@@ -9,7 +9,7 @@ from jax_transformer.training import checkpoint, step
 from jax_transformer.training.run_folder import RunFolder
 
 
-def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> step.Arrays:
+def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> dict[str, np.ndarray]:
     """The mean over ``steps`` of the weights that were validated, taken in float64 and rounded once; ``like`` gives shapes and dtypes."""
     group = "ema" if like.ema else "params"
     wanted = {group: getattr(like, group)}

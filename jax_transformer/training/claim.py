@@ -24,7 +24,6 @@ def claim(options: TrainOptions) -> Iterator[RunFolder]:
     """
     with ExitStack() as held:
         folder = _named(options, held) if options.run is not None else _numbered(options, held)
-        held.callback(_leave_nothing_empty, folder)
         folder.remove_unfinished()
         if options.resume is Resume.MUST and folder.last_step() is None:
             raise CheckpointError(f"{folder.path}: holds no checkpoint to go on from, and --resume must asks for one")
@@ -45,6 +44,7 @@ def _named(options: TrainOptions, held: ExitStack) -> RunFolder:
         raise ConfigError(f"{folder.path} cannot be made: a file is in its way")
     elif options.resume is Resume.MUST:
         raise CheckpointError(f"{folder.path}: no such run, and --resume must asks for one")
+    held.callback(_leave_nothing_empty, folder.path, _missing(folder.path))
     held.enter_context(lock.hold(folder.path))
     return folder
 
@@ -62,10 +62,12 @@ def _numbered(options: TrainOptions, held: ExitStack) -> RunFolder:
         raise CheckpointError(f"{RUNS}: no unfinished run of these options, and --resume must asks for one")
     for number in itertools.count(int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1):
         path = RUNS / f"{name}-{number:03d}"
+        missing = _missing(path)
         try:
             path.mkdir(parents=True)
         except FileExistsError:  # another run was quicker
             continue
+        held.callback(_leave_nothing_empty, path, missing)
         held.enter_context(lock.hold(path))
         return RunFolder(path)
     raise AssertionError("numbers do not end")
@@ -93,10 +95,16 @@ def _visible(path: Path) -> list[str]:
     return [name for name in os.listdir(path) if not name.startswith(".")]
 
 
-def _leave_nothing_empty(folder: RunFolder) -> None:
-    """Remove a folder that was made for a run which then was refused."""
-    if folder.path.is_dir() and not _visible(folder.path):
+def _missing(path: Path) -> list[Path]:
+    """The folders that are yet to be made, innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _leave_nothing_empty(path: Path, made: list[Path]) -> None:
+    """Remove the folders that were made for a run which then was refused."""
+    if path.is_dir() and not _visible(path):
         for name in lock.FILES:
-            (folder.path / name).unlink(missing_ok=True)
+            (path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something else is in it
-            folder.path.rmdir()
+            for folder in made:
+                folder.rmdir()

@@ -116,7 +116,7 @@ class Run:
         if not math.isfinite(report.figures["valid_loss"]):
             raise self.journal.not_finite("validation loss", now, report.figures["valid_loss"])
         self.journal.add({**entry, **report.figures})
-        chosen = samples.samples(now // self.options.eval_every, len(report.lines), self.options.samples)
+        chosen = samples.samples(-(-now // self.options.eval_every), len(report.lines), self.options.samples)
         for line in report.say(name, chosen):
             self.progress.say(line)
         curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)

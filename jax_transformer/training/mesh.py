@@ -4,14 +4,12 @@ The arithmetic is written for the whole batch; XLA inserts the sums over devices
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_transformer.errors import ConfigError
-
-Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ class Devices:
         """An array whose first axis is divided among the devices."""
         return NamedSharding(self.mesh, PartitionSpec("data"))
 
-    def replicate(self, tree: Tree) -> Tree:
+    def replicate(self, tree: Any) -> Any:
         """Every array whole on every device."""
         return jax.device_put(tree, self.whole)
 
-    def divide(self, batch: Tree) -> Tree:
+    def divide(self, batch: Any) -> Any:
         """The rows of a batch, a multiple of :attr:`count`, over the devices."""
         return jax.device_put(batch, self.rows)

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jax_transformer import codec
-from jax_transformer.training import checkpoint, corpus, resume
+from jax_transformer.training import boards, checkpoint, corpus, resume
 from jax_transformer.training.claim import claim
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.options import TrainOptions
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
     """Train as ``options`` say, from the start or from where the run stopped, and return its folder. ``stop`` may ask it to save and stop."""
     stop = stop or Stop()
+    boards.check(options)
     with claim(options) as folder:
         with stop.at_once("stopped before the first step; the same command begins again"):
             text = corpus.prepare(options, folder, lambda: _devices(options).count)

@@ -86,7 +86,7 @@ class TrainStep:
 
     def programs(self) -> int:
         """How many programs were compiled."""
-        return sum(program._cache_size() for program in (self.one, self.first, self.further, self.finish))  # type: ignore[attr-defined]
+        return sum(program._cache_size() for program in (self.one, self.first, self.further, self.finish))  # type: ignore[union-attr]
 
 
 def make_step(config: TransformerConfig, optimizer: optax.GradientTransformation, label_smoothing: float, ema: float = 0.0) -> TrainStep:

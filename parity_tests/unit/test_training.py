@@ -107,7 +107,7 @@ def test_a_finished_run_is_left_as_it_is(whole):
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
-        ("--optimizer.label-smoothing", 0.5, "optimizer.label_smoothing (0.1 -> 0.5)"),
+        ("--data.tokens-per-batch", 256, "data.tokens_per_batch (128 -> 256)"),
         ("--optimizer.learning-rate", 0.5, "optimizer.learning_rate (0.01 -> 0.5)"),
         ("--data.vocab-size", 310, "data.vocab_size (300 -> 310)"),
         ("--model.d-ff", 64, "model.d_ff (32 -> 64)"),
