@@ -154,7 +154,9 @@ def campaign(options: argparse.Namespace, work: Path) -> int:
         parts_json = {"interruptions": outcomes, "controls": controls, "damages": damages}
         content = {name: [dataclasses.asdict(each) for each in found] for name, found in parts_json.items()}
         minutes = round((time.monotonic() - began) / 60, 1)
-        options.json.write_text(json.dumps({**about(), "seed": options.seed, "minutes": minutes, **content}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({**about(), "seed": options.seed, "minutes": minutes, "report": lines, **content}, indent=1) + "\n"
+        )
     return 1 if wrong or missing else 0
 
 

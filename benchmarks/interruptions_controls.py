@@ -42,6 +42,14 @@ def zero_schedule(state: Any) -> Any:
     return state._replace(moments=jax.tree.map(again, state.moments, is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState)))
 
 
+def other_average(state: Any) -> Any:
+    """The moving average begins again at the weights."""
+    import jax
+    import jax.numpy as jnp
+
+    return state._replace(ema=jax.tree.map(jnp.copy, state.params))
+
+
 def other_batch(state: Any) -> Any:
     """The data goes on one batch further than where it was."""
     from jax_transformer.data import batches
@@ -55,5 +63,6 @@ CONTROLS: dict[str, Callable[[Any], Any]] = {
     "dropout drawn from another key": other_dropout,
     "moments set to zero": zero_moments,
     "schedule begun again": zero_schedule,
+    "moving average begun again": other_average,
     "data one batch further": other_batch,
 }

@@ -23,6 +23,8 @@ class Found:
 
     what: str
     where: str
+    met: bool = False
+    """Whether a run met it."""
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -185,7 +187,7 @@ def met(damage: Callable, whole: Reference, source: Path, place: Place) -> Found
     folder = place.run / "checkpoints"
     newest = max(checkpoint.steps(folder))
     _, where = damage(folder, newest)
-    found = Found(f"{damage.__name__}, then train", f"{source.name}: {where}")
+    found = Found(f"{damage.__name__}, then train", f"{source.name}: {where}", met=True)
     ended = place.start()
     found.wrong = interruptions_verdict.clean_end(ended)
     if f"warning: {RUN}/checkpoints/{newest}/" not in ended.err:
@@ -208,7 +210,7 @@ def all_damaged(damage: Callable, source: Path, place: Place) -> Found:
     for step in checkpoint.steps(folder):
         damage(folder, step)
     before = {path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")}
-    ended, found = place.start(), Found(damage.__name__, "every checkpoint")
+    ended, found = place.start(), Found(f"{damage.__name__}, then train", "every checkpoint", met=True)
     if ended.code != CheckpointError.exit_code or ended.err.count("\n") != 1:
         found.wrong.append(f"exit code {ended.code}, {ended.err[-1000:]}")
     if before != {path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")}:
@@ -240,5 +242,7 @@ def summary(controls: list[Found], damages: list[Found]) -> Iterator[str]:
     """Lines for the end of the campaign's report."""
     yield ""
     yield from (f"Control: {found.line()}" for found in controls)
-    yield f"Damages: {len(damages)}, of which {sum(bool(found.wrong) for found in damages)} not as promised."
+    for met, promise in ((False, "were noticed"), (True, "that a run met had the promised end")):
+        here = [found for found in damages if found.met is met]
+        yield f"{sum(not found.wrong for found in here)} of {len(here)} damages {promise}."
     yield from (f"  {found.line()}" for found in damages if found.wrong)
