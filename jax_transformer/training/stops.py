@@ -1,6 +1,7 @@
 """What SIGTERM and Ctrl-C do to a training run: the first asks it to save and stop, the second ends it at once."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ class Stop:
             if self.asked:
                 raise Preempted(message)
             yield
+            if self.asked:  # what the request raised was lost, as in a finalizer
+                raise Preempted(message)
         finally:
             self._at_once = None
 
@@ -48,10 +51,18 @@ def requests() -> Iterator[Stop]:
             signal.signal(each, handler)
         stop.request()
 
+    unraisable = sys.unraisablehook
+
+    def lost(what: Any) -> None:
+        if not isinstance(what.exc_value, Preempted):  # that is raised again as soon as it can be
+            unraisable(what)
+
     for number in previous:
         signal.signal(number, ask)
+    sys.unraisablehook = lost
     try:
         yield stop
     finally:
+        sys.unraisablehook = unraisable
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -94,3 +94,18 @@ def test_outside_such_work_a_request_waits():
         pass
     stop.request()
     assert stop.asked
+
+
+def test_a_request_that_is_lost_in_a_finalizer_ends_the_work_all_the_same(capsys):
+    """JAX has Python code in callbacks of the garbage collector, where what is raised is only printed."""
+
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    went_on = False
+    with stops.requests() as stop, pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
+        Finalized()
+        went_on = True
+    assert went_on
+    assert capsys.readouterr().err == ""
