@@ -14,6 +14,7 @@ from jax_transformer.training import checkpoint
 REFUSALS = (InputError.exit_code, CheckpointError.exit_code)  # of a call that failed
 WITHOUT_HANDLER = (PHASES[0], "imports", "end")  # where a signal may do what it does to any program
 WORK = ("validation", "save")  # what no run begins and then ends with 0 that was asked to stop
+AT_ONCE = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # of a second signal
 TRAINED = ("steps", "validation", "save", "prune", "average")  # where something is there to be saved
 
 
@@ -75,15 +76,12 @@ def _of_a_failure(ended: Ended) -> Iterator[str]:
 
 
 def _of_a_signal(place: Place, ended: Ended, outcome: Outcome) -> Iterator[str]:
-    second = len(ended.sent) > 1
-    if outcome.by_default and ended.code not in (0, Preempted.exit_code):
-        if not second and outcome.phase not in WITHOUT_HANDLER:
-            yield f"exit code {ended.code}: no handler in phase {outcome.phase}"
-        if _traceback(ended) and outcome.phase not in WITHOUT_HANDLER:
-            yield "a traceback on stderr"
+    if outcome.by_default and outcome.phase in WITHOUT_HANDLER:
         return
     if _traceback(ended):
         yield "a traceback on stderr"
+    if outcome.by_default and len(ended.sent) > 1 and ended.code in AT_ONCE:
+        return
     if ended.code not in (0, Preempted.exit_code):
         yield f"exit code {ended.code} after {outcome.what}"
     elif ended.code == 0 and any(began > ended.sent[0][0] and word in WORK for began, word in ended.words):
