@@ -132,14 +132,10 @@ class Transformer(nnx.Module):
             raise ConfigError("a decoder whose residual is the memory cannot be cached: the cache holds no memory")
         memory, _ = self._encode(source, Dropout())
         source_valid, _ = self._valid(source, None)
-        batch, heads, width = memory.shape[0], self.config.num_heads, self.config.head_width
-        blocks = []
-        for block in self.decoder.blocks:
-            keys, values = block.cross_attention.keys_values(memory)
-            room = caches.empty_entries(batch, places * beams, heads, width, keys.dtype)
-            blocks.append(caches.BlockCache(room, room, keys, values))
-        target_valid = jnp.zeros((batch, places * beams), bool)
-        return Cache(tuple(blocks), target_valid, source_valid, jnp.zeros((), jnp.int32), caches.own_lineage(batch, beams, places))
+        batch, entries = memory.shape[0], places * beams
+        blocks = tuple(caches.block_cache(*block.cross_attention.keys_values(memory), entries) for block in self.decoder.blocks)
+        valid, none = jnp.zeros((batch, entries), bool), jnp.zeros((), jnp.int32)
+        return Cache(blocks, valid, source_valid, none, caches.own_lineage(batch, beams, places))
 
     def decode_step(self, tokens: Int[Array, "b k"], cache: Cache) -> tuple[Float[Array, "b k v"], Cache]:
         """Logits of the token that follows each beam's last one, and the cache with these last ones in it, at place ``cache.length``.

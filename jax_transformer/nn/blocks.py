@@ -67,7 +67,7 @@ class Block(nnx.Module):
                 assert context.memory is not None, "a decoder block needs the memory or a cache of it"
                 keys_values = attention.keys_values(context.memory)
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
-            y, weights[part] = attention(y, keys_values, mask, drop)
+            y, weights[part] = attention(y, keys_values, mask, drop, columns=cache is not None)
             return y
 
         def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:

@@ -15,17 +15,17 @@ from jaxtyping import Array, Bool, Float, Int
 class BlockCache(NamedTuple):
     """Keys and values of one block: the target's, filled as far as ``Cache.length`` says, and the whole memory's, once for all beams."""
 
-    self_keys: Float[Array, "b m h e"]
-    self_values: Float[Array, "b m h e"]
-    cross_keys: Float[Array, "b s h e"]
-    cross_values: Float[Array, "b s h e"]
+    self_keys: Float[Array, "b h e m"]
+    self_values: Float[Array, "b h e m"]
+    cross_keys: Float[Array, "b h e s"]
+    cross_values: Float[Array, "b h e s"]
 
     def append(self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]) -> "BlockCache":
         """The cache with the keys and values of the beams' new tokens behind the first ``length`` places."""
         start = length * keys.shape[1]
         return self._replace(
-            self_keys=jax.lax.dynamic_update_slice_in_dim(self.self_keys, keys, start, axis=1),
-            self_values=jax.lax.dynamic_update_slice_in_dim(self.self_values, values, start, axis=1),
+            self_keys=jax.lax.dynamic_update_slice_in_dim(self.self_keys, columns(keys), start, axis=3),
+            self_values=jax.lax.dynamic_update_slice_in_dim(self.self_values, columns(values), start, axis=3),
         )
 
 
@@ -57,6 +57,12 @@ def own_lineage(batch: int, beams: int, places: int) -> Int[Array, "b k n"]:
     return jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, places))
 
 
-def empty_entries(batch: int, entries: int, heads: int, width: int, dtype: jnp.dtype) -> Float[Array, "b m h e"]:
-    """Zeros for tokens to come."""
-    return jnp.zeros((batch, entries, heads, width), dtype)
+def columns(heads: Float[Array, "b n h e"]) -> Float[Array, "b h e n"]:
+    """Keys or values with the tokens last, as they are kept."""
+    return heads.transpose(0, 2, 3, 1)
+
+
+def block_cache(keys: Float[Array, "b s h e"], values: Float[Array, "b s h e"], entries: int) -> BlockCache:
+    """The cache of a block that sees these keys and values of the memory, with room for ``entries`` of the target."""
+    room = jnp.zeros((keys.shape[0], *keys.shape[2:], entries), keys.dtype)
+    return BlockCache(room, room, columns(keys), columns(values))
