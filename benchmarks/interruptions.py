@@ -91,7 +91,7 @@ def remarks(outcomes: list[Outcome]) -> Iterator[str]:
     default = [outcome for outcome in outcomes if outcome.by_default]
     yield f"Of the kills, {len(calls)} came in place of a system call, the others by the clock."
     yield f"{harmless} failed calls were harmless: the run went on to its end."
-    yield f"{len(default)} signals found no handler, because the interpreter was starting or ending, or because they were the second."
+    yield f"{len(default)} signals found no handler, because the options were not read yet or the run was over, or because they were the second."
     stops = [outcome.seconds for outcome in outcomes if outcome.kind == "terms" and not outcome.by_default]
     if stops:
         yield f"From a signal to the end of the process it took {sorted(stops)[len(stops) // 2]:.1f} s (median), {max(stops):.1f} s at most."

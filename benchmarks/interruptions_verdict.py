@@ -31,7 +31,7 @@ class Outcome:
     harmless: bool = False
     """A call failed, and the run went on to its end."""
     by_default: bool = False
-    """A signal came where there is no handler, while the interpreter starts or ends, or was the second one."""
+    """A signal came where there is no handler, before the options are read or behind the end of the run, or was the second one."""
     seconds: float = 0.0
     """From the first signal to the end of the process."""
     wrong: list[str] = field(default_factory=list)
