@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,9 @@ def evaluate(options: EvaluateOptions) -> int:
     if options.json:
         print(json.dumps(report))
         return 0
-    for line in _readable(report):
+    for line in evaluation.readable(report):
         print(line)
     return 0
-
-
-def _readable(report: dict[str, Any]) -> Iterator[str]:
-    """A figure a line, with its interval as sacreBLEU writes it: around the mean over resampled lines."""
-    report = dict(report)
-    signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
-    for name, value in report.items():
-        interval = f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})" if name in confidence else ""
-        yield f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
-    for name, signature in signatures.items():
-        yield f"{name + ' signature':16} {signature}"
 
 
 def _check_folder(path: str | None) -> None:

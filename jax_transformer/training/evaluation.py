@@ -1,6 +1,7 @@
 """A trained run against a test set."""
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,17 @@ def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *,
         "left_out_of_loss": len(pairs) - counted,
     }
     return Evaluation(report, _in_place(source, target, translated))
+
+
+def readable(report: dict[str, Any]) -> Iterator[str]:
+    """A figure a line, with its interval as sacreBLEU writes it: around the mean over resampled lines."""
+    report = dict(report)
+    signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
+    for name, value in report.items():
+        interval = f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})" if name in confidence else ""
+        yield f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
+    for name, signature in signatures.items():
+        yield f"{name + ' signature':16} {signature}"
 
 
 def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
