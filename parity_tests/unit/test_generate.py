@@ -180,6 +180,23 @@ def test_beam_refuses_arguments_that_mean_nothing():
             generate.beam(model, source, length_penalty=penalty)
 
 
+def test_scores_of_a_16_bit_model_add_up_in_float32():
+    model = random_model(tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32")
+    assert jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
+
+
+def test_an_n_best_list_begins_with_the_best():
+    model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
+    tokens, scores = map(np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=PLACES))
+    best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=PLACES))
+    assert tokens.shape == (ROWS, 3, PLACES) and (tokens[:, 0] == best).all() and (scores[:, 0] == score).all()
+    assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
+    for count in (0, 5):
+        with pytest.raises(ConfigError, match=f"^count={count} must be between 1 and beam_size=4$"):
+            generate.n_best(model, source, count)
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
