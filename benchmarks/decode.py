@@ -35,6 +35,7 @@ ROWS, SOURCE, FORCED, NATURAL = (
 )  # lines; with random weights: tokens of a source, and of an output; with trained ones: at most
 ALONE = 4  # so many of the lines are also decoded one by one
 SAME_LOGITS = 1e-5
+PAUSE = 0.5  # seconds between turns: the threads of the one before spin for a while
 Batches = list[np.ndarray]
 
 
@@ -154,6 +155,7 @@ def serve(pipe: Any, name: str, work: Work) -> None:
             taken = {}
             for case, (beam, _) in CASES.items():
                 given = batches(work, case)
+                contender.decode(given[0][:1], beam)  # wakes threads and caches
                 begin = time.perf_counter()
                 for source in given:
                     contender.decode(source, beam)
@@ -180,8 +182,12 @@ def compare(name: str, folder: str, rounds: int, run: str | None = None, lines: 
         results[contender]["rounds"] = []
     for _ in range(rounds):
         for contender, pipe in pipes.items():
+            time.sleep(PAUSE)
             pipe.send(True)
-            results[contender]["rounds"].append(hear(pipe))
+            heard = hear(pipe)
+            if "failed" in heard:
+                raise SystemExit(f"{contender}: {heard['failed']}")
+            results[contender]["rounds"].append(heard)
     for pipe in pipes.values():
         pipe.send(False)
     return {"name": name, "off": prepared["off"], "contenders": results}
