@@ -13,7 +13,7 @@ def use_cache(folder: str | None = None) -> None:
 
     ``none`` keeps them nowhere. A program fits one kind of processor, so each kind has a folder of its own.
     """
-    if folder == "none" or (folder is None and jax.config.jax_compilation_cache_dir):
+    if folder == "none" or (folder is None and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
         return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / _processor()

@@ -38,6 +38,7 @@ def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *,
     translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], how, widths=trained.widths)
     total, tokens, counted = loss(trained, pairs)
     report = {
+        "weights": trained.weights.name,
         "step": trained.weights.step,
         "pairs": len(pairs),
         "dropped_empty": found.dropped_empty,

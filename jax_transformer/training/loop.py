@@ -23,6 +23,9 @@ from jax_transformer.training.stops import Stop
 from jax_transformer.training.validation import Validation
 from jax_transformer.transformer import Transformer
 
+AHEAD = 2
+"""How many steps may be under way: enough to keep a device busy, and few enough to be finished soon when the run is asked to stop."""
+
 
 def start(options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None) -> TrainState:
     """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
@@ -72,6 +75,7 @@ class Run:
             state, measured = train_step(state, [self.devices.divide(batch) for batch in group], key)
             self.progress.advance()
             self.journal.pending.append(measured)
+            jax.block_until_ready(self.journal.pending[-AHEAD - 1 : -AHEAD])
             now, stop = self.progress.step, self.stop.asked  # asked once: what is said at the end of a step holds for all of it
             if now % options.log_every == 0 or now == options.steps:
                 self.progress.show(self.journal.flush(now))

@@ -56,8 +56,8 @@ def load_model(path: str | Path, weights: str = "auto") -> tuple[Transformer, We
     config = parsed(folder.config, TransformerConfig.from_json)
     candidates = list(_candidates(folder, weights))
     if not candidates:
-        wanted = "holds no checkpoint" if weights == "auto" else f"holds no checkpoint for --weights {weights}"
-        raise CheckpointError(f"{folder.path}: {wanted}")
+        wanted = "" if weights == "auto" else f" for --weights {weights}"
+        raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint{wanted}")
     for candidate in candidates:
         try:
             return _load(config, candidate), candidate

@@ -17,13 +17,14 @@ Vocabulary = Tokenizer | TokenizerPair
 def ready(options: TrainOptions, folder: Path) -> Vocabulary | None:
     """The tokenizer that is given or that the run has already; None where it is yet to be trained.
 
-    One that is given is read anew when a run goes on, so that a changed file is noticed.
+    One that is given is read anew when a run goes on, so that a changed file is noticed. Without data.json, which is written last, what lies in
+    the folder was not finished.
     """
     data = options.data
     if data.tokenizer is not None:
         given = Tokenizer.load(data.tokenizer)
         return given if data.target_tokenizer is None else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
-    if not tokenizer.in_folder(folder):
+    if not (folder / "data.json").exists() or not tokenizer.in_folder(folder):
         return None
     found = tokenizer.load_folder(folder)
     if isinstance(found, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):

@@ -292,7 +292,7 @@ def test_other_data_are_named_and_refused(tmp_path, lines, recorded):
     assert "train_pairs (60 -> 59)" in changed and any(reason.startswith("train_sha256 (") for reason in changed)
     assert not any("valid" in reason or "tokenizer" in reason for reason in changed)
     with pytest.raises(ConfigError, match=r"the data changed since this run began \(.*train_sha256"):
-        corpus.record(again, recorded)
+        corpus.check(again, recorded)
 
 
 def test_another_tokenizer_is_named(tmp_path, lines):

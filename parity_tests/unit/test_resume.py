@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -273,6 +274,13 @@ def test_a_run_that_another_process_trains_is_not_taken(tmp_path, monkeypatch):
             assert chosen() == "runs/phrases-003"
         with pytest.raises(LockedError, match="phrases-002 is in use by process"):
             chosen(run="runs/phrases-002")
+
+
+def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
+    with lock.hold(tmp_path / "run"):
+        told = train("--run", tmp_path / "run", *text)
+    assert (told.code, told.out) == (7, "")
+    assert told.err.startswith(f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on ") and told.err.count("\n") == 1
 
 
 def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
