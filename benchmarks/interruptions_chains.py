@@ -81,13 +81,10 @@ class Chain:
     def _run(self, place: Place, count: int) -> list[Outcome]:
         """One run, interrupted up to ``count`` times, to its end and compared."""
         found: list[Outcome] = []
-        try:
-            ended = self._interrupted(place, count, found)
-            if any(outcome.wrong for outcome in found):
-                return found
-            wrong = interruptions_verdict.clean_end(ended) or interruptions_runs.differences(place.run, self.to.left)
-        except TimeoutError as error:
-            wrong = [str(error)]
+        ended = self._interrupted(place, count, found)
+        if any(outcome.wrong for outcome in found):
+            return found
+        wrong = interruptions_verdict.clean_end(ended) or interruptions_runs.differences(place.run, self.to.left)
         if wrong and not found:
             found.append(Outcome(self.kind, self.number, "none came", PHASES[-1]))
         for outcome in found:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import interruptions_child
-from benchmarks.interruptions_runs import PHASES, Ended, Place
+from benchmarks.interruptions_runs import LONGEST, PHASES, Ended, Place
 from jax_transformer.errors import CheckpointError, InputError, Preempted
 from jax_transformer.training import checkpoint
 
@@ -48,7 +48,9 @@ def judge(kind: str, chain: int, place: Place, ended: Ended, task: dict[str, Any
         outcome = Outcome(kind, chain, " ".join(number.name for _, number in ended.sent), ended.phase(at), seconds=ended.ended - at)
     else:
         return None
-    if ended.code == -signal.SIGKILL:
+    if ended.hung:
+        complaints = iter([_hung(ended)])
+    elif ended.code == -signal.SIGKILL:
         complaints = iter(() if kind == "kills" else ["it was killed"])
     elif kind == "failures":
         complaints = _of_a_failure(ended)
@@ -61,6 +63,8 @@ def judge(kind: str, chain: int, place: Place, ended: Ended, task: dict[str, Any
 
 def clean_end(ended: Ended) -> list[str]:
     """What is wrong with a start that nothing interrupted."""
+    if ended.hung:
+        return [f"{_hung(ended)}\n{ended.err[-2000:]}"]
     if ended.code != 0:
         return [f"a start that nothing interrupted ended with exit code {ended.code}\n{ended.err[-2000:]}"]
     return [f"a traceback on stderr\n{ended.err[-2000:]}"] if _traceback(ended) else []
@@ -106,6 +110,10 @@ def _of_what_is_saved(place: Place, ended: Ended, outcome: Outcome) -> Iterator[
                 checkpoint.verify(folder, max(saved))
             except CheckpointError as error:
                 yield str(error)
+
+
+def _hung(ended: Ended) -> str:
+    return f"no end after {LONGEST:.0f} s, in phase {ended.phase(ended.ended)}"
 
 
 def _traceback(ended: Ended) -> bool:
