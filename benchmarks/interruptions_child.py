@@ -10,6 +10,7 @@ import importlib.abc
 import json
 import os
 import resource
+import runpy
 import signal
 import sys
 import time
@@ -176,6 +177,7 @@ def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
 
     folder = "jax_transformer.training"
     return {
+        "jax_transformer.cli": lambda cli: pipe.wrap(cli, "main", "imports", "end"),
         f"{folder}.loop": of_loop,
         f"{folder}.checkpoint": of_checkpoint,
         f"{folder}.step": of_step,
@@ -216,12 +218,8 @@ def main() -> None:
     pipe.begin("imports")
     sys.meta_path.insert(0, AfterImport(phases(pipe, task)))
     Watch(task, pipe, str(Path(arguments[arguments.index("--run") + 1]).absolute())).install()
-
-    from jax_transformer import cli
-
-    code = cli.main(arguments)
-    pipe.begin("end")
-    sys.exit(code)
+    sys.argv = ["jax_transformer", *arguments]
+    runpy.run_module("jax_transformer", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
