@@ -11,9 +11,7 @@ minutes on two cores. The method stands in jax_transformer/training/recipe.py:
 ``jax-transformer train`` is the same command.
 """
 
-import sys
-
-from jax_transformer.cli import main
+from jax_transformer.cli import process
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    process("train")

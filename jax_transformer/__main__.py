@@ -1,7 +1,5 @@
 """``python -m jax_transformer``."""
 
-import sys
+from jax_transformer.cli import process
 
-from jax_transformer.cli import main
-
-sys.exit(main())
+process()

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax_transformer
 from jax_transformer.arguments import flags, parse
@@ -182,3 +182,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"jax-transformer: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
         return InputError.exit_code
+
+
+def process(*before: str) -> NoReturn:
+    """The command of this process, and its end: :func:`main` with ``before`` in front of its arguments.
+
+    After an error the process ends at once: a save that failed can leave threads of Orbax's waiting, and Python would wait for them for ever.
+    """
+    code = main([*before, *sys.argv[1:]])
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)

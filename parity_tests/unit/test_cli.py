@@ -136,6 +136,13 @@ LOADED = (
 )
 
 
+def test_an_error_does_not_wait_for_threads_that_never_end():
+    """A save that fails can leave some."""
+    code = "import sys, threading; threading.Thread(target=threading.Event().wait).start(); from jax_transformer import cli; cli.process('nope')"
+    done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "unknown command 'nope'" in done.stderr
+
+
 def test_importing_the_package_loads_neither_jax_nor_torch():
     assert finished(program=("-c", f"import jax_transformer, jax_transformer.cli; {LOADED}")) == (0, "[]\n", "")
 
