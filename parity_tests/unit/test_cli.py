@@ -409,7 +409,20 @@ def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
     code, out, err = console.say(*command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses")
     report = json.loads(out)
     assert (code, out.count("\n"), err) == (0, 1, "")
-    keys = {"step", "pairs", "dropped_empty", "bleu", "chrf", "ter", "exact_match", "signatures", "loss", "perplexity", "left_out_of_loss"}
+    keys = {
+        "weights",
+        "step",
+        "pairs",
+        "dropped_empty",
+        "bleu",
+        "chrf",
+        "ter",
+        "exact_match",
+        "signatures",
+        "loss",
+        "perplexity",
+        "left_out_of_loss",
+    }
     assert report.keys() == keys
     last = runs.metrics(run)[-1]
     assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]

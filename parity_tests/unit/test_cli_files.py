@@ -48,7 +48,7 @@ def test_weights_go_out_and_come_back_byte_for_byte(console, run, weights, tmp_p
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{folder} (step 0) -> {again}: ") and "float32" in out and str(len(tensors(weights))) in out
+    assert out.startswith(f"{folder} (last, step 0) -> {again}: ") and "float32" in out and str(len(tensors(weights))) in out
     assert again.read_bytes() == weights.read_bytes()
     assert (folder / "config.json").read_bytes() == (run / "config.json").read_bytes()
     assert console.say("convert", weights, tmp_path / "by_config", "--config", run / "config.json")[0] == 0

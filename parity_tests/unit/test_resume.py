@@ -121,10 +121,10 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.To
 @pytest.mark.parametrize(
     ("when", "step", "validated"),
     [
-        (42, 40, False),
-        (102, 100, False),  # with the step that a validation follows: it is made by the run that goes on
-        (104, 100, True),  # while it was validated and saved
-        (105, 101, False),
+        (44, 40, False),
+        (104, 100, False),  # with the step that a validation follows: it is made by the run that goes on
+        (107, 100, True),  # while it was validated and saved
+        (108, 101, False),
     ],
 )
 def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when, step, validated):
@@ -139,7 +139,7 @@ def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text
     assert_same_end(run, whole)
 
 
-@pytest.mark.parametrize(("when", "said"), [(1, "before anything was begun"), (2, "before the first step; the same command begins again")])
+@pytest.mark.parametrize(("when", "said"), [(1, "before anything was begun"), (3, "before the first step; the same command begins again")])
 def test_a_request_before_the_first_step_leaves_nothing_behind(text, tmp_path, when, said):
     told = stopped_at_question(when, tmp_path / "run", text)
     assert (told.code, told.out, told.err) == (75, "", f"jax-transformer: stopped {said}\n")
