@@ -1,5 +1,6 @@
 """What a training run leaves and says, what it refuses to go on with, and what it never saves."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from flax import nnx
 
 from jax_transformer import presets, transformer
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, step, trained
+from jax_transformer.training import checkpoint, step, trained, validation
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
@@ -137,29 +138,31 @@ def test_changed_text_is_refused(whole, tmp_path, flag, named):
 # Best, averaged, early
 
 
-def test_patience_and_averages_and_best(whole, tmp_path):
-    """A learning rate that spoils the model behind step 20: the best checkpoint stays, training stops, the best are averaged."""
-    run = tmp_path / "run"
-    options = [*runs.with_option(runs.with_option(whole.arguments, "--eval-every", 20), "--optimizer.learning-rate", 3.0), *QUICK]
-    told = runs.train("--run", run, *options, *"--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split())
+def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
+    """The losses of the validations are told here: training stops after two without a new best, and the best two are averaged."""
+    run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
+    validate = validation.Validation.__call__
+
+    def told_loss(self, weights):
+        report = validate(self, weights)
+        return dataclasses.replace(report, figures=report.figures | {"valid_loss": next(losses)})
+
+    monkeypatch.setattr(validation.Validation, "__call__", told_loss)
+    options = [*runs.with_option(whole.arguments, "--eval-every", 20), *QUICK]
+    options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
+    told = runs.train("--run", run, *options)
     assert told.code == 0, told.err
-    validated = {line["step"]: line["valid_loss"] for line in runs.metrics(run) if "valid_loss" in line and "weights" not in line}
-    best = min(validated, key=validated.get)
-    assert max(validated) == best + 40 < runs.STEPS
-    (averaged,) = [line for line in runs.metrics(run) if line.get("weights") == "averaged"]
-    second = min(validated.keys() - {best}, key=validated.get)
-    kept = checkpoint.steps(run / "checkpoints")
-    assert kept == sorted({best, second, max(validated)})
-    assert averaged["step"] == max(validated) and checkpoint.manifest(run / "averaged", max(validated))["of"] == sorted([best, second])
-    mean = {
-        name: (a.astype(np.float64) + runs.arrays(run, second)[name]) / 2 for name, a in runs.arrays(run, best).items() if "params/" in name
-    }
-    for name, model in (("auto", None), ("averaged", mean), ("best", runs.arrays(run, best)), ("last", runs.arrays(run, max(validated)))):
+    assert [line["step"] for line in runs.metrics(run) if "valid_loss" in line] == [20, 40, 60, 80, 80]
+    assert runs.metrics(run)[-1]["weights"] == "averaged"
+    assert checkpoint.steps(run / "checkpoints") == [40, 60, 80]
+    assert checkpoint.manifest(run / "averaged", 80)["of"] == [40, 60]
+    of = {step: runs.arrays(run, step) for step in (40, 60, 80)}
+    mean = {name: (array.astype(np.float64) + of[60][name]) / 2 for name, array in of[40].items() if name.startswith("params/")}
+    for name, expected in (("auto", mean), ("averaged", mean), ("best", of[40]), ("last", of[80]), ("60", of[60])):
         arrays = transformer.flatten(trained.load_model(run, name)[0], nnx.Param)
-        if model is not None:
-            assert all(np.array_equal(array, model[f"params/{path}"].astype(np.float32)) for path, array in arrays.items()), name
+        assert all(np.array_equal(array, expected[f"params/{path}"].astype(np.float32)) for path, array in arrays.items()), name
     before = runs.metrics(run)
-    told = runs.train("--run", run, *options, *"--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split())
+    told = runs.train("--run", run, *options)
     assert (told.code, told.steps, runs.metrics(run)) == (0, [], before), "finished is finished"
 
 
