@@ -6,9 +6,11 @@ A checkpoint appears under its name by a rename, whole or not at all. This is th
 import hashlib
 import itertools
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +39,8 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     try:
-        ocp.save(temporary, tree)
+        with _without_log():
+            ocp.save(temporary, tree)
         hashes = {name: _sha256(path) for name, path in _files(temporary)}
         (temporary / _MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
         for path in [*temporary.rglob("*"), temporary]:
@@ -53,6 +56,17 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
         sync(path)
     remove_unfinished(folder)
     return final
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Orbax logs a failure with its traceback and raises it as well: it is said once, by us."""
+    log = logging.getLogger("absl")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
 from jax_transformer.training import checkpoint
+from parity_tests.unit import runs
 
 FILES = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/*", "state/ocdbt.process_0/d/*")
 
@@ -143,6 +146,34 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else
     assert str(tmp_path / "8") in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["7"]
     assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
+
+
+FAILING = """
+import os, pathlib, sys
+import numpy as np
+from jax_transformer.training import checkpoint
+
+def refuse(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("_METADATA") and "w" in str(arguments[1]):
+        raise OSError(28, "No space left on device", str(arguments[0]))
+
+sys.addaudithook(refuse)
+try:
+    checkpoint.save(pathlib.Path(sys.argv[1]), 1, {"a": np.ones(3)}, about={})
+except checkpoint.CheckpointError as error:
+    print(error, flush=True)
+os._exit(0)  # threads of Orbax's wait for ever
+"""
+
+
+def test_what_fails_within_orbax_is_said_once(tmp_path):
+    """Orbax logs it with a traceback as well."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path)], env=runs.environment(), capture_output=True, text=True, timeout=100
+    )
+    assert "No space left on device" in done.stdout and done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    assert os.listdir(tmp_path) == []
 
 
 # Which one is good
