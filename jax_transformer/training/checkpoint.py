@@ -60,13 +60,14 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Orbax logs a failure with its traceback and raises it as well: it is said once, by us."""
-    log = logging.getLogger("absl")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
+    """Orbax logs a failure with its traceback and raises it as well: it is said once, by us. Its threads may log long after that."""
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    yield
+    for log, disabled in zip(logs, before, strict=True):
+        log.disabled = disabled
 
 
 def remove_unfinished(folder: Path) -> None:
