@@ -80,7 +80,7 @@ def _dashed(command: str, arguments: Sequence[str], known: list[str]) -> list[st
 def _last(dashed: list[str], flag: str) -> str | None:
     """The value of a flag where it is given last, None where it is not given or has no value."""
     found = None
-    for argument, following in zip(dashed, [*dashed[1:], "--"], strict=True):
+    for argument, following in zip(dashed, [*dashed, "--"][1:], strict=True):
         name, equals, value = argument.partition("=")
         if name == flag:
             found = value if equals else None if following.startswith("--") else following

@@ -197,3 +197,8 @@ def test_any_options_class_can_be_read(write):
     config = jt.preset("lesson10", vocab_size=11)
     changed = json.loads(config.to_json()) | {"norm_placement": "pre"}
     assert config_file.read(jt.TransformerConfig, write(json.dumps(changed))).norm_placement == "pre"
+
+
+def test_no_argument_at_all_is_every_default():
+    """``python train.py``, the first thing that anyone runs."""
+    assert cli.parse("train", commands.TrainCommand, []) == commands.TrainCommand()
