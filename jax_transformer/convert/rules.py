@@ -115,6 +115,11 @@ def embedding(torch: str, flax: str) -> Table:
     return [Rule(f"{torch}.weight", (f"{flax}.embedding",))]
 
 
+def attention(torch: str, flax: str, names: Mapping[str, str], *, bias: bool = True) -> Table:
+    """Four torch.nn.Linear: ``names`` gives each of query, key, value and out the name that the PyTorch module has for it."""
+    return [rule for part in ("query", "key", "value", "out") for rule in linear(f"{torch}.{names[part]}", f"{flax}.{part}", bias=bias)]
+
+
 def packed_attention(torch: str, flax: str, *, bias: bool = True) -> Table:
     """A torch.nn.MultiheadAttention: query, key and value one behind another in ``in_proj_weight`` (3d, d)."""
     kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
