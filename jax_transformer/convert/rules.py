@@ -37,6 +37,7 @@ class Several(enum.Enum):
 
     SPLIT = "split"  # cut along axis 0 into parts one behind another
     COPY = "copy"  # the same values for all, which must agree on the way back
+    PER_HEAD = "per head"  # axis 0 holds head after head, and each head's rows are cut into the parts one behind another
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Rule:
     flax: tuple[str, ...]
     each: Each = Each.SAME
     several: Several = Several.SPLIT
+    heads: int = 1
+    """How many heads axis 0 holds, for ``PER_HEAD``."""
 
     def numbered(self, i: int) -> "Rule":
         return replace(self, torch=self.torch.replace("{i}", str(i)), flax=tuple(name.replace("{i}", str(i)) for name in self.flax))
@@ -64,7 +67,7 @@ class Rule:
             parts = [tensor] * len(self.flax)
         else:
             lengths = [self.each.torch_shape(shape)[0] for shape in flax_shapes]
-            parts = np.split(tensor, np.cumsum(lengths)[:-1]) if len(lengths) > 1 else [tensor]
+            parts = self._cut(tensor, lengths) if len(lengths) > 1 else [tensor]
         return [np.array(self.each.to_flax(part), order="C") for part in parts]
 
     def to_torch(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -75,7 +78,20 @@ class Rule:
                 if array.tobytes() != arrays[0].tobytes():
                     raise InputError(f"{name} and {self.flax[0]} differ, but {self.torch} holds both")
             parts = parts[:1]
-        return np.array(np.concatenate(parts) if len(parts) > 1 else parts[0], order="C")
+        return np.array(self._join(parts) if len(parts) > 1 else parts[0], order="C")
+
+    def _cut(self, tensor: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+        if self.several is not Several.PER_HEAD:
+            return np.split(tensor, np.cumsum(lengths)[:-1])
+        cuts = np.cumsum([length // self.heads for length in lengths])[:-1]
+        parts = np.split(tensor.reshape(self.heads, -1, *tensor.shape[1:]), cuts, axis=1)
+        return [part.reshape(length, *tensor.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
+
+    def _join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        if self.several is not Several.PER_HEAD:
+            return np.concatenate(parts)
+        rest = parts[0].shape[1:]
+        return np.concatenate([part.reshape(self.heads, -1, *rest) for part in parts], axis=1).reshape(-1, *rest)
 
 
 @dataclass(frozen=True)
@@ -104,10 +120,11 @@ def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
     return [Rule(f"{torch}.weight", (f"{flax}.kernel",), Each.TRANSPOSE), *biases]
 
 
-def layer_norm(torch: str, flax: str, *, bias: bool = True) -> Table:
-    """A torch.nn.LayerNorm."""
-    biases: Table = [Rule(f"{torch}.bias", (f"{flax}.bias",))] if bias else []
-    return [Rule(f"{torch}.weight", (f"{flax}.scale",)), *biases]
+def layer_norm(torch: str, flax: str, *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")) -> Table:
+    """A torch.nn.LayerNorm, or another norm whose scale and bias have these ``names``."""
+    scale, shift = names
+    biases: Table = [Rule(f"{torch}.{shift}", (f"{flax}.bias",))] if bias else []
+    return [Rule(f"{torch}.{scale}", (f"{flax}.scale",)), *biases]
 
 
 def embedding(torch: str, flax: str) -> Table:
@@ -126,6 +143,15 @@ def packed_attention(torch: str, flax: str, *, bias: bool = True) -> Table:
     biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
     packed: Table = [Rule(f"{torch}.in_proj_weight", kernels, Each.TRANSPOSE)]
     return [*packed, *([Rule(f"{torch}.in_proj_bias", biases)] if bias else []), *linear(f"{torch}.out_proj", f"{flax}.out", bias=bias)]
+
+
+def fused_attention(torch: str, flax: str, heads: int, *, qkv: str = "qkv", out: str = "linear_layer", bias: bool = True) -> Table:
+    """One torch.nn.Linear (h·3e, d) that gives head after head its query, key and value, and an output layer."""
+    kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
+    biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
+    fused: Table = [Rule(f"{torch}.{qkv}.weight", kernels, Each.TRANSPOSE, Several.PER_HEAD, heads)]
+    fused += [Rule(f"{torch}.{qkv}.bias", biases, several=Several.PER_HEAD, heads=heads)] if bias else []
+    return [*fused, *linear(f"{torch}.{out}", f"{flax}.out", bias=bias)]
 
 
 def restrict(table: Table, flax_names: Iterable[str]) -> Table:

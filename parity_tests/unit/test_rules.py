@@ -283,3 +283,42 @@ def test_every_rule_kind_is_undone():
     parts = copy.to_flax(tensor[:, None], [(5, 6), (5, 6)])
     assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (5, 1, 6)
     assert (copy.to_torch(parts) == tensor[:, None]).all()
+
+
+def test_a_layer_fused_per_head_is_cut_within_each_head():
+    """By hand: 2 heads of width 2. Rows of the fused layer by head, then query, key, value; parts by head alone."""
+    weight, bias = rules.fused_attention("a", "b", 2)[:2]
+    assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"
+    rows = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
+    for rule, tensor, shape in ((weight, counted((12, 4), 0), (4, 4)), (bias, counted((12,), 0), (4,))):
+        parts = rule.to_flax(tensor, [shape] * 3)
+        for part, own, name in zip(parts, rows.values(), rule.flax, strict=True):
+            assert (part == tensor[own].T).all(), name
+        assert own_and_contiguous(dict(zip(rule.flax, parts, strict=True)), {"tensor": tensor})
+        back = rule.to_torch(parts)
+        assert (back == tensor).all() and back.flags.owndata and rule.torch_shape([shape] * 3) == tensor.shape
+    packed = rules.packed_attention("a", "b")[0]
+    assert not (packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0] == weight.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("widths", [(2, 2, 2), (1, 4)], ids=str)
+def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: tuple[int, ...]):
+    names = tuple(f"part{i}" for i in range(len(widths)))
+    rule = Rule("t", names, Each.TRANSPOSE, Several.PER_HEAD, heads)
+    for dtype in DTYPES:
+        tensor = any_bits((heads * sum(widths), 5), dtype, seed=heads)
+        parts = rule.to_flax(tensor, [(5, heads * width) for width in widths])
+        assert [part.shape for part in parts] == [(5, heads * width) for width in widths]
+        assert rule.to_torch(parts).tobytes() == tensor.tobytes()
+
+
+def test_a_numbered_rule_keeps_its_heads():
+    (weight, *_) = rules.repeat(3, rules.fused_attention("layers.{i}", "blocks.{i}", 4))[-4:]
+    assert weight.torch == "layers.2.qkv.weight" and weight.heads == 4 and weight.several is Several.PER_HEAD
+
+
+def test_norms_under_other_names():
+    assert rules.layer_norm("n", "m", names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",)), Rule("n.beta", ("m.bias",))]
+    assert rules.layer_norm("n", "m", bias=False, names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",))]
+    assert rules.layer_norm("n", "m") == [Rule("n.weight", ("m.scale",)), Rule("n.bias", ("m.bias",))]
