@@ -170,9 +170,7 @@ class Transformer(nn.Module):
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         """Raises ValueError where the faithful one gets source and target of different lengths."""
         if not self.repaired and src.shape[1] != tgt.shape[1]:
-            raise ValueError(
-                f"source is {src.shape[1]} tokens long and target {tgt.shape[1]}: both must be equally long, "
-                "because the memory is added position by position"
-            )
+            lengths = f"source has {src.shape[1]} tokens and target {tgt.shape[1]}"
+            raise ValueError(f"{lengths}: this decoder adds the memory position by position, so both must be equally long")
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
         return self.decoder(tgt, self.encode(src), future, self.source_padding(src))
