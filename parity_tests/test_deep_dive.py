@@ -1,0 +1,281 @@
+"""What is "Transformer Deep Dive"'s own: its example, its positions, its idle blocks, and the padding that its faithful form attends to."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.convert import rules, torch_bridge
+from jax_transformer.errors import InputError
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.training import optimizer, step
+from parity_tests.levels import assert_close
+from parity_tests.test_gradients import OPTIMIZER, batch_of, flax_gradients, torch_loss
+from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
+from torch_reference.deep_dive import TransformerArchitecture
+
+SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, head_dim=12, num_heads=3, d_ff=48, num_layers=2, max_length=60)
+FORMS = ["deep_dive", "deep_dive_repaired"]
+
+
+def both_of(form: str, *, source: int = 7, target: int = 5, **changes) -> Pair:
+    return pair(jt.preset(form, **(SIZES | changes)), source=source, target=target)
+
+
+def outputs(both: Pair, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with torch.no_grad():
+        return np.asarray(both.flax(source, target)), both.torch(as_torch(source), as_torch(target)).numpy()
+
+
+def documented_shapes(vocab: int, d: int = 512, heads: int = 8, layers: int = 6, length: int = 100) -> dict[str, tuple[int, ...]]:
+    """The document's state_dict, spelt from its text."""
+
+    def linear(name: str, inputs: int, outputs: int) -> dict:
+        return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+    def attention(name: str, value: str, key: str, query: str) -> dict:
+        found = linear(f"{name}.fc", heads * d, d)
+        for part in (value, key, query):
+            found |= linear(f"{name}.{part}", d, heads * d)
+        return found
+
+    def norms(name: str) -> dict:
+        return {f"{name}.normalization{k}.{leaf}": (d,) for k in (1, 2) for leaf in ("weight", "bias")}
+
+    def encoder_block(name: str) -> dict:
+        feed_forward = linear(f"{name}.feed_forward_layers.0", d, 4 * d) | linear(f"{name}.feed_forward_layers.2", 4 * d, d)
+        return attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q") | norms(name) | feed_forward
+
+    found = linear("decoder.fc_out", d, vocab)
+    for stack in ("encoder", "decoder"):
+        found |= {f"{stack}.words_embedding.weight": (vocab, d), f"{stack}.positional_embedding.weight": (length, d)}
+    for i in range(layers):
+        block = f"decoder.DecoderBlocklayers.{i}"
+        found |= encoder_block(f"encoder.EncoderBlocklayers.{i}") | encoder_block(f"{block}.transformer_block") | norms(block)
+        found |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
+        names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
+        found |= attention(f"{block}.EncoderDecoderAttention", *names)
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_documents_example_at_its_size(form: str):
+    """Vocabularies of 10, source (2, 9), target (2, 8), 227 M parameters: names, shapes and the logits' shape, without taking memory."""
+    config = jt.preset(form, vocab_size=10)
+    with torch.device("meta"):
+        twin = torch_bridge.twin(config)
+        logits = TransformerArchitecture(10, 10, 0, 0)
+        source, target = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
+    expected = documented_shapes(10)
+    assert sum(math.prod(shape) for shape in expected.values()) == 226_984_970
+    assert {name: tuple(value.shape) for name, value in twin.state_dict().items()} == expected
+    assert {name: tuple(value.shape) for name, value in logits.state_dict().items()} == expected, "the twin's defaults"
+    assert twin(source, target).shape == (2, 8, 10)
+    model = transformer.abstract(config)
+    shapes = {name: leaf.shape for name, leaf in transformer.flatten(model).items()}
+    assert rules.torch_shapes(jt.convert.weight_table(config), shapes) == expected
+    ids = jax.ShapeDtypeStruct((2, 9), np.int32), jax.ShapeDtypeStruct((2, 8), np.int32)
+    assert nnx.eval_shape(lambda m, s, t: m(s, t), model, *ids).shape == (2, 8, 10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_documents_example_in_small(form: str):
+    both = pair(jt.preset(form, **(SIZES | dict(source_vocab_size=10, target_vocab_size=10))), batch=2, source=9, target=8)
+    ours, theirs = outputs(both, both.source, both.target)
+    assert ours.shape == (2, 8, 10)
+    assert_close((ours, theirs), 1e-12)
+
+
+def test_repaired_with_one_head_is_the_stock_transformer():
+    """A head as wide as the model is all that sets the repaired form apart from torch.nn.Transformer without final norms."""
+    both = both_of("deep_dive_repaired", num_heads=1)
+    stock = nn.Transformer(12, 1, 2, 2, 48, dropout=0.0, batch_first=True).double().eval()
+    stock.encoder.norm = stock.decoder.norm = None
+    state = both.torch.state_dict()
+
+    def packed(name: str, *parts: str) -> dict[str, torch.Tensor]:
+        ours = {f"in_proj_{leaf}": torch.cat([state[f"{name}.{part}.{leaf}"] for part in parts]) for leaf in ("weight", "bias")}
+        return ours | {f"out_proj.{leaf}": state[f"{name}.fc.{leaf}"] for leaf in ("weight", "bias")}
+
+    for stack, blocks in (("encoder", "EncoderBlocklayers"), ("decoder", "DecoderBlocklayers")):
+        for i, layer in enumerate(getattr(stock, stack).layers):
+            block = f"{stack}.{blocks}.{i}"
+            inner = block if stack == "encoder" else f"{block}.transformer_block"
+            renamed = {
+                "linear1": f"{inner}.feed_forward_layers.0",
+                "linear2": f"{inner}.feed_forward_layers.2",
+                "norm1": f"{block}.normalization1",
+            }
+            renamed |= {"norm2": f"{block}.normalization2"} | ({} if stack == "encoder" else {"norm3": f"{inner}.normalization2"})
+            own = {f"{name}.{leaf}": state[f"{path}.{leaf}"] for name, path in renamed.items() for leaf in ("weight", "bias")}
+            attention = "attention_mechanism" if stack == "encoder" else "attention_layer"
+            own |= {f"self_attn.{name}": value for name, value in packed(f"{block}.{attention}", "W_q", "W_k", "W_v").items()}
+            if stack == "decoder":
+                cross = packed(f"{block}.EncoderDecoderAttention", "W_self_queries", "W_Encoder_Decoder_keys", "W_Encoder_Decoder_values")
+                own |= {f"multihead_attn.{name}": value for name, value in cross.items()}
+            layer.load_state_dict(own, strict=True)
+    source, target, twin = as_torch(both.source), as_torch(both.target), both.torch
+    padding, future = source == 0, torch.ones(5, 5, dtype=torch.bool).triu(1)
+    words = [
+        stack.words_embedding(ids) + stack.positional_embedding.weight[: ids.shape[1]]
+        for stack, ids in ((twin.encoder, source), (twin.decoder, target))
+    ]
+    with torch.no_grad():
+        hidden = stock(*words, tgt_mask=future, src_key_padding_mask=padding, memory_key_padding_mask=padding)
+        expected = twin.decoder.fc_out(hidden)
+        assert_close((twin(source, target), expected), 1e-12, "twin")
+    assert_close((both.flax(both.source, both.target), expected), 1e-12, "flax")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_fifty_tokens_are_fine_and_the_fifty_first_has_no_position(side: str):
+    both = both_of("deep_dive", **{side: 50})
+    ours, theirs = outputs(both, both.source, both.target)
+    assert_close((ours, theirs), 1e-12)
+    ids = {"source": both.source, "target": both.target}
+    long = ids | {side: np.concatenate([ids[side], ids[side][:, :1]], axis=1)}
+    with pytest.raises(InputError, match="position 50 has index -1"):
+        both.flax(long["source"], long["target"])
+    with pytest.raises(ValueError, match="position 50 has index -1"):
+        both.torch(as_torch(long["source"]), as_torch(long["target"]))
+
+
+def test_the_repaired_one_reads_as_many_tokens_as_the_table_has_rows():
+    both = both_of("deep_dive_repaired", source=60, target=60)
+    assert_close(outputs(both, both.source, both.target), 1e-12)
+
+
+def test_a_table_of_one_row_is_refused_by_both():
+    """Position 0 takes row 1."""
+    with pytest.raises(ValueError, match="max_length=1"):
+        jt.preset("deep_dive", **(SIZES | dict(max_length=1)))
+    with pytest.raises(ValueError, match="max_length=1"):
+        TransformerArchitecture(11, 13, 0, 0, 12, 2, 3, max_length=1)
+
+
+@pytest.mark.parametrize(
+    ("form", "read"), [("deep_dive", {"encoder": 2, "decoder": 2}), ("deep_dive_repaired", {"encoder": 7, "decoder": 5})]
+)
+def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
+    """Rows 1 and 0 of both in the faithful form, one a position in the repaired: in the output, and in both gradients."""
+    both = both_of(form)
+    before = outputs(both, both.source, both.target)
+    state = both.torch.state_dict()
+    for stack, rows in read.items():
+        name = f"{stack}.positional_embedding.weight"
+        for row in (0, 1, rows - 1, rows, 59):
+            changed = {other: tensor.clone() for other, tensor in state.items()}
+            changed[name][row] += 1
+            model, module = (
+                jt.convert.from_torch(changed, both.config),
+                jt.convert.into_torch(both.flax, torch_bridge.twin(both.config)).eval(),
+            )
+            module.load_state_dict(changed)
+            after = outputs(Pair(both.config, model, module, both.source, both.target), both.source, both.target)
+            for one, other in zip(before, after, strict=True):
+                assert (np.abs(one - other).max() > 1e-6) == (row < rows) and (row < rows or np.array_equal(one, other)), (name, row)
+    batch = batch_of(both)
+    _, gradients = flax_gradients(both, batch)
+    torch_loss(both, batch).backward()
+    read = read | {"decoder": min(read["decoder"], batch.target_in.shape[1])}
+    for stack, rows in read.items():
+        theirs = getattr(both.torch, stack).positional_embedding.weight.grad.numpy()
+        for gradient in (np.asarray(gradients[f"{stack}.positions.table"]), theirs):
+            assert (np.abs(gradient[:rows]).max(axis=1) > 1e-6).all()
+            assert not gradient[rows:].any()
+
+
+IDLE = {
+    "deep_dive": ("transformer_block.",),
+    "deep_dive_repaired": ("transformer_block.attention_mechanism.", "transformer_block.normalization1."),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_idle_block_is_carried_and_never_trained(form: str):
+    """It survives there and back bit for bit, moves no logit, gets no gradient from torch and no update, not even weight decay's, from either."""
+    both = both_of(form)
+    state = {name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()}
+    idle = {name for name in state if any(part in name for part in IDLE[form])}
+    assert len(idle) == 2 * (16 if form == "deep_dive" else 10)
+    carried = transformer.flatten(both.flax, Frozen)
+    table = jt.convert.weight_table(both.config)
+    assert {rule.torch for rule in table if carried.keys() & set(rule.flax)} == idle, "what is frozen is what is idle"
+    again = jt.convert.to_torch(both.flax)
+    assert all(again[name].tobytes() == state[name].tobytes() for name in state)
+
+    other = jt.convert.from_torch(state | {name: state[name] + 1 for name in idle}, both.config)
+    assert np.array_equal(other(both.source, both.target), both.flax(both.source, both.target))
+
+    batch = batch_of(both)
+    torch_loss(both, batch).backward()
+    assert {name for name, parameter in both.torch.named_parameters() if parameter.grad is None} == idle
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+        rule = optimizer.make(OPTIMIZER, 10)
+        after, _ = step.make_step(both.config, rule, 0.1)(step.initial_state(both.flax, rule), [batch], jax.random.key(0))
+    moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.carried))
+    assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == idle
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_a_source_further_changes_the_faithful_form_alone(form: str):
+    both = both_of(form)
+    further = np.pad(both.source, ((0, 0), (0, 3)))
+    shorter, longer = outputs(both, both.source, both.target), outputs(both, further, both.target)
+    assert_close(shorter, 1e-12)
+    assert_close(longer, 1e-12)
+    moved = np.abs(shorter[0] - longer[0]).max()
+    assert moved > 1e-2 if form == "deep_dive" else moved < 1e-12
+
+
+def test_a_source_of_padding_alone_gets_the_mean_of_all_values():
+    """The fill is -1e20 in every place, and a softmax of equal numbers is even: never NaN."""
+    both = both_of("deep_dive_repaired")
+    both.source[2] = both.config.source_pad_id
+    ours, theirs = outputs(both, both.source, both.target)
+    assert_close((ours, theirs), 1e-12)
+    _, attention = both.flax(both.source, both.target, return_attention=True)
+    for weights in (*attention.encoder, *attention.cross):
+        np.testing.assert_allclose(weights[2], 1 / 7, rtol=1e-12)
+
+
+def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
+    """The causal mask alone, in both forms: a token after the last one that counts, padding or not, moves no logit before it."""
+    for form in FORMS:
+        both = both_of(form)
+        other = ragged_target(both.config, 3, 5, seed=5)
+        other[:, :3] = both.target[:, :3]
+        before, after = outputs(both, both.source, both.target), outputs(both, both.source, other)
+        for one, two in zip(before, after, strict=True):
+            assert np.abs(one[:, :3] - two[:, :3]).max() < 1e-12 < np.abs(one[:, 3:] - two[:, 3:]).max()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fresh_weights_follow_torchs_distributions(form: str):
+    """Linear layers uniform, embeddings normal, as the document leaves them; idle blocks too. The same spread, not the same draws."""
+    config = jt.preset(form, vocab_size=400, num_layers=1, d_model=64, head_dim=64, num_heads=2, d_ff=256, max_length=100)
+    ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
+    torch.manual_seed(0)
+    theirs = {name: tensor.numpy() for name, tensor in torch_bridge.twin(config).state_dict().items()}
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        reference = theirs[name]
+        assert (array.std() == 0) == (reference.std() == 0), name
+        assert abs(array.mean() - reference.mean()) <= 8 * (array.std() + 1e-9) / math.sqrt(array.size), name
+        if array.size >= 1000:
+            assert array.std() == pytest.approx(reference.std(), rel=0.05), name
+            assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3 if "embedding" in name else 0.02), name
+
+
+def test_the_edges_hold_at_every_length():
+    """Lengths 1, 2 and 49 on either side: where the first rows of the tables change over."""
+    both = both_of("deep_dive")
+    for length in (1, 2, 49):
+        source = ragged(11, 0, 2, length, seed=length)
+        assert_close(outputs(both, source, ragged_target(both.config, 2, 51 - length, seed=length)), 1e-12, f"length {length}")
