@@ -122,7 +122,7 @@ class Encoder(nn.Module):
     def placed(self, x: Tensor) -> Tensor:
         """``x`` as the first layer gets it: in the repaired form with the encoding of positions added."""
         if x.shape[1] > self.max_sequence_length:
-            raise ValueError(f"{x.shape[1]} positions are over max_sequence_length={self.max_sequence_length}")
+            raise ValueError(f"source is {x.shape[1]} tokens long, over max_length={self.max_sequence_length}")
         return x + sinusoids(self.max_sequence_length, x.shape[-1], exponent=1.0)[: x.shape[1]].to(x) if self.repaired else x
 
     def through_layers(self, x: Tensor, padding: Tensor | None) -> Tensor:
