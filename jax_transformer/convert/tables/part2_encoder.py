@@ -9,9 +9,8 @@ from jax_transformer.convert.rules import Table, fused_attention, layer_norm, li
 from jax_transformer.convert.tables import torch_nn
 
 
-def encoder_layers(config: TransformerConfig, prefix: str = "encoder.") -> Table:
-    """The layers of the encoder; with an empty ``prefix`` under the document's own keys, which name the encoder alone."""
-    torch, flax = f"{prefix}layers.{{i}}", "encoder.blocks.{i}"
+def _encoder(config: TransformerConfig) -> Table:
+    torch, flax = "encoder.layers.{i}", "encoder.blocks.{i}"
     attention_bias = config.bias if config.attention_bias is None else config.attention_bias
     layer: Table = []
     for part in config.encoder.parts:
@@ -28,4 +27,4 @@ def encoder_layers(config: TransformerConfig, prefix: str = "encoder.") -> Table
 def table(config: TransformerConfig) -> Table:
     """The rules for a model of ``config``: those of "Lesson 10" but for the encoder's layers."""
     around = [rule for rule in torch_nn.table(config) if not rule.torch.startswith("encoder.layers.")]
-    return [*encoder_layers(config), *around]
+    return [*_encoder(config), *around]
