@@ -48,7 +48,7 @@ def write(
     pairs = [(i, line, found) for i, (line, found) in enumerate(zip(lines, translations, strict=True), start=1) if line]
     note = f"The first {SENTENCES} of {len(pairs)} lines." if len(pairs) > SENTENCES else ""
     weights = partial(_attend, *nnx.split(model))
-    fitting = sorted({*(width for width in widths if width < model.config.max_length), model.config.max_length})
+    fitting = sorted({*(width for width in widths if width < model.config.longest), model.config.longest})
     described = [
         {"number": i, "source": line, "target": found.text, "maps": _maps(weights, model.config, tokenizer, line, found, fitting)}
         for i, line, found in pairs[:SENTENCES]

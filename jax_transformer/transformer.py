@@ -1,22 +1,22 @@
 """Encoder, Decoder and Transformer: the whole model, described by a TransformerConfig."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.config import EmbeddingScale, Mask, Part, Residual, StackConfig, TransformerConfig, Tying
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer import inputs
+from jax_transformer.config import EmbeddingScale, PositionsAt, StackConfig, TransformerConfig, Tying
+from jax_transformer.errors import ConfigError
 from jax_transformer.nn import cache as caches
 from jax_transformer.nn import masks
 from jax_transformer.nn.blocks import Block, BlockResult, Context
-from jax_transformer.nn.cache import Cache
+from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embedding import Embedding
 from jax_transformer.nn.linear import output
@@ -24,6 +24,7 @@ from jax_transformer.nn.norm import LayerNorm
 from jax_transformer.nn.positions import PositionTable
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 
+Module = TypeVar("Module", bound=nnx.Module)
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
 
@@ -43,16 +44,17 @@ class Stack(nnx.Module):
     """Positions, blocks and, where there is one, a final norm: an encoder or a decoder without its embedding."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.embedding_rate = config.embedding_dropout
-        self.positions = PositionTable(config, stack.positions, rngs=rngs)
+        self.config = config
+        self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.EMBEDDING else None
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
         self.final_norm = LayerNorm(config) if stack.final_norm else None
 
-    def __call__(
-        self, x: Hidden, positions: Int[Array, " n"], context: Context, dropout: Dropout, cache: Cache | None = None
-    ) -> tuple[Hidden, list[BlockResult]]:
-        """The last block's output, normed where configured, and every block's result."""
-        x = dropout.scope("embedding")(self.positions(x, positions), self.embedding_rate)
+    def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None) -> tuple[Hidden, list[BlockResult]]:
+        """The last block's output, normed where configured, and every block's result. ``x`` are token embeddings."""
+        if self.positions is not None:
+            x = self.positions(x, context.positions)
+        for i in range(self.config.embedding_dropouts):
+            x = dropout.scope(f"embedding.{i}" if i else "embedding")(x, self.config.embedding_dropout)
         results: list[BlockResult] = []
         for i, block in enumerate(self.blocks):
             results.append(block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i]))
@@ -63,9 +65,49 @@ class Stack(nnx.Module):
 class Encoder(Stack):
     """The stack that reads the source."""
 
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, config.encoder, rngs=rngs)
+
+    def encode_embeddings(
+        self, x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None = None, *, rngs: Randomness = None
+    ) -> Memory:
+        """The encoder's output (b, s, d) for what would stand in the place of scaled token embeddings, ``x`` (b, s, d).
+
+        ``valid`` (b, s) is False at padding; nothing is padding where None. Deterministic unless ``rngs`` is given. Raises InputError for
+        wrong shapes and dtypes, and for more positions than there are.
+        """
+        x, valid = inputs.check_embeddings(x, valid, self.config)
+        return self.read(x, valid, from_rngs(rngs, self.config.dropout_masks))[0]
+
+    def read(self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
+        """The output, and every block's result."""
+        positions = _places(x.shape[1])
+        mask = masks.visible(
+            self.config.encoder.self_mask, source_valid=valid, target_valid=None, query_positions=positions, key_positions=positions
+        )
+        return self(x, Context(None, mask, None, positions), dropout)
+
 
 class Decoder(Stack):
     """The stack that reads the target so far and the memory."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, config.decoder, rngs=rngs)
+
+    def masks(
+        self,
+        source_valid: Bool[Array, "b s"],
+        target_valid: Bool[Array, "b m"],
+        query_positions: Int[Array, " q"],
+        key_positions: Int[Array, " m"],
+    ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
+        """Which target tokens, and which of the memory, a query may see."""
+        valid = {"source_valid": source_valid, "target_valid": target_valid, "query_positions": query_positions}
+        config = self.config.decoder
+        return (
+            masks.visible(config.self_mask, **valid, key_positions=key_positions),
+            masks.visible(config.cross_mask, **valid, key_positions=_places(source_valid.shape[1])),
+        )
 
 
 class Transformer(nnx.Module):
@@ -74,10 +116,10 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         tied = config.tying is Tying.ALL
-        self.source_embedding = None if tied else Embedding(config, config.source_vocab_size, rngs=rngs)
-        self.target_embedding = Embedding(config, config.target_vocab_size, rngs=rngs)
-        self.encoder = Encoder(config, config.encoder, rngs=rngs)
-        self.decoder = Decoder(config, config.decoder, rngs=rngs)
+        self.source_embedding = None if tied else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
+        self.target_embedding = Embedding(config, config.target_vocab_size, config.decoder.init, rngs=rngs)
+        self.encoder = Encoder(config, rngs=rngs)
+        self.decoder = Decoder(config, rngs=rngs)
         self.output = output(config, rngs=rngs) if config.tying is Tying.NONE else None
         if config.tying is not Tying.NONE and config.output_bias:
             self.output_bias = nnx.Param(jnp.zeros(config.target_vocab_size, jnp.float32))
@@ -87,21 +129,15 @@ class Transformer(nnx.Module):
     ) -> Logits | tuple[Logits, Attention]:
         """Logits (b, t, v) of the token after each target position. Deterministic unless ``rngs`` is given.
 
-        Raises InputError for ids outside the vocabulary (where they are concrete), sequences over ``max_length`` and empty batches.
+        Raises InputError for ids outside the vocabulary (where they are concrete), sequences over ``config.longest``, empty batches, and sides
+        that do not belong together.
         """
         dropout = from_rngs(rngs, self.config.dropout_masks)
+        source = self.check_source(source)
+        target = inputs.check_ids(target, self.config, self.config.target_vocab_size, "target")
+        inputs.check_pair(source.shape, target.shape, self.config)
         memory, encoded = self._encode(source, dropout)
-        target = self._checked(target, self.config.target_vocab_size, "target")
-        if len(target) != len(source):
-            raise InputError(f"source has {len(source)} rows and target {len(target)}")
-        positions = _places(target.shape[1])
-        valid = self._valid(source, target)
-        context = Context(
-            memory,
-            self._mask(self.config.decoder.self_mask, valid, positions, positions),
-            self._mask(self.config.decoder.cross_mask, valid, positions, _places(memory.shape[1])),
-        )
-        x, decoded = self.decoder(self._embed(self.target_embedding, target), positions, context, dropout.scope("decoder"))
+        x, decoded = self._decode(memory, source != self.config.source_pad_id, target, dropout)
         logits = self._logits(x)
         if not return_attention:
             return logits
@@ -114,57 +150,79 @@ class Transformer(nnx.Module):
 
     def encode(self, source: SourceIds, *, rngs: Randomness = None) -> Memory:
         """The encoder's output (b, s, d)."""
-        return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
+        return self._encode(self.check_source(source), from_rngs(rngs, self.config.dropout_masks))[0]
 
-    def init_cache(self, source: SourceIds, places: int, beams: int = 1) -> Cache:
+    def encode_embeddings(
+        self, x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None = None, *, rngs: Randomness = None
+    ) -> Memory:
+        """As :meth:`Encoder.encode_embeddings`."""
+        return self.encoder.encode_embeddings(x, valid, rngs=rngs)
+
+    def init_cache(self, source: SourceIds, places: int, beams: int = 1) -> Cache | Prefix:
         """Encode ``source`` and make room for ``beams`` hypotheses a row, each of up to ``places`` target tokens.
 
-        The memory's keys and values are projected once, here, and kept once for all beams.
+        The memory's keys and values are projected once, here, and kept once for all beams. Where ``config.uncacheable`` says why not, the
+        tokens so far are kept instead.
         """
-        if places > self.config.max_length:
-            raise ConfigError(f"{places} tokens to generate are over max_length={self.config.max_length}")
-        decoder = self.config.decoder
-        if Part.SELF in decoder.parts and Mask.CAUSAL not in decoder.self_mask:
-            raise ConfigError("a decoder whose self-attention is not causal cannot be cached")
-        if sum(branch.parts.count(Part.SELF) for branch in decoder.branches) > 1:
-            raise ConfigError("a decoder block that attends to itself twice has two sets of keys, and the cache one")
-        if any(branch.residual is Residual.MEMORY for branch in decoder.branches):
-            raise ConfigError("a decoder whose residual is the memory cannot be cached: the cache holds no memory")
+        config = self.config
+        if places > config.longest:
+            raise ConfigError(f"{places} tokens to generate are over the model's {config.longest}")
+        source = self.check_source(source)
         memory, _ = self._encode(source, Dropout())
-        source_valid, _ = self._valid(source, None)
-        batch, entries = memory.shape[0], places * beams
+        batch, source_valid, none = len(memory), source != config.source_pad_id, jnp.zeros((), jnp.int32)
+        if config.equal_lengths and places > source.shape[1]:
+            raise ConfigError(f"{places} tokens to generate are over the source's {source.shape[1]}, and this decoder needs equal lengths")
+        if config.uncacheable:
+            room = source.shape[1] if config.equal_lengths else places
+            return Prefix(memory, source_valid, jnp.full((batch, beams, room), config.target_pad_id, jnp.int32), none)
+        entries = places * beams
         blocks = tuple(caches.block_cache(*block.cross_attention.keys_values(memory), entries) for block in self.decoder.blocks)
-        valid, none = jnp.zeros((batch, entries), bool), jnp.zeros((), jnp.int32)
-        return Cache(blocks, valid, source_valid, none, caches.own_lineage(batch, beams, places))
+        return Cache(blocks, jnp.zeros((batch, entries), bool), source_valid, none, caches.own_lineage(batch, beams, places))
 
-    def decode_step(self, tokens: Int[Array, "b k"], cache: Cache) -> tuple[Float[Array, "b k v"], Cache]:
+    def decode_step(self, tokens: Int[Array, "b k"], cache: Cache | Prefix) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
         """Logits of the token that follows each beam's last one, and the cache with these last ones in it, at place ``cache.length``.
 
-        The beams are so many queries at one position: each sees the memory of its row, and of the row's entries those it descends from.
+        With keys and values kept, the beams are so many queries at one position: each sees the memory of its row, and of the row's entries
+        those it descends from.
         """
+        if isinstance(cache, Prefix):
+            return self._decode_prefix(tokens, cache)
         length, beams = cache.length, tokens.shape[1]
         here = tokens != self.config.target_pad_id
         target_valid = jax.lax.dynamic_update_slice_in_dim(cache.target_valid, here, length * beams, axis=1)
-        valid, position = (cache.source_valid, target_valid), jnp.broadcast_to(length, beams)
-        self_mask = self._mask(self.config.decoder.self_mask, valid, position, _places(target_valid.shape[1]) // beams)
+        position, places = jnp.broadcast_to(length, beams), _places(target_valid.shape[1]) // beams
+        self_mask, cross_mask = self.decoder.masks(cache.source_valid, target_valid, position, places)
         if beams > 1:
             self_mask = cache.ancestors() if self_mask is None else self_mask & cache.ancestors()
-        cross_mask = self._mask(self.config.decoder.cross_mask, valid, position, _places(cache.source_valid.shape[1]))
         x = self._embed(self.target_embedding, tokens)
-        x, results = self.decoder(x, position, Context(None, self_mask, cross_mask, length), Dropout(), cache)
+        x, results = self.decoder(x, Context(None, self_mask, cross_mask, position, length), Dropout(), cache)
         blocks = tuple(r.cache for r in results if r.cache is not None)
         return self._logits(x), cache._replace(blocks=blocks, target_valid=target_valid, length=length + 1)
 
+    def _decode_prefix(self, tokens: Int[Array, "b k"], prefix: Prefix) -> tuple[Float[Array, "b k v"], Prefix]:
+        """The same by running the decoder over all places."""
+        beams = tokens.shape[1]
+        prefix = prefix._replace(tokens=jax.lax.dynamic_update_slice_in_dim(prefix.tokens, tokens[:, :, None], prefix.length, axis=2))
+        memory, valid = (jnp.repeat(x, beams, axis=0) for x in (prefix.memory, prefix.source_valid))
+        x, _ = self._decode(memory, valid, prefix.tokens.reshape(-1, prefix.tokens.shape[2]), Dropout())
+        logits = self._logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
+        return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
+
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
         """The source ids as int32. Raises InputError where the model cannot read them."""
-        return self._checked(source, self.config.source_vocab_size, "source")
+        return inputs.check_ids(source, self.config, self.config.source_vocab_size, "source")
 
-    def _encode(self, source: SourceIds, dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
-        source = self.check_source(source)
-        positions = _places(source.shape[1])
-        mask = self._mask(self.config.encoder.self_mask, self._valid(source, None), positions, positions)
+    def _encode(self, source: Int[Array, "b s"], dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
-        return self.encoder(self._embed(table, source), positions, Context(None, mask, None), dropout.scope("encoder"))
+        return self.encoder.read(self._embed(table, source), source != self.config.source_pad_id, dropout.scope("encoder"))
+
+    def _decode(
+        self, memory: Memory, source_valid: Bool[Array, "b s"], target: Int[Array, "b t"], dropout: Dropout
+    ) -> tuple[Hidden, list[BlockResult]]:
+        positions = _places(target.shape[1])
+        self_mask, cross_mask = self.decoder.masks(source_valid, target != self.config.target_pad_id, positions, positions)
+        context = Context(memory, self_mask, cross_mask, positions)
+        return self.decoder(self._embed(self.target_embedding, target), context, dropout.scope("decoder"))
 
     def _embed(self, table: Embedding, ids: Int[Array, "b n"]) -> Hidden:
         x = table(ids)
@@ -178,33 +236,6 @@ class Transformer(nnx.Module):
         logits = self.target_embedding.attend(x)
         return logits + self.output_bias[...].astype(logits.dtype)[None, None] if self.config.output_bias else logits
 
-    def _valid(self, source: AnyArray, target: AnyArray | None) -> tuple[Bool[Array, "b s"], Bool[Array, "b t"] | None]:
-        source_valid = jnp.asarray(source) != self.config.source_pad_id
-        return source_valid, None if target is None else jnp.asarray(target) != self.config.target_pad_id
-
-    def _mask(self, kinds, valid, query_positions, key_positions) -> Bool[Array, "#b 1 #q k"] | None:
-        source_valid, target_valid = valid
-        return masks.visible(
-            kinds, source_valid=source_valid, target_valid=target_valid, query_positions=query_positions, key_positions=key_positions
-        )
-
-    def _checked(self, ids: AnyArray, vocab_size: int, name: str) -> Int[Array, "b n"]:
-        """The ids as int32, refused where they cannot be looked up (values only where they are concrete, not while tracing)."""
-        ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
-        shape = ids.shape
-        if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-            raise InputError(f"{name} ids must be integers of shape (batch, length), not {ids.dtype} of shape {shape}")
-        if 0 in shape:
-            raise InputError(f"{name} ids have shape {shape}: empty")
-        if shape[1] > self.config.max_length:
-            raise InputError(f"{name} is {shape[1]} tokens long, over max_length={self.config.max_length}")
-        if not isinstance(ids, jax.core.Tracer):
-            values = np.asarray(ids)  # not jnp: under jit, even a concrete array's minimum would be traced
-            low, high = int(values.min()), int(values.max())
-            if low < 0 or high >= vocab_size:
-                raise InputError(f"{name} id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
-        return jnp.asarray(ids, jnp.int32)
-
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
     """The model's arrays of one kind by dotted path, as ``encoder.blocks.0.self_attention.query.kernel``."""
@@ -213,18 +244,28 @@ def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[
 
 def abstract(config: TransformerConfig) -> Transformer:
     """The model with shapes in the place of arrays: takes no memory however big it is."""
-    return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    return abstract_part(config, Transformer)
+
+
+def abstract_part(config: TransformerConfig, kind: Callable[..., Module]) -> Module:
+    """As :func:`abstract`, for the Transformer or its Encoder alone."""
+    return nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0)))
 
 
 @lru_cache(maxsize=32)
-def _skeleton(config: TransformerConfig) -> tuple[nnx.GraphDef, tuple[tuple[tuple[Any, ...], nnx.Variable], ...]]:
-    graphdef, state = nnx.split(abstract(config))
+def _skeleton(config: TransformerConfig, kind: Callable[..., Any]) -> tuple[nnx.GraphDef, tuple[tuple[tuple[Any, ...], nnx.Variable], ...]]:
+    graphdef, state = nnx.split(abstract_part(config, kind))
     return graphdef, tuple(nnx.to_flat_state(state))
 
 
 def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transformer:
     """The model of ``config`` with these arrays, by the paths of :func:`flatten`; all and no others must be given. Works under jit."""
-    graphdef, flat = _skeleton(config)
+    return unflatten_part(config, arrays, Transformer)
+
+
+def unflatten_part(config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]) -> Module:
+    """As :func:`unflatten`, for the Transformer or its Encoder alone."""
+    graphdef, flat = _skeleton(config, kind)
     names = [".".join(map(str, path)) for path, _ in flat]
     if set(names) != set(arrays):
         raise ConfigError(f"these arrays do not fit the configuration: {', '.join(sorted(set(names) ^ set(arrays)))}")

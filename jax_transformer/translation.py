@@ -82,11 +82,11 @@ def hypotheses(
     """The translations of each line, best first: ``how.n_best`` of them, or one. An empty line has the empty one alone.
 
     ``how`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
-    its ``max_length`` where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions. Raises InputError for a
+    the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions. Raises InputError for a
     line longer than the model reads.
     """
     how = how or Decoding()
-    longest = model.config.max_length
+    longest = model.config.longest
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
     encoded = encoding.encode_sources(lines, tokenizer, longest)
@@ -112,7 +112,7 @@ def _decode(
     model: Transformer, source: Int[np.ndarray, "b s"], numbers: Int[np.ndarray, " b"], how: Decoding
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
     """The m hypotheses of each row and their scores, which are NaN where nothing gives one."""
-    longest = model.config.max_length
+    longest = model.config.longest
     places = min(longest, 2 * source.shape[1]) if how.max_length is None else how.max_length
     if how.sample:
         limits = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}

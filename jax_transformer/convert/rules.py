@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jax_transformer.errors import InputError, nearest
+from jax_transformer.errors import ConfigError, InputError, nearest
 
 Shape = tuple[int, ...]
 
@@ -158,6 +158,22 @@ def restrict(table: Table, flax_names: Iterable[str]) -> Table:
     """The rules that concern the named arrays alone, without aliases: what carries gradients and moments of the trained parameters."""
     wanted = set(flax_names)
     return [rule for rule in table if isinstance(rule, Rule) and wanted.issuperset(rule.flax)]
+
+
+def within(table: Table, prefix: str) -> Table:
+    """The rules of what is named ``prefix``… on both sides, without the prefix. Raises ConfigError where a rule crosses that border."""
+    names = {rule: (rule.torch, *(rule.flax if isinstance(rule, Rule) else (rule.of,))) for rule in table}
+    crossing = [rule.torch for rule in table if len({name.startswith(prefix) for name in names[rule]}) > 1]
+    if crossing:
+        raise ConfigError(f"{prefix.rstrip('.')} does not stand by itself in this layout: {', '.join(crossing)}")
+    cut = len(prefix)
+    return [
+        replace(rule, torch=rule.torch[cut:], flax=tuple(name[cut:] for name in rule.flax))
+        if isinstance(rule, Rule)
+        else Alias(rule.torch[cut:], rule.of[cut:])
+        for rule in table
+        if rule.torch.startswith(prefix)
+    ]
 
 
 def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -1,8 +1,8 @@
 """Weights between PyTorch and Flax, as functions over ``{name: array}``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,29 @@ import numpy as np
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import rules, tables
-from jax_transformer.errors import InputError
-from jax_transformer.transformer import Transformer
+from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.transformer import Encoder, Transformer
+
+_PARTS: dict[str, Callable[..., Transformer | Encoder]] = {"model": Transformer, "encoder": Encoder}
 
 
 @lru_cache(maxsize=32)
-def _shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    return {name: leaf.shape for name, leaf in transformer.flatten(transformer.abstract(config)).items()}
+def _shapes(config: TransformerConfig, part: str = "model") -> dict[str, tuple[int, ...]]:
+    return {name: leaf.shape for name, leaf in transformer.flatten(transformer.abstract_part(config, _PARTS[part])).items()}
 
 
-def weight_table(config: TransformerConfig) -> rules.Table:
-    """The checked table of rules for a model of ``config``."""
+def weight_table(config: TransformerConfig, part: str = "model") -> rules.Table:
+    """The checked table of rules for a model of ``config``, or for its encoder alone (``part="encoder"``), under names without ``encoder.``.
+
+    Raises ConfigError for another part, and for a layout whose encoder does not stand by itself.
+    """
+    if part not in _PARTS:
+        raise ConfigError(f"unknown part {part!r}{nearest(part, list(_PARTS))}; known: {', '.join(_PARTS)}")
     table = tables.table(config)
     rules.check_complete(table, _shapes(config))
+    if part == "encoder":
+        table = rules.within(table, "encoder.")
+        rules.check_complete(table, _shapes(config, part))
     return table
 
 
@@ -49,27 +59,41 @@ def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
     return jnp.array(array.astype(dtype), copy=True)
 
 
-def from_torch(state_dict: Mapping[str, Any], config: TransformerConfig, *, dtype: Any = None) -> Transformer:
+@overload
+def from_torch(
+    state_dict: Mapping[str, Any], config: TransformerConfig, *, dtype: Any = None, part: Literal["model"] = "model"
+) -> Transformer: ...
+
+
+@overload
+def from_torch(state_dict: Mapping[str, Any], config: TransformerConfig, *, dtype: Any = None, part: Literal["encoder"]) -> Encoder: ...
+
+
+def from_torch(
+    state_dict: Mapping[str, Any], config: TransformerConfig, *, dtype: Any = None, part: str = "model"
+) -> Transformer | Encoder:
     """The Flax model with a PyTorch state_dict's weights.
 
     Args:
         state_dict: name -> array (np.ndarray, or torch tensors where torch is installed), with exactly the names and shapes of the layout.
         config: the architecture and its sizes.
         dtype: cast every array to this; the arrays keep their own dtypes where None.
+        part: "encoder" for the state_dict of an encoder that the document prints alone; the result is then an ``Encoder``.
 
     Raises:
         InputError: one message with everything missing, unexpected and mis-shaped (both shapes), tied copies that differ, or float64 arrays
             while JAX is in 32-bit mode and no dtype is given.
     """
     state = {name: _as_numpy(name, value) for name, value in state_dict.items()}
-    arrays = rules.to_flax(weight_table(config), state, _shapes(config))
-    return transformer.unflatten(config, {name: _as_jax(name, array, dtype) for name, array in arrays.items()})
+    arrays = rules.to_flax(weight_table(config, part), state, _shapes(config, part))
+    return transformer.unflatten_part(config, {name: _as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part])
 
 
-def to_torch(model: Transformer) -> dict[str, np.ndarray]:
-    """The model's weights under PyTorch's names, each array contiguous and its own: the inverse of :func:`from_torch`, bit for bit."""
+def to_torch(model: Transformer | Encoder) -> dict[str, np.ndarray]:
+    """The weights of a model, or of an encoder alone, under PyTorch's names, each array contiguous and its own: the inverse of
+    :func:`from_torch`, bit for bit."""
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    return rules.to_torch(weight_table(model.config), arrays)
+    return rules.to_torch(weight_table(model.config, "encoder" if isinstance(model, Encoder) else "model"), arrays)
 
 
 def into_torch(model: Transformer, module: Any) -> Any:

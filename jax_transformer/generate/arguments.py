@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from jaxtyping import Array, Int
+
 from jax_transformer.errors import ConfigError
 from jax_transformer.transformer import Transformer
 
@@ -24,9 +26,11 @@ def ids(model: Transformer, bos_id: int | None, eos_id: int | None) -> Ids:
     return found
 
 
-def places(model: Transformer, max_length: int | None) -> int:
-    """How many tokens there is room for: the model's own maximum where None. Raises ConfigError for more than that, or none."""
-    count = model.config.max_length if max_length is None else max_length
-    if not 1 <= count <= model.config.max_length:
-        raise ConfigError(f"max_length={count} must be between 1 and the model's {model.config.max_length}")
-    return count
+def places(model: Transformer, source: Int[Array, "b s"], max_length: int | None) -> int:
+    """How many tokens there is room for: the model's own maximum where ``max_length`` is None, and never more than the source has where the
+    two must be equally long. Raises ConfigError for more than the model can, or none."""
+    longest = model.config.longest
+    count = longest if max_length is None else max_length
+    if not 1 <= count <= longest:
+        raise ConfigError(f"max_length={count} must be between 1 and the model's {longest}")
+    return min(count, source.shape[1]) if model.config.equal_lengths else count

@@ -51,7 +51,7 @@ def sample(
     rows = jnp.arange(len(source)) if rows is None else jnp.asarray(rows)
     if len(rows) != len(source):
         raise InputError(f"source has {len(source)} rows and rows {len(rows)} numbers")
-    places, ids = arguments.places(model, max_length), arguments.ids(model, bos_id, eos_id)
+    places, ids = arguments.places(model, source, max_length), arguments.ids(model, bos_id, eos_id)
     cut = (top_k, top_p < 1)
     return _sample(*nnx.split(model), source, key, rows, jnp.asarray(temperature), jnp.asarray(top_p), cut=cut, places=places, ids=ids)
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import arguments, stepwise
 from jax_transformer.generate.arguments import Ids
-from jax_transformer.nn.cache import Cache
+from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.shapes import SourceIds
 from jax_transformer.transformer import Transformer
 
@@ -32,7 +32,7 @@ def greedy(
         ids (b, n) int32 without the start token, ``eos_id`` included, padded behind it by the model's ``target_pad_id``.
     """
     source = model.check_source(source)
-    return _greedy(*nnx.split(model), source, places=arguments.places(model, max_length), ids=arguments.ids(model, bos_id, eos_id))
+    return _greedy(*nnx.split(model), source, places=arguments.places(model, source, max_length), ids=arguments.ids(model, bos_id, eos_id))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "places", "ids"))
@@ -83,7 +83,7 @@ def n_best(
     if not length_penalty >= 0:
         raise ConfigError(f"length_penalty={length_penalty} must not be negative")
     source = model.check_source(source)
-    places, ids = arguments.places(model, max_length), arguments.ids(model, bos_id, eos_id)
+    places, ids = arguments.places(model, source, max_length), arguments.ids(model, bos_id, eos_id)
     return _beam(*nnx.split(model), source, jnp.asarray(length_penalty), count=count, size=beam_size, places=places, ids=ids)
 
 
@@ -95,7 +95,7 @@ class _Beams(NamedTuple):
     log_probs: Float[Array, "b k"]
     ended_tokens: Int[Array, "b k n"]
     ended_scores: Float[Array, "b k"]
-    cache: Cache
+    cache: Cache | Prefix
 
 
 def _pick(x: Array, beams: Int[Array, "b m"]) -> Array:
@@ -119,7 +119,7 @@ def _beam(graphdef: Any, state: Any, source: Array, length_penalty: Array, *, co
         reachable = beams.log_probs[:, 0] / penalty(jnp.asarray(places))  # log-probabilities only fall, and the longest divides them most
         return (beams.step < places) & jnp.any(reachable > beams.ended_scores.min(axis=1))
 
-    def continuations(beams: _Beams) -> tuple[Array, Array, Array, Cache]:
+    def continuations(beams: _Beams) -> tuple[Array, Array, Array, Cache | Prefix]:
         last = beams.tokens[:, :, jnp.maximum(beams.step - 1, 0)]
         logits, cache = model.decode_step(jnp.where(beams.step == 0, ids.bos, last), beams.cache)
         log_probs = jax.nn.log_softmax(logits.astype(dtype)) + beams.log_probs[:, :, None]

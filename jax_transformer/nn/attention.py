@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jax_transformer.config import ScoreScale, TransformerConfig
+from jax_transformer.config import HeadMerge, MaskFill, Mixing, ScoreScale, StackConfig, TransformerConfig
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.linear import linear
 
@@ -27,22 +27,35 @@ def attend(
     rate: float = 0.0,
     dropout: Dropout | None = None,
     columns: bool = False,
+    fill: MaskFill = MaskFill.EXCLUDED,
+    mixing: Mixing = Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
     """The values mixed by softmax(scale · q·k), and the weights that mixed them (after dropout).
 
-    A masked key has weight exactly 0, so a query that may see no key gets 0, as from torch's scaled_dot_product_attention, and never NaN.
-    ``k`` and ``v`` are (b, k, h, e), or with ``columns`` (b, h, e, k).
+    A masked key has weight exactly 0; what a query gets that may see no key is ``fill``'s to say. ``k`` and ``v`` are (b, k, h, e), or with
+    ``columns`` (b, h, e, k).
     """
     axes = "bhek" if columns else "bkhe"
     scores = jnp.einsum(f"bqhe,{axes}->bhqk", q * jnp.asarray(scale, q.dtype), k)
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = jax.nn.softmax(scores, axis=-1)
-    if mask is not None:
-        weights = jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+    weights = masked_softmax(scores, mask, fill, scale=scale)
     if dropout is not None:
         weights = dropout(weights, rate)
+    if mixing is Mixing.SUMMED:
+        summed = weights.sum(axis=-1).transpose(0, 2, 1)[..., None]
+        return summed * jnp.einsum(f"{axes}->bhe", v)[:, None], weights
     return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), weights
+
+
+def masked_softmax(
+    scores: Float[Array, "b h q k"], mask: Bool[Array, "#b #h #q k"] | None, fill: MaskFill, *, scale: float
+) -> Float[Array, "b h q k"]:
+    """The softmax of scaled scores along the keys, where the mask hides some."""
+    if mask is None:
+        return jax.nn.softmax(scores, axis=-1)
+    lowest = float(jnp.finfo(scores.dtype).min)
+    hidden = {MaskFill.EXCLUDED: lowest, MaskFill.MINUS_INFINITY: -jnp.inf, MaskFill.MINUS_1E20: max(-1e20 * scale, lowest)}[fill]
+    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype)) if fill is MaskFill.EXCLUDED else weights
 
 
 def score_scale(config: TransformerConfig) -> float:
@@ -54,14 +67,19 @@ def score_scale(config: TransformerConfig) -> float:
 class MultiHeadAttention(nnx.Module):
     """Query, key, value and output projections around :func:`attend`; all kernels are matrices (d, h·e) and (h·e, d)."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.heads, self.width = config.num_heads, config.head_width
-        self.scale, self.rate = score_scale(config), config.attention_dropout
-        inner = self.heads * self.width
-        self.query, self.key, self.value = (
-            linear(config, config.d_model, inner, bias=config.bias, fused=3, attention=True, rngs=rngs) for _ in range(3)
+        self.scale, self.rate = (
+            score_scale(config),
+            config.attention_dropout if stack.attention_dropout is None else stack.attention_dropout,
         )
-        self.out = linear(config, inner, config.d_model, bias=config.bias, attention=True, rngs=rngs)
+        self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
+        inner, init = self.heads * self.width, stack.init or config.init
+        bias = config.bias if config.attention_bias is None else config.attention_bias
+        self.query, self.key, self.value = (
+            linear(config, init, config.d_model, inner, bias=bias, fused=3, attention=True, rngs=rngs) for _ in range(3)
+        )
+        self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
 
     def keys_values(self, x: Float[Array, "b k d"]) -> tuple[Heads, Heads]:
         """The projected keys and values of ``x``: what a decoder caches, as columns."""
@@ -78,9 +96,21 @@ class MultiHeadAttention(nnx.Module):
     ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"]]:
         """The attended values of each query, and the attention weights (after dropout); ``columns`` as of :func:`attend`."""
         keys, values = keys_values
-        queries, drop = self._heads(self.query(x)), dropout.scope("weights")
-        mixed, weights = attend(queries, keys, values, mask, scale=self.scale, rate=self.rate, dropout=drop, columns=columns)
-        return self.out(mixed.reshape(*mixed.shape[:2], -1)), weights
+        mixed, weights = attend(
+            self._heads(self.query(x)),
+            keys,
+            values,
+            mask,
+            scale=self.scale,
+            rate=self.rate,
+            dropout=dropout.scope("weights"),
+            columns=columns,
+            fill=self.fill,
+            mixing=self.mixing,
+        )
+        if self.merge is HeadMerge.RAW:
+            mixed = mixed.transpose(0, 2, 1, 3)
+        return self.out(mixed.reshape(*x.shape[:2], -1)), weights
 
     def _heads(self, x: Float[Array, "b n i"]) -> Heads:
         return x.reshape(*x.shape[:2], self.heads, self.width)

@@ -6,11 +6,13 @@ from typing import NamedTuple
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import Part, StackConfig, TransformerConfig
+from jax_transformer.config import Branch, Part, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.nn.cache import BlockCache
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.feed_forward import FeedForward
+from jax_transformer.nn.norm import LayerNorm
+from jax_transformer.nn.positions import Frozen
 from jax_transformer.nn.residual import ResidualBranch
 
 Hidden = Float[Array, "b n d"]
@@ -23,6 +25,7 @@ class Context(NamedTuple):
     memory: Float[Array, "b s d"] | None
     self_mask: Bool[Array, "#b 1 #q k"] | None
     cross_mask: Bool[Array, "#b 1 #q s"] | None
+    positions: Int[Array, " n"]
     length: Int[Array, ""] | None = None
 
 
@@ -35,6 +38,18 @@ class BlockResult(NamedTuple):
     cache: BlockCache | None
 
 
+class Idle(nnx.Module):
+    """A part and a norm that a block owns and never computes: they belong to the checkpoint, and no optimizer sees them."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs):
+        for name, module in (("part", _part(config, stack, branch.parts[0], rngs=rngs)), ("norm", LayerNorm(config))):
+            setattr(self, name, module)
+        for _, owner in list(nnx.iter_modules(self)):
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, nnx.Param):
+                    setattr(owner, name, Frozen(value.get_value()))
+
+
 class Block(nnx.Module):
     """One layer of a stack. A part that two branches name is one module."""
 
@@ -45,9 +60,10 @@ class Block(nnx.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.branches = stack.branches
         for part in stack.parts:
-            module = FeedForward(config, stack.activation, rngs=rngs) if part is Part.FFN else MultiHeadAttention(config, rngs=rngs)
-            setattr(self, part.value, module)
+            setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
+        if stack.idle:
+            self.idle = nnx.List([Idle(config, stack, branch, rngs=rngs) for branch in stack.idle])
 
     def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None) -> BlockResult:
         weights: dict[Part, Weights] = {}
@@ -72,10 +88,14 @@ class Block(nnx.Module):
 
         def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
             for part in parts:
-                y = self.feed_forward(y, drop.scope(part)) if part is Part.FFN else attend(part, y, drop.scope(part))
+                y = self.feed_forward(y, context.positions, drop.scope(part)) if part is Part.FFN else attend(part, y, drop.scope(part))
             return y
 
         for i, (branch, residual) in enumerate(zip(self.branches, self.residuals, strict=True)):
             drop = dropout.scope(f"branches.{i}")
             x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
         return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)
+
+
+def _part(config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs) -> nnx.Module:
+    return (FeedForward if part is Part.FFN else MultiHeadAttention)(config, stack, rngs=rngs)

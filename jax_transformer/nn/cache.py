@@ -52,6 +52,20 @@ class Cache(NamedTuple):
         return found.reshape(batch, 1, beams, places * beams)
 
 
+class Prefix(NamedTuple):
+    """The tokens so far of every hypothesis, where keys and values cannot be kept: each step runs the decoder over all of them again."""
+
+    memory: Float[Array, "b s d"]
+    source_valid: Bool[Array, "b s"]
+    tokens: Int[Array, "b k n"]
+    """The start token and what followed it; padding at the places to come."""
+    length: Int[Array, ""]
+
+    def follow(self, parents: Int[Array, "b k"]) -> "Prefix":
+        """As :meth:`Cache.follow`."""
+        return self._replace(tokens=jnp.take_along_axis(self.tokens, parents[:, :, None], axis=1))
+
+
 def own_lineage(batch: int, beams: int, places: int) -> Int[Array, "b k n"]:
     """Every beam its own ancestor."""
     return jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, places))

@@ -13,8 +13,8 @@ class Embedding(nnx.Module):
     flax.nnx.Embed would round to the dtype that it was built in, whatever dtype its table was loaded in.
     """
 
-    def __init__(self, config: TransformerConfig, size: int, *, rngs: nnx.Rngs):
-        deviation = config.d_model**-0.5 if config.init is Init.XAVIER else 1.0
+    def __init__(self, config: TransformerConfig, size: int, init: Init | None = None, *, rngs: nnx.Rngs):
+        deviation = config.d_model**-0.5 if (init or config.init) is Init.XAVIER else 1.0
         self.dtype = config.compute_dtype
         self.embedding = nnx.Param(nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32))
 

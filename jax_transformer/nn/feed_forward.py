@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jax_transformer.config import Activation, TransformerConfig
+from jax_transformer.config import Activation, PositionsAt, StackConfig, TransformerConfig
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.linear import linear
+from jax_transformer.nn.positions import PositionTable
 
 
 def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
@@ -21,12 +22,17 @@ def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array,
 
 
 class FeedForward(nnx.Module):
-    """``down(dropout(activation(up(x))))``."""
+    """``down(dropout(activation(up(x))))``, of x and its positions where the configuration adds them here."""
 
-    def __init__(self, config: TransformerConfig, kind: Activation, *, rngs: nnx.Rngs):
-        self.activation, self.rate = kind, config.activation_dropout
-        self.up = linear(config, config.d_model, config.d_ff, bias=config.bias, rngs=rngs)
-        self.down = linear(config, config.d_ff, config.d_model, bias=config.bias, rngs=rngs)
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        self.activation, self.rate = stack.activation, config.activation_dropout
+        init = stack.init or config.init
+        self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.FEED_FORWARD else None
+        self.up = linear(config, init, config.d_model, config.d_ff, bias=config.bias, rngs=rngs)
+        self.down = linear(config, init, config.d_ff, config.d_model, bias=config.bias, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "b n d"], dropout: Dropout) -> Float[Array, "b n d"]:
+    def __call__(self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout) -> Float[Array, "b n d"]:
+        """``positions`` are those of x in its sequence."""
+        if self.positions is not None:
+            x = self.positions(x, positions)
         return self.down(dropout.scope("activation")(activation(self.activation)(self.up(x)), self.rate))

@@ -32,7 +32,15 @@ def flat_dot_general(x, kernel, dimension_numbers, precision=None, preferred_ele
 
 
 def linear(
-    config: TransformerConfig, inputs: int, outputs: int, *, bias: bool, fused: int = 1, attention: bool = False, rngs: nnx.Rngs
+    config: TransformerConfig,
+    init: Init,
+    inputs: int,
+    outputs: int,
+    *,
+    bias: bool,
+    fused: int = 1,
+    attention: bool = False,
+    rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """A linear layer of a stack, with kernel (inputs, outputs).
 
@@ -41,8 +49,8 @@ def linear(
     """
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
-    zero_bias = config.init is Init.XAVIER or (config.init is Init.TORCH_TRANSFORMER and attention)
-    bounds = torch_bound if config.init is Init.TORCH else xavier_bound, 0.0 if zero_bias else torch_bound
+    zero_bias = init is Init.XAVIER or (init is Init.TORCH_TRANSFORMER and attention)
+    bounds = torch_bound if init is Init.TORCH else xavier_bound, 0.0 if zero_bias else torch_bound
     return _linear(config, inputs, outputs, bias, *bounds, rngs)
 
 

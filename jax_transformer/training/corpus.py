@@ -49,7 +49,7 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
         config = vocabulary.config(options, found)
     encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
     encoded = encoding.encode_pairs(train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT)
-    widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.max_length)
+    widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
     rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
     plan = BatchPlan(encoded.lengths, widths, rows, options.seed)

@@ -33,7 +33,7 @@ def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *,
     """
     trained = load_run(run, weights)
     found = parallel_text.read_pairs(source, target)
-    encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.max_length, f"{source}: ")
+    encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs
     translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], how, widths=trained.widths)
     total, tokens, counted = loss(trained, pairs)
@@ -65,10 +65,10 @@ def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int,
     """The summed loss of the references in nats, their tokens, and the number of pairs: those that fit the model."""
     config = trained.model.config
     try:
-        encoded = encoding.encode_pairs(pairs, trained.tokenizer.source, trained.tokenizer.target, config.max_length)
+        encoded = encoding.encode_pairs(pairs, trained.tokenizer.source, trained.tokenizer.target, config.longest)
     except InputError:  # none fits
         return 0.0, 0, 0
-    widths = tuple(sorted({*trained.widths, config.max_length}))
+    widths = tuple(sorted({*trained.widths, config.longest}))
     arrays = transformer.flatten(trained.model, nnx.Param) | transformer.flatten(trained.model, Frozen)
     loss_sum = step.make_evaluation(config)
     groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))

@@ -72,7 +72,9 @@ def limits(data: DataOptions, model: TransformerConfig) -> tuple[int, int]:
     found = []
     for name in ("max_source_length", "max_target_length"):
         value = getattr(data, name)
-        if value is not None and value > model.max_length:
-            raise ConfigError(f"data.{name}={value} is over the model's max_length={model.max_length}; raise that too")
-        found.append(model.max_length if value is None else value)
+        if value is not None and value > model.longest:
+            raised = f"max_length={model.max_length}; raise that too"
+            reach = raised if model.longest == model.max_length else f"positions, which reach {model.longest} tokens"
+            raise ConfigError(f"data.{name}={value} is over the model's {reach}")
+        found.append(model.longest if value is None else value)
     return found[0], found[1]

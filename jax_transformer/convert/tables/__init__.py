@@ -2,9 +2,16 @@
 
 from jax_transformer.config import Layout, TransformerConfig
 from jax_transformer.convert.rules import Table
-from jax_transformer.convert.tables import torch_nn
+from jax_transformer.convert.tables import blog2023, deep_dive, from_scratch, part2_encoder, torch_nn
 
-_PAGES = {Layout.TORCH_NN: torch_nn.table, Layout.LESSON10: torch_nn.table}
+_PAGES = {
+    Layout.TORCH_NN: torch_nn.table,
+    Layout.LESSON10: torch_nn.table,
+    Layout.DEEP_DIVE: deep_dive.table,
+    Layout.FROM_SCRATCH: from_scratch.table,
+    Layout.PART2_ENCODER: part2_encoder.table,
+    Layout.BLOG2023: blog2023.table,
+}
 
 
 def table(config: TransformerConfig) -> Table:

@@ -1,0 +1,47 @@
+"""The description of one encoder-decoder: frozen dataclasses that check themselves, and the enums that they are made of."""
+
+from jax_transformer.config.dialects import (
+    Activation,
+    DropoutMasks,
+    DropoutSite,
+    EmbeddingScale,
+    HeadMerge,
+    Init,
+    Layout,
+    Mask,
+    MaskFill,
+    Mixing,
+    NormPlacement,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Residual,
+    ScoreScale,
+    Tying,
+)
+from jax_transformer.config.model import Branch, StackConfig, TransformerConfig
+
+__all__ = [
+    "Activation",
+    "Branch",
+    "DropoutMasks",
+    "DropoutSite",
+    "EmbeddingScale",
+    "HeadMerge",
+    "Init",
+    "Layout",
+    "Mask",
+    "MaskFill",
+    "Mixing",
+    "NormPlacement",
+    "Part",
+    "PositionIndex",
+    "Positions",
+    "PositionsAt",
+    "Residual",
+    "ScoreScale",
+    "StackConfig",
+    "TransformerConfig",
+    "Tying",
+]

@@ -1,0 +1,86 @@
+"""What a configuration refuses. Every message has the numbers."""
+
+from typing import TYPE_CHECKING
+
+from jax_transformer.config.dialects import Mask, Part, PositionIndex, Positions, PositionsAt, Residual, Tying
+from jax_transformer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jax_transformer.config.model import StackConfig, TransformerConfig
+
+_COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def check_sizes(config: "TransformerConfig") -> None:
+    for name in ("source_vocab_size", "target_vocab_size", "d_model", "num_heads", "d_ff", "max_length", "head_dim"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+    for name in ("encoder", "decoder"):
+        if getattr(config, name).layers < 1:
+            raise ConfigError(f"{name}.layers={getattr(config, name).layers} must be at least 1")
+    if config.head_dim is None and config.d_model % config.num_heads:
+        raise ConfigError(f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}")
+    for name in ("encoder", "decoder"):
+        exponent = getattr(config, name).position_exponent
+        if not exponent > 0:
+            raise ConfigError(f"{name}.position_exponent={exponent} must be above 0")
+        if getattr(config, name).position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
+            raise ConfigError(f"max_length={config.max_length} must be at least 2: {name}.position_index='truncated_cosine' reads row 1")
+    if config.embedding_dropouts < 1:
+        raise ConfigError(f"embedding_dropouts={config.embedding_dropouts} must be at least 1")
+    sinusoidal = (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
+    if config.d_model % 2 and (config.encoder.positions in sinusoidal or config.decoder.positions in sinusoidal):
+        raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
+    if config.tying is Tying.ALL and config.source_vocab_size != config.target_vocab_size:
+        sizes = f"source_vocab_size={config.source_vocab_size}, target_vocab_size={config.target_vocab_size}"
+        raise ConfigError(f"tying='all' needs one vocabulary: {sizes}")
+    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}")
+
+
+def check_rates(config: "TransformerConfig") -> None:
+    rates = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")}
+    for stack in ("encoder", "decoder"):
+        rates[f"{stack}.attention_dropout"] = getattr(config, stack).attention_dropout or 0.0
+        rates |= {f"{stack}.branches[{i}].dropout": b.dropout or 0.0 for i, b in enumerate(getattr(config, stack).branches)}
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"{name}={rate} must be at least 0 and below 1")
+    if not config.norm_epsilon > 0:
+        raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
+
+
+def check_ids(config: "TransformerConfig") -> None:
+    sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size)
+    for name, size in sizes.items():
+        if not 0 <= getattr(config, name) < size:
+            raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
+    if config.target_pad_id == config.eos_id:
+        raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
+
+
+def check_stacks(config: "TransformerConfig") -> None:
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        if not stack.branches or not all(branch.parts for branch in stack.branches):
+            raise ConfigError(f"{name}.branches: every block needs a branch, and every branch a part")
+        if (Part.CROSS in stack.parts) != (name == "decoder"):
+            raise ConfigError(f"{name}.branches: cross_attention belongs in every decoder block and in no encoder block")
+        if any(len(branch.parts) != 1 for branch in stack.idle):
+            raise ConfigError(f"{name}.idle: an idle branch has one part")
+        if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in stack.parts:
+            raise ConfigError(f"{name}.positions_at='feed_forward': its blocks have no feed-forward")
+    for branch in config.encoder.branches:
+        if branch.residual is Residual.MEMORY:
+            raise ConfigError("encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder")
+    wrong = {
+        "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
+        "encoder.cross_mask": (config.encoder.cross_mask, set()),
+    }
+    wrong["decoder.self_mask"] = (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL})
+    wrong["decoder.cross_mask"] = (config.decoder.cross_mask, {Mask.SOURCE_PADDING})
+    for name, (masks, allowed) in wrong.items():
+        for mask in masks:
+            if mask not in allowed:
+                raise ConfigError(f"{name}: {mask.value!r} has no meaning there (it knows {', '.join(sorted(allowed)) or 'none'})")

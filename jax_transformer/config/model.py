@@ -1,0 +1,211 @@
+"""The description of one encoder-decoder: frozen dataclasses that check themselves. Standard library only.
+
+A stack is ``layers`` times a block, a block is a tuple of branches, and a branch is one or more parts under one residual and one norm. A field
+is here because two published architectures differ in it. Shared numbers stand in TransformerConfig, what a stack may have for itself in StackConfig.
+"""
+
+import dataclasses
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from jax_transformer import codec
+from jax_transformer.config import checks
+from jax_transformer.config.dialects import (
+    Activation,
+    DropoutMasks,
+    DropoutSite,
+    EmbeddingScale,
+    HeadMerge,
+    Init,
+    Layout,
+    Mask,
+    MaskFill,
+    Mixing,
+    NormPlacement,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Residual,
+    ScoreScale,
+    Tying,
+)
+from jax_transformer.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Parts composed in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and one norm."""
+
+    parts: tuple[Part, ...]
+    residual: Residual = Residual.INPUT
+    dropout: float | None = None
+    """Rate of this branch's dropout; the model's ``dropout`` where None."""
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """An encoder or a decoder."""
+
+    layers: int
+    branches: tuple[Branch, ...]
+    idle: tuple[Branch, ...] = ()
+    """Branches of one part that every block owns and never computes: they belong to the checkpoint, and are not trained."""
+    positions: Positions = Positions.SINUSOIDAL
+    positions_at: PositionsAt = PositionsAt.EMBEDDING
+    position_index: PositionIndex = PositionIndex.ORDER
+    position_exponent: float = 1.0
+    """Of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d); 1 in Vaswani et al. 2017, 2 in "Transformers from scratch part 2"."""
+    activation: Activation = Activation.RELU
+    mixing: Mixing = Mixing.WEIGHTED
+    head_merge: HeadMerge = HeadMerge.CONCATENATED
+    attention_dropout: float | None = None
+    """The model's ``attention_dropout`` where None."""
+    init: Init | None = None
+    """The model's ``init`` where None."""
+    final_norm: bool = False
+    self_mask: tuple[Mask, ...] = ()
+    cross_mask: tuple[Mask, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The distinct parts of a block, in order of first use: a part named in two branches is one module."""
+        return tuple(dict.fromkeys(part for branch in self.branches for part in branch.parts))
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """A whole encoder-decoder. ``dataclasses.replace`` or :meth:`with_sizes` make variants; both check the result."""
+
+    source_vocab_size: int
+    target_vocab_size: int
+    d_model: int
+    num_heads: int
+    d_ff: int
+    max_length: int
+    """Rows of a table of positions: the longest source and target in tokens, unless :attr:`longest` is less."""
+    encoder: StackConfig
+    decoder: StackConfig
+    head_dim: int | None = None
+    """Width of one head; ``d_model / num_heads`` where None."""
+    norm_placement: NormPlacement = NormPlacement.POST
+    norm_epsilon: float = 1e-5
+    bias: bool = True
+    """Whether the linear layers and norms of the stacks have biases."""
+    attention_bias: bool | None = None
+    """Whether the four projections of attention have biases; as ``bias`` where None."""
+    output_bias: bool = True
+    score_scale: ScoreScale = ScoreScale.HEAD_DIM
+    mask_fill: MaskFill = MaskFill.EXCLUDED
+    embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
+    tying: Tying = Tying.NONE
+    dropout: float = 0.1
+    """On the output of every branch."""
+    attention_dropout: float = 0.0
+    """On the attention weights."""
+    activation_dropout: float = 0.0
+    """Inside the feed-forward, after its activation."""
+    embedding_dropout: float = 0.1
+    """On the sum of token embeddings and positions."""
+    embedding_dropouts: int = 1
+    """How many such dropouts follow one another (two in the 2023-06-05 post)."""
+    dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
+    dropout_masks: DropoutMasks = DropoutMasks.HASH
+    init: Init = Init.XAVIER
+    layout: Layout = Layout.TORCH_NN
+    compute_dtype: str | None = None
+    """"bfloat16", "float16", "float32" or "float64" for the arithmetic; the parameters' own dtype where None."""
+    source_pad_id: int = 0
+    target_pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+    def __post_init__(self) -> None:
+        for check in (checks.check_sizes, checks.check_rates, checks.check_ids, checks.check_stacks):
+            check(self)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a source or target may have: ``max_length``, or as many as have a row in the tables of both stacks."""
+        found = self.max_length
+        for stack in (self.encoder, self.decoder):
+            if stack.positions is not Positions.NONE:
+                rows = (position_row(stack.position_index, i) for i in range(found))
+                found = next((i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found)
+        return found
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether source and target must be equally long: where the memory is added to the target position by position."""
+        return any(branch.residual is Residual.MEMORY for branch in self.decoder.branches)
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Why decoding runs the decoder over all tokens again at each step; None where it keeps keys and values instead."""
+        decoder = self.decoder
+        attends = Part.SELF in decoder.parts
+        reasons = {
+            "its self-attention is not causal": attends and Mask.CAUSAL not in decoder.self_mask,
+            "its self-attention sums the values of all tokens, those to come among them": attends and decoder.mixing is Mixing.SUMMED,
+            "its self-attention merges heads across positions": attends and decoder.head_merge is HeadMerge.RAW,
+            "its blocks attend to themselves twice": sum(branch.parts.count(Part.SELF) for branch in decoder.branches) > 1,
+            "it adds the memory position by position": self.equal_lengths,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def to_json(self) -> str:
+        """JSON text; :meth:`from_json` gives an equal config back."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TransformerConfig":
+        """Inverse of :meth:`to_json`. Raises ConfigError that names an unknown, missing or mistyped key."""
+        return codec.from_json(cls, text)
+
+    def with_sizes(self, **changes: Any) -> "TransformerConfig":
+        """A copy with fields changed by name. Beside the fields themselves: a stack's own as ``**{"encoder.positions": "learned"}``,
+        ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and ``pad_id`` (both sides). Enums may be given by
+        value. Raises ConfigError for an unknown name."""
+        fields = {field.name for field in dataclasses.fields(self)}
+        nested = {f"{stack}.{field.name}" for stack in ("encoder", "decoder") for field in dataclasses.fields(StackConfig)}
+        known = sorted(fields | nested | set(_SHORTHANDS))
+        expanded: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in known:
+                raise ConfigError(f"unknown configuration field {name!r}{nearest(name, known)}")
+            expanded |= dict.fromkeys(_SHORTHANDS.get(name, (name,)), value)
+        data = dataclasses.asdict(self)
+        for name, value in expanded.items():
+            owner, _, leaf = name.rpartition(".")
+            (data[owner] if owner else data)[leaf] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+        return codec.from_json(type(self), json.dumps(data, default=_plain))
+
+
+def position_row(rule: PositionIndex, position: int) -> int:
+    """The row of the table that a position takes."""
+    if rule is PositionIndex.ORDER:
+        return position
+    cosine = math.cos(2 * math.pi * 0.73 * position)
+    return int(struct.unpack("f", struct.pack("f", cosine))[0])  # in float32 cos(73π) is -1, in float64 a little more
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form of: a branch, or a NumPy number given as a size."""
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value.item()
+
+
+_SHORTHANDS = {
+    "encoder_layers": ("encoder.layers",),
+    "decoder_layers": ("decoder.layers",),
+    "num_layers": ("encoder.layers", "decoder.layers"),
+    "vocab_size": ("source_vocab_size", "target_vocab_size"),
+    "pad_id": ("source_pad_id", "target_pad_id"),
+}
