@@ -1,0 +1,279 @@
+"""The encoder of "Transformers from scratch part - 2" under its own keys, and what its raw merge, its one feed-forward and its positions come to."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.convert import torch_bridge
+from jax_transformer.errors import InputError
+from jax_transformer.nn.dropout import Dropout
+from jax_transformer.nn.positions import sinusoids
+from parity_tests.cases import ODD, SQUARE
+from parity_tests.levels import assert_close, error
+from parity_tests.test_dropout import DrawnDropout, GivenDropout
+from parity_tests.twins import Pair, as_torch, pair
+from torch_reference import part2_encoder
+
+BOTH = pytest.mark.parametrize("preset", ["part2_encoder", "part2_encoder_repaired"])
+SIZES: dict[str, Any] = ODD | dict(max_length=7)
+
+
+def document(config: jt.TransformerConfig, dtype: torch.dtype = torch.float64) -> part2_encoder.Encoder:
+    """The document's encoder alone, with random weights everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    repaired = bool(config.encoder.self_mask)
+    sizes = (config.d_model, config.d_ff, config.num_heads, config.dropout, config.max_length, config.encoder.layers)
+    encoder = part2_encoder.Encoder(*sizes, repaired=repaired).to(dtype).eval()
+    with torch.no_grad():
+        for name, tensor in encoder.state_dict().items():
+            scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + name.endswith("gamma"))
+    return encoder
+
+
+def embeddings(config: jt.TransformerConfig, length: int, rows: int = 3) -> np.ndarray:
+    return np.random.default_rng(length).normal(size=(rows, length, config.d_model))
+
+
+@BOTH
+@pytest.mark.parametrize(("sizes", "lengths"), [(SIZES, range(1, 8)), (SQUARE, [6])], ids=["odd", "square"])
+def test_the_documents_encoder_at_every_length(preset: str, sizes: dict, lengths: Iterable[int]):
+    config = jt.preset(preset, **sizes)
+    theirs = document(config)
+    ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")
+    for length in lengths:
+        x = embeddings(config, length)
+        hidden = np.arange(length)[None] >= np.array([length, max(1, length - 2), max(1, length - 4)])[:, None]
+        with torch.no_grad():
+            assert_close((ours.encode_embeddings(x), theirs(as_torch(x))), 1e-12, f"length {length}")
+            assert_close((ours.encode_embeddings(x, ~hidden), theirs(as_torch(x), as_torch(hidden))), 1e-12, f"length {length}, padded")
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_bare_keys_in_bare_keys_out_bit_for_bit(preset: str, dtype: torch.dtype):
+    config = jt.preset(preset, **SIZES)
+    state = document(config, dtype).state_dict()
+    again = jt.convert.to_torch(jt.convert.from_torch(state, config, part="encoder"))
+    assert sorted(again) == sorted(state)
+    for name, tensor in state.items():
+        assert again[name].tobytes() == torch_bridge.to_numpy(tensor).tobytes(), name
+
+
+def test_whole_keys_are_no_encoders_and_bare_keys_no_whole_model():
+    config = jt.preset("part2_encoder", **SIZES)
+    bare = document(config).state_dict()
+    with pytest.raises(InputError, match=r"unexpected encoder\.layers\.0\.attention\.qkv\.weight"):
+        jt.convert.from_torch({f"encoder.{name}": tensor for name, tensor in bare.items()}, config, part="encoder")
+    with pytest.raises(InputError, match=r"missing encoder\.layers\.0\.attention\.qkv\.weight"):
+        jt.convert.from_torch(bare, config)
+
+
+@BOTH
+def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
+    d, f, layers = 512, 1264, 3
+    layer = {
+        **{"attention.qkv.weight": (3 * d, d), "attention.qkv.bias": (3 * d,)},
+        **{"attention.linear_layer.weight": (d, d), "attention.linear_layer.bias": (d,)},
+        **{"fnn.linear1.weight": (f, d), "fnn.linear1.bias": (f,), "fnn.linear2.weight": (d, f), "fnn.linear2.bias": (d,)},
+        **{f"norm{k}.{name}": (d,) for k in (1, 2) for name in ("gamma", "beta")},
+    }
+    expected = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in layer.items()}
+    config = jt.preset(preset, source_vocab_size=1000, target_vocab_size=1200)
+    with torch.device("meta"):
+        bare = part2_encoder.Encoder(repaired=preset != "part2_encoder").state_dict()
+        whole = torch_bridge.twin(config).state_dict()
+    assert {name: tuple(tensor.shape) for name, tensor in bare.items()} == expected
+    assert sum(math.prod(shape) for shape in expected.values()) == 7_046_352
+    around = {"src_emb.weight": (1000, d), "tgt_emb.weight": (1200, d), "pos_enc.pe": (40, 1, d), "linear.weight": (1200, d)}
+    around |= {"linear.bias": (1200,), "decoder.norm.weight": (d,), "decoder.norm.bias": (d,)}
+    found = {name: tuple(tensor.shape) for name, tensor in whole.items()}
+    decoder = {name: shape for name, shape in found.items() if name.startswith("decoder.layers.")}
+    assert found == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
+    stock = torch.nn.TransformerDecoderLayer(d, 8, f, device="meta").state_dict()
+    assert decoder == {f"decoder.layers.{i}.{name}": tuple(tensor.shape) for i in range(layers) for name, tensor in stock.items()}
+    arrays = transformer.flatten(transformer.abstract(config))
+    assert sum(math.prod(leaf.shape) for name, leaf in arrays.items() if name.startswith("encoder.")) == 7_046_352
+
+
+def test_the_documents_example():
+    """40 embeddings a line through three layers of its own sizes, in float32."""
+    config = jt.preset("part2_encoder")
+    theirs = document(config, torch.float32)
+    x = np.random.default_rng(0).normal(size=(2, 40, 512)).astype(np.float32)
+    ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder").encode_embeddings(x)
+    assert ours.shape == (2, 40, 512) and ours.dtype == jnp.float32
+    with torch.no_grad():
+        assert_close((ours, theirs(as_torch(x))), 5e-6)
+
+
+# The parts, written out
+
+
+def attend(both: Pair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Layer 0's self-attention of the Flax model and of the twin."""
+    module = both.flax.encoder.blocks[0].self_attention
+    ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), None, Dropout())[0]
+    with torch.no_grad():
+        return np.asarray(ours), both.torch.encoder.layers[0].attention(as_torch(x))[0].numpy()
+
+
+@BOTH
+@pytest.mark.parametrize("length", [2, 7])
+def test_where_each_heads_values_go(preset: str, length: int):
+    """From the fused weights by hand, head by head, one value at a time: counted raw, or by position."""
+    both = pair(jt.preset(preset, **SIZES))
+    x, heads, width = embeddings(both.config, length, rows=1), 3, 4
+    attention = both.torch.encoder.layers[0].attention
+    fused = x[0] @ attention.qkv.weight.detach().numpy().T + attention.qkv.bias.detach().numpy()
+    merged = np.zeros((length, heads * width))
+    for h in range(heads):
+        q, k, v = (fused[:, (3 * h + part) * width : (3 * h + part + 1) * width] for part in range(3))
+        weights = np.exp(q @ k.T / np.sqrt(width))
+        values = weights / weights.sum(axis=1, keepdims=True) @ v
+        for position in range(length):
+            row, piece = divmod(h * length + position, heads) if preset == "part2_encoder" else (position, h)
+            merged[row, piece * width : (piece + 1) * width] = values[position]
+    expected = merged @ attention.linear_layer.weight.detach().numpy().T + attention.linear_layer.bias.detach().numpy()
+    ours, theirs = attend(both, x)
+    assert_close((ours[0], expected), 1e-12, "flax")
+    assert_close((theirs[0], expected), 1e-12, "torch")
+
+
+@BOTH
+def test_what_the_first_row_knows(preset: str):
+    """Merged raw it holds head 0 at positions 0 to 2, for three heads: nothing of the others, and something of later queries."""
+    both = pair(jt.preset(preset, **SIZES))
+    x = embeddings(both.config, 7)
+    before = attend(both, x)
+    with torch.no_grad():
+        both.torch.encoder.layers[0].attention.qkv.weight[12:] *= 2.0  # all of heads 1 and 2
+    other = pair_of(both)
+    for old, new in zip(before, attend(other, x), strict=True):
+        moved = np.abs(old - new)
+        assert moved[:, 1:].max() > 1e-2
+        assert moved[:, 0].max() < 1e-14 if preset == "part2_encoder" else moved[:, 0].max() > 1e-2
+
+
+def pair_of(both: Pair) -> Pair:
+    """The pair again, after its twin's weights have been changed."""
+    return Pair(both.config, jt.convert.from_torch(both.torch.state_dict(), both.config), both.torch, both.source, both.target)
+
+
+@BOTH
+def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
+    both = pair(jt.preset(preset, **SIZES))
+    same = np.broadcast_to(embeddings(both.config, 1), (3, 7, 12)).copy()
+    with torch.no_grad():
+        theirs = both.torch.encoder.layers[0].fnn(as_torch(same)).numpy()
+    ours = np.asarray(both.flax.encoder.blocks[0].feed_forward(jnp.asarray(same), jnp.arange(7), Dropout()))
+    assert_close((ours, theirs), 1e-12)
+    for out in (ours, theirs):
+        spread = np.ptp(out, axis=1).max()
+        assert spread > 1e-2 if preset == "part2_encoder" else spread < 1e-14
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0])
+def test_one_table_of_positions(exponent: float):
+    """Pair j turns by 10000^-(exponent · 2j / d) a position. Both frameworks' tables are the same float64 numbers but for the last bit."""
+    table = part2_encoder.sinusoids(40, 512, exponent)
+    assert_close((sinusoids(40, 512, exponent=exponent), table), 1e-14)
+    for position, j in ((1, 0), (39, 1), (7, 128), (39, 255)):
+        angle = position * 10_000.0 ** -(exponent * 2 * j / 512)
+        assert table[position, 2 * j].item() == pytest.approx(math.sin(angle), abs=1e-14)
+        assert table[position, 2 * j + 1].item() == pytest.approx(math.cos(angle), abs=1e-14)
+
+
+# Training
+
+
+def test_one_feed_forward_two_masks():
+    """Layer by layer each call of the one module drops differently; with the two masks exchanged the result is another."""
+    config = jt.preset("part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0)
+    theirs = document(config)
+    ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")
+    masks: dict[str, np.ndarray] = {}
+    rates: dict[str, float] = {}
+    x = embeddings(config, 7)
+    with_masks = ours.encode_embeddings(x, rngs=DrawnDropout(masks, rates))
+    blocks = [f"blocks.{i}.branches" for i in range(2)]
+    both_calls = ("0.feed_forward.activation", "1.feed_forward.activation")
+    expected = {f"{block}.{site}" for block in blocks for site in (*both_calls, "0.output", "1.output")}
+    assert {name for name, rate in rates.items() if rate} == expected and set(rates.values()) <= {0.0, 0.3}
+    assert all((masks[f"{block}.{both_calls[0]}"] != masks[f"{block}.{both_calls[1]}"]).any() for block in blocks)
+
+    def run(*calls: str) -> torch.Tensor:
+        for block, layer in zip(blocks, theirs.layers, strict=True):
+            layer.fnn.dropout = GivenDropout([torch.from_numpy(masks[f"{block}.{call}"]) for call in calls], 0.3)
+            for k, name in enumerate(("dropout1", "dropout2")):
+                setattr(layer, name, GivenDropout([torch.from_numpy(masks[f"{block}.{k}.output"])], 0.3))
+        with torch.no_grad():
+            return theirs.train()(as_torch(x))
+
+    assert_close((with_masks, run(*both_calls)), 1e-12)
+    assert error((with_masks, run(*reversed(both_calls)))) > 1e-2
+
+
+def test_fresh_weights_follow_the_same_distributions():
+    """The encoder as plain torch.nn.Linear, the decoder as torch.nn.Transformer draws it."""
+    config = jt.preset("part2_encoder", vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256)
+    ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
+    torch.manual_seed(0)
+    for name, tensor in torch_bridge.twin(config).state_dict().items():
+        array, reference = ours[name], tensor.numpy()
+        assert (array.std() == 0) == (reference.std() == 0), name
+        assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(array.size), name
+        if array.size >= 1000:
+            assert array.std() == pytest.approx(reference.std(), rel=0.05), name
+            assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3), name
+    for name, bound in (("attention.qkv.weight", 1 / 8), ("attention.qkv.bias", 1 / 8), ("fnn.linear2.weight", 1 / 16)):
+        assert np.abs(ours[f"encoder.layers.0.{name}"]).max() == pytest.approx(bound, rel=0.05), name
+    assert np.abs(ours["decoder.layers.0.self_attn.in_proj_weight"]).max() == pytest.approx(math.sqrt(6 / (4 * 64)), rel=0.05)
+
+
+# Edges
+
+
+@BOTH
+def test_whether_source_padding_is_seen(preset: str):
+    """The same lines behind two pads more."""
+    both = pair(jt.preset(preset, **SIZES), source=5)
+    longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
+    with torch.no_grad():
+        twins = [both.torch(as_torch(source), as_torch(both.target)).numpy() for source in (both.source, longer)]
+    for one, other in ([np.asarray(both.flax(source, both.target)) for source in (both.source, longer)], twins):
+        moved = np.abs(one - other).max()
+        assert moved > 1e-2 if preset == "part2_encoder" else moved < 1e-12
+
+
+@BOTH
+def test_an_empty_source_line(preset: str):
+    """Nothing but padding: seen like anything else, or, masked, 0 from attention; never NaN."""
+    both = pair(jt.preset(preset, **SIZES))
+    both.source[2] = both.config.source_pad_id
+    with torch.no_grad():
+        assert_close((both.flax(both.source, both.target), both.torch(as_torch(both.source), as_torch(both.target))), 1e-12)
+
+
+@BOTH
+def test_one_position_too_many_is_refused_with_the_same_words(preset: str):
+    both = pair(jt.preset(preset, **SIZES))
+    x = embeddings(both.config, 8)
+    with pytest.raises(InputError, match="source is 8 tokens long, over max_length=7") as ours:
+        both.flax.encode_embeddings(x)
+    with pytest.raises(ValueError, match="source is 8 tokens long, over max_length=7") as theirs:
+        both.torch.encoder(as_torch(x))
+    assert str(ours.value) == str(theirs.value)
+    source = np.full((1, 8), 3)
+    with pytest.raises(InputError, match="over max_length=7"):
+        both.flax(source, both.target[:1])
+    with pytest.raises(ValueError, match="over max_length=7"):
+        both.torch(as_torch(source), as_torch(both.target[:1]))
