@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from jax_transformer.config import (
@@ -272,5 +273,5 @@ def preset(name: str, **sizes: Any) -> TransformerConfig:
         raise ConfigError(f"unknown preset {name!r}{nearest(name, preset_names())}; known: {', '.join(preset_names())}")
     found = PRESETS[name]
     d_model = sizes.get("d_model", found.config.d_model)
-    derived = {size: times * d_model for size, times in found.multiples.items()} if isinstance(d_model, int) else {}
+    derived = {size: times * d_model for size, times in found.multiples.items()} if isinstance(d_model, Integral) else {}
     return found.config.with_sizes(**(derived | sizes))

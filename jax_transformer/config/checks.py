@@ -1,5 +1,6 @@
 """What a configuration refuses. Every message has the numbers."""
 
+import math
 from typing import TYPE_CHECKING
 
 from jax_transformer.config.dialects import Mask, Part, PositionIndex, Positions, PositionsAt, Residual, Tying
@@ -23,8 +24,8 @@ def check_sizes(config: "TransformerConfig") -> None:
         raise ConfigError(f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}")
     for name in ("encoder", "decoder"):
         exponent = getattr(config, name).position_exponent
-        if not exponent > 0:
-            raise ConfigError(f"{name}.position_exponent={exponent} must be above 0")
+        if not 0 < exponent < math.inf:
+            raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
         if getattr(config, name).position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
             raise ConfigError(f"max_length={config.max_length} must be at least 2: {name}.position_index='truncated_cosine' reads row 1")
     if config.embedding_dropouts < 1:

@@ -155,7 +155,7 @@ class TransformerConfig:
         reasons = {
             "its self-attention is not causal": attends and Mask.CAUSAL not in decoder.self_mask,
             "its self-attention sums the values of all tokens, those to come among them": attends and decoder.mixing is Mixing.SUMMED,
-            "its self-attention merges heads across positions": attends and decoder.head_merge is HeadMerge.RAW,
+            "its attention merges heads across positions": decoder.head_merge is HeadMerge.RAW,
             "its blocks attend to themselves twice": sum(branch.parts.count(Part.SELF) for branch in decoder.branches) > 1,
             "it adds the memory position by position": self.equal_lengths,
         }
