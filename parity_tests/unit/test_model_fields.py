@@ -6,16 +6,18 @@ import math
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import Branch, Init, Mask, Part, Residual, StackConfig, TransformerConfig
+from jax_transformer.config import Branch, Init, Mask, MaskFill, Part, Residual, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.nn.positions import sinusoids
-from parity_tests.unit.helpers import batch, furthest, random_model, shapes, tiny
+from jax_transformer.nn.attention import attend
+from jax_transformer.nn.positions import Frozen, sinusoids
+from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
 BASE = tiny(num_layers=1, vocab_size=13, layout="torch_nn")
 SOURCE, TARGET = batch(BASE)
@@ -56,9 +58,49 @@ def changes_weights_and_logits(old: TransformerConfig, new: TransformerConfig):
     changes_logits(old, new)
 
 
-def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
+def changed_new_arrays(old: TransformerConfig, new: TransformerConfig) -> set[str]:
     first, second = (new_arrays(config.with_sizes(**SIZES)) for config in (old, new))
-    assert any(furthest(first[name], second[name]) > 0 for name in first)
+    assert first.keys() == second.keys()
+    return {name for name in first if furthest(first[name], second[name]) > 0}
+
+
+def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
+    assert changed_new_arrays(old, new)
+
+
+def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConfig):
+    (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
+    side = {"encoder": "source_embedding", "decoder": "target_embedding"}[name]
+    assert {array.split(".")[0] for array in changed_new_arrays(old, new)} in (
+        {name},
+        {name, side},
+    )  # torch_transformer's differ in the stack
+
+
+def changes_positions_computed_or_stored(old: TransformerConfig, new: TransformerConfig):
+    (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
+    assert changed_new_arrays(old, new) == {f"{name}.positions.table"}
+    changes_logits(*(config.with_sizes(**{f"{name}.positions": "sinusoidal"}) for config in (old, new)))
+
+
+def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
+    added = shapes(new).keys() - shapes(old).keys()
+    assert added and shapes(old).keys() < shapes(new).keys() and all(".idle." in name for name in added)
+    assert {type(skeleton(new)[1][name][1]) for name in added} == {Frozen}
+    assert furthest(logits(old), logits(new)) == 0
+    assert furthest(logits(old, seed=0), logits(new, seed=0)) == 0
+
+
+def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig):
+    """Of three sources the second is nothing but padding."""
+    assert furthest(logits(old), logits(new)) == 0
+    source = np.where(np.arange(3)[:, None] == 1, old.source_pad_id, SOURCE)
+    first, second = (np.asarray(random_model(config)(source, TARGET)) for config in (old, new))
+    assert (first[[0, 2]] == second[[0, 2]]).all() and np.isfinite(first).all()
+    if new.mask_fill is MaskFill.MINUS_INFINITY:
+        assert np.isnan(second[1]).all()
+    else:
+        assert furthest(first[1], second[1]) > 1e-3  # which of the two the mean of all values is: see test_attention_to_nothing
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -111,14 +153,17 @@ FLIPS = {
     "norm_placement": (changes_logits, others("norm_placement")),
     "norm_epsilon": (changes_logits, [dict(norm_epsilon=1e-4)]),
     "bias": (changes_weights_and_logits, [dict(bias=False)]),
+    "attention_bias": (changes_weights_and_logits, [dict(attention_bias=False)]),
     "output_bias": (changes_weights_and_logits, [dict(output_bias=False)]),
     "score_scale": (changes_logits, others("score_scale")),
+    "mask_fill": (changes_rows_that_see_no_key, others("mask_fill")),
     "embedding_scale": (changes_logits, others("embedding_scale")),
     "tying": (changes_weights_and_logits, others("tying")),
     "dropout": (changes_training_alone, [dict(dropout=0.3)]),
     "attention_dropout": (changes_training_alone, [dict(attention_dropout=0.3)]),
     "activation_dropout": (changes_training_alone, [dict(activation_dropout=0.3)]),
     "embedding_dropout": (changes_training_alone, [dict(embedding_dropout=0.3)]),
+    "embedding_dropouts": (changes_training_alone, [dict(embedding_dropouts=2)]),
     "dropout_site": (changes_training_alone, others("dropout_site")),
     "dropout_masks": (changes_masks, others("dropout_masks")),
     "init": (changes_new_arrays, others("init")),
@@ -135,6 +180,20 @@ FLIPS = {
     "decoder.positions": (changes_logits, stack("decoder", *others("positions", BASE.decoder))),
     "encoder.activation": (changes_logits, stack("encoder", *others("activation", BASE.encoder))),
     "decoder.activation": (changes_logits, stack("decoder", *others("activation", BASE.decoder))),
+    **{
+        f"{name}.{field}": (effect, stack(name, *flips))
+        for name in ("encoder", "decoder")
+        for field, effect, flips in (
+            ("idle", adds_arrays_that_nothing_reads_or_trains, [dict(idle=(Branch((Part.SELF,)), Branch((Part.FFN,))))]),
+            ("positions_at", changes_logits, others("positions_at", BASE.encoder)),
+            ("position_index", changes_logits, others("position_index", BASE.encoder)),
+            ("position_exponent", changes_positions_computed_or_stored, [dict(position_exponent=2.0)]),
+            ("mixing", changes_logits, others("mixing", BASE.encoder)),
+            ("head_merge", changes_logits, others("head_merge", BASE.encoder)),
+            ("attention_dropout", changes_training_alone, [dict(attention_dropout=0.0), dict(attention_dropout=0.3)]),
+            ("init", changes_new_arrays_of_one_stack, [dict(init=init) for init in Init if init is not BASE.init]),
+        )
+    },
     "encoder.final_norm": (changes_weights_and_logits, stack("encoder", dict(final_norm=False))),
     "decoder.final_norm": (changes_weights_and_logits, stack("decoder", dict(final_norm=False))),
     "encoder.self_mask": (changes_logits, stack("encoder", dict(self_mask=()))),
@@ -153,7 +212,7 @@ FLIPS = {
 EXEMPT = {
     "encoder": "its fields are flipped one by one",
     "decoder": "its fields are flipped one by one",
-    "layout": "the layouts share their weights' names; what differs is the PyTorch twin, which the parity tests compare",
+    "layout": "it names a PyTorch twin and its weights; the Flax model is the same, and the parity tests compare the two",
     "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, see the test below",
     "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config",
 }
@@ -174,6 +233,44 @@ def test_a_flip_changes_what_the_field_is_there_for(field):
         new = replace(BASE, **changes)
         assert new != BASE
         effect(BASE, new)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_a_stack_s_own_value_is_the_model_s_for_that_stack(name):
+    """Of what a stack may have for itself, None is the model's."""
+    for field, value in (("attention_dropout", 0.3), ("init", Init.XAVIER)):
+        own = replace(BASE, encoder=replace(BASE.encoder, **{field: value}), decoder=replace(BASE.decoder, **{field: value}))
+        whole = replace(BASE, **{field: value})
+        one = replace(BASE, **{name: getattr(own, name)})
+        if field == "init":
+            assert changed_new_arrays(own, whole) == {"output.kernel", "output.bias"}  # outside the stacks
+            assert all(array.startswith(f"{name}.") or "embedding" in array for array in changed_new_arrays(BASE, one))
+        else:
+            assert furthest(logits(own, seed=0), logits(whole, seed=0)) == 0 < furthest(logits(one, seed=0), logits(whole, seed=0))
+
+
+def test_attention_alone_can_have_biases_or_none():
+    for rest in (False, True):
+        biases = {name for name in shapes(replace(BASE, bias=rest, attention_bias=not rest)) if name.endswith("bias")} - {"output.bias"}
+        assert biases and all(("_attention." in name) is not rest for name in biases)
+        assert shapes(replace(BASE, bias=rest)) == shapes(replace(BASE, bias=rest, attention_bias=rest))
+
+
+@pytest.mark.parametrize("fill", MaskFill)
+def test_attention_to_nothing(fill):
+    """A query that may see no key gets 0, the mean of all values, or NaN; a query beside it is as ever."""
+    random = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
+    mask = np.ones((2, 1, 3, 3), bool)
+    mask[1, 0, 2] = False
+    mixed, weights = map(np.asarray, attend(q, k, v, jnp.asarray(mask), scale=0.3, fill=fill))
+    whole = np.asarray(attend(q, k, v, None, scale=0.3)[0])
+    seen = mask[:, 0, :, 0]
+    assert furthest(mixed[seen], whole[seen]) < 1e-14
+    mean = np.asarray(v)[1].mean(axis=0)
+    expected = {MaskFill.EXCLUDED: 0 * mean, MaskFill.MINUS_INFINITY: mean * np.nan, MaskFill.MINUS_1E20: mean}[fill]
+    np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
+    assert (weights[~np.isnan(weights)] >= 0).all() and np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
 
 
 def test_an_encoder_has_no_cross_mask():
