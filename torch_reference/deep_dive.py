@@ -105,7 +105,8 @@ def truncated_cosines(length: int) -> Tensor:
     index = torch.cos(2 * math.pi * 0.73 * torch.arange(length, dtype=torch.float64)).float().long()
     if length and index.min() < 0:
         place = int(index.argmin())
-        raise ValueError(f"{length} tokens are too many: position {place} has index {index[place]} in the table of positions")
+        rule = f"the rule of its positions gives position {place} a row that no table has"
+        raise ValueError(f"a sequence is {length} tokens long, but {rule}: {index[place]}")
     return index
 
 
