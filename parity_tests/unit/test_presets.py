@@ -1,0 +1,108 @@
+"""Every preset is built at its documented size from shapes alone, and has as many parameters as its document's layers add up to."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import presets, transformer
+from jax_transformer.nn.positions import Frozen
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
+    return inputs * outputs + outputs * bias
+
+
+def attention(d: int, inner: int | None = None, *, bias: bool = True) -> int:
+    inner = d if inner is None else inner
+    return 3 * linear(d, inner, bias=bias) + linear(inner, d, bias=bias)
+
+
+def feed_forward(d: int, f: int) -> int:
+    return linear(d, f) + linear(f, d)
+
+
+def norms(d: int, count: int) -> int:
+    return 2 * d * count
+
+
+def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
+    """Blocks of one or two attentions, a feed-forward and a norm for each, ``bias`` that of attention."""
+    one = attention(d, bias=bias)
+    return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (2 * one + feed_forward(d, f) + norms(d, 3))
+
+
+def deep_dive(idle: int) -> tuple[int, int]:
+    """Heads as wide as the model; every decoder block owns an encoder block, of which ``idle`` parameters are not computed."""
+    d, layers, vocab = 512, 6, 10
+    wide = attention(d, 8 * d)
+    encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)
+    decoder_block = 2 * wide + norms(d, 2) + encoder_block
+    embeddings = 2 * (vocab + 100) * d
+    return embeddings + layers * (encoder_block + decoder_block - idle) + linear(d, vocab), layers * idle
+
+
+D = 512
+WIDE = attention(D, 8 * D)
+LESSON10 = stacks(D, 2048, 6, 6) + norms(D, 2) + 2 * 10_000 * D + linear(D, 10_000)
+FROM_SCRATCH = stacks(D, 2048, 6, 6) + 2 * (10_000 + 100) * D + linear(D, 10_000)
+PART2_DECODER = stacks(D, 1264, 0, 3) + norms(D, 1)
+PART2 = 7_046_352 + PART2_DECODER + 2 * 10_000 * D + linear(D, 10_000)
+BLOG2023 = stacks(256, 1024, 4, 4, bias=False) + 2 * 10_000 * 256 + linear(256, 10_000)
+
+TOTALS = {
+    "deep_dive": 226_984_970,
+    "lesson10": 59_612_944,
+    "from_scratch": 59_610_896,
+    "part2_encoder": 32_639_152,
+    "blog2023": 15_101_712,
+    "vaswani2017_base": 63_082_496,  # the paper says 65 million
+    "small": 1_182_208,
+}
+
+# Those that are trained, and those that are carried: tables of positions, idle blocks.
+COUNTS = {
+    "deep_dive": deep_dive(idle=WIDE + feed_forward(D, 4 * D) + norms(D, 2)),
+    "deep_dive_repaired": deep_dive(idle=WIDE + norms(D, 1)),
+    "lesson10": (LESSON10, 2 * 100 * D),
+    "lesson10_repaired": (LESSON10, 2 * 100 * D),
+    "from_scratch": (FROM_SCRATCH, 0),
+    "from_scratch_repaired": (FROM_SCRATCH, 0),
+    "part2_encoder": (PART2, 40 * D),
+    "part2_encoder_repaired": (PART2, 40 * D),
+    "blog2023": (BLOG2023, 2 * 100 * 256),
+    "blog2023_repaired": (BLOG2023, 2 * 100 * 256),
+    "vaswani2017_base": (stacks(D, 2048, 6, 6) + 37_000 * D, 0),
+    "small": (stacks(128, 512, 2, 2) + norms(128, 2) + 2_000 * 128, 0),
+}
+
+
+def test_every_preset_has_its_number_of_parameters_stated_here():
+    assert list(COUNTS) == jt.preset_names()
+    assert {name: sum(counts) for name, counts in COUNTS.items()} == {name: TOTALS[name.removesuffix("_repaired")] for name in COUNTS}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_preset_is_built_at_its_documented_size_from_shapes_alone(name):
+    before = {id(array) for array in jax.live_arrays()}
+    model = transformer.abstract(jt.preset(name))
+    assert sum(array.nbytes for array in jax.live_arrays() if id(array) not in before) < 10_000
+    leaves = {kind: [v.get_value() for _, v in nnx.to_flat_state(nnx.state(model, kind))] for kind in (nnx.Param, Frozen)}
+    assert len(jax.tree.leaves(nnx.state(model))) == sum(map(len, leaves.values()))
+    for found in leaves.values():
+        assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in found)
+    assert tuple(sum(leaf.size for leaf in found) for found in leaves.values()) == COUNTS[name]
+
+
+def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():
+    for name in ("part2_encoder", "part2_encoder_repaired"):
+        shapes = transformer.flatten(transformer.abstract_part(jt.preset(name), transformer.Encoder))
+        assert sum(leaf.size for leaf in shapes.values()) == 7_046_352
+
+
+@pytest.mark.parametrize("name", jt.preset_names())
+def test_a_preset_names_its_source_in_one_line(name):
+    source = presets.PRESETS[name].source
+    assert "\n" not in source and source.endswith(".") and len(source) > 40
+    assert name.endswith("_repaired") or ("Faithful:" in source) == (f"{name}_repaired" in jt.preset_names())
