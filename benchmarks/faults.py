@@ -1,0 +1,195 @@
+"""What the documents' faults cost: every faithful preset against its repaired one, trained alike on the built-in task. See docs/faults.md.
+
+``python benchmarks/faults.py`` trains 5 pairs with 3 seeds, each run in a process of its own, prints a table and draws it. Runs that are in
+OUT/results.jsonl already are not repeated.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jax_transformer.data import phrases
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.training import curves
+from jax_transformer.training.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = {
+    "deep_dive": "positions read two rows of their table, the decoder has no feed-forward, padding is seen",
+    "lesson10": "the decoder attends to source padding",
+    "from_scratch": "scores are divided by √d_model, not by the root of a head's width",
+    "part2_encoder": "heads are merged without transposing back, positions have twice the exponent and are added in each feed-forward",
+    "blog2023": "attention sums all values whatever its weights, so the target is never read; the residual adds the memory",
+}
+REPAIRED = "_repaired"
+# No dropout, because no pair is met twice; where a branch has a rate of its own (0.5 in blog2023), that is part of the document
+SETTINGS = (
+    "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 --model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "
+    "--model.dropout 0 --model.attention-dropout 0 --model.activation-dropout 0 --model.embedding-dropout 0 "
+    "--optimizer.learning-rate 1e-3 --optimizer.warmup-steps 100"
+)
+VOCABULARY = 1000
+SEEDS = (0, 1, 2)
+STEPS = 600
+FIGURES = {"exact_match": ("exact match, %", 1), "bleu": ("BLEU", 1), "valid_loss": ("loss, nats a token", 3)}
+
+Result = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder of the runs and their results (%(default)s)")
+    parser.add_argument("--presets", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="which pairs (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="a run of each preset for each (0 1 2)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="updates of each run (%(default)s)")
+    parser.add_argument("--plot", type=Path, help="the picture (OUT/faults.png)")
+    return parser.parse_args()
+
+
+def command(out: Path, preset: str, seed: int, steps: int) -> list[str]:
+    """The training run; all have the same text, tokenizer, sizes and optimizer. Its one validation is of its last step."""
+    run = out / f"{preset}-{steps}-{seed}"
+    own = f"--model.preset {preset} --seed {seed} --steps {steps} --eval-every {steps} --samples 0 --keep 1 --keep-best 0".split()
+    where = ["--run", str(run), "--data.tokenizer", str(out / "tokenizer.json")]
+    return [sys.executable, str(ROOT / "train.py"), *where, *own, *SETTINGS.split()]
+
+
+def train(out: Path, preset: str, seed: int, steps: int) -> Result:
+    """The figures of a run, when it has ended. Raises RuntimeError with the end of its log where it fails."""
+    told, began = out / f"{preset}-{steps}-{seed}.log", time.monotonic()
+    with open(told, "w", encoding="utf-8") as log:
+        code = subprocess.run(command(out, preset, seed, steps), stdout=log, stderr=subprocess.STDOUT).returncode
+    if code:
+        last = told.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+        raise RuntimeError(f"exit code {code}: {last} (see {told})")
+    figures = RunFolder(out / f"{preset}-{steps}-{seed}").validations()[steps]
+    seconds = round(time.monotonic() - began)
+    return {**described(preset, seed, steps), **{name: figures[name] for name in FIGURES}, "seconds": seconds}
+
+
+def described(preset: str, seed: int, steps: int) -> Result:
+    """What a run is known by: with other settings it is another run."""
+    return {"preset": preset, "seed": seed, "steps": steps, "settings": SETTINGS}
+
+
+class Results:
+    """The lines of OUT/results.jsonl."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lines: list[Result] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def find(self, preset: str, seed: int, steps: int) -> Result | None:
+        """The result of this run, None where it is yet to be made."""
+        wanted = described(preset, seed, steps)
+        return next((line for line in self.lines if {name: line[name] for name in wanted} == wanted), None)
+
+    def add(self, result: Result) -> None:
+        """Written whole or not at all."""
+        self.lines.append(result)
+        temporary = self.path.with_suffix(".part")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        os.replace(temporary, self.path)
+
+
+def measure(options: argparse.Namespace, results: Results) -> Iterator[Result | str]:
+    """The result of every run, seed by seed so that pairs are whole early, or why it failed; those that are missing are trained."""
+    presets = [preset + suffix for preset in options.presets for suffix in ("", REPAIRED)]
+    for seed, preset in itertools.product(options.seeds, presets):
+        found = results.find(preset, seed, options.steps)
+        if found is None:
+            try:
+                found = train(options.out, preset, seed, options.steps)
+                results.add(found)
+            except RuntimeError as error:
+                yield f"{preset} seed {seed}: {error}"
+                continue
+        yield found
+
+
+def line(result: Result) -> str:
+    figures = ", ".join(f"{label.partition(',')[0]} {result[name]:.{digits}f}" for name, (label, digits) in FIGURES.items())
+    return f"{result['preset']} seed {result['seed']}: {figures} ({result['seconds']} s)"
+
+
+def values(results: list[Result], preset: str, name: str) -> list[float]:
+    """A figure of a preset, seed by seed."""
+    return [result[name] for result in sorted(results, key=lambda result: result["seed"]) if result["preset"] == preset]
+
+
+def spread(numbers: list[float], digits: int) -> str:
+    """Mean and standard deviation."""
+    mean = f"{statistics.mean(numbers):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else mean
+
+
+def table(results: list[Result]) -> Iterator[str]:
+    """Markdown: a row for each pair, a cell for each figure: faithful → repaired, mean ± standard deviation over seeds."""
+    yield f"| preset | its faults | {' | '.join(label for label, _ in FIGURES.values())} |\n|---|---|{'---|' * len(FIGURES)}"
+    for preset, fault in FAULTS.items():
+        pairs = {name: [values(results, preset + suffix, name) for suffix in ("", REPAIRED)] for name in FIGURES}
+        if all(both for pair in pairs.values() for both in pair):
+            cells = [" → ".join(spread(numbers, FIGURES[name][1]) for numbers in pair) for name, pair in pairs.items()]
+            yield f"| `{preset}` | {fault} | {' | '.join(cells)} |"
+
+
+def figure(results: list[Result], title: str) -> Any:
+    """A panel for each figure: bars are means over seeds, dots the seeds."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    shown = [preset for preset in FAULTS if values(results, preset, "bleu") and values(results, preset + REPAIRED, "bleu")]
+    with matplotlib.style.context(["default", curves.STYLE]):
+        drawn = Figure(figsize=(10, 8.5))
+        drawn.suptitle(title, x=0.07, y=0.975, ha="left", fontsize=14, fontweight="bold")
+        panels = drawn.subplots(len(FIGURES), 1)
+        drawn.subplots_adjust(left=0.07, right=0.985, top=0.87, bottom=0.05, hspace=0.32)
+        for axes, (name, (label, digits)) in zip(panels, FIGURES.items(), strict=True):
+            axes.set_title(label[0].upper() + label[1:])
+            axes.grid(visible=False, axis="x")
+            axes.set_xticks(range(len(shown)), shown)
+            for side, suffix, colour, legend in ((-1, "", curves.ORANGE, "as documented"), (1, REPAIRED, curves.BLUE, "repaired")):
+                for i, preset in enumerate(shown):
+                    numbers = values(results, preset + suffix, name)
+                    mean, place = statistics.mean(numbers), i + side * 0.2
+                    axes.bar(place, mean, 0.38, color=colour, alpha=0.55, label=legend if i == 0 else None)
+                    axes.plot([place] * len(numbers), numbers, "o", color=colour, markeredgecolor="white", clip_on=False)
+                    axes.annotate(f"{mean:.{digits}f}", (place, max(numbers)), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+            axes.margins(y=0.18)
+            axes.set_ylim(bottom=0)
+        panels[0].legend(loc="lower left", bbox_to_anchor=(-0.01, 1.18), borderaxespad=0, frameon=False, ncols=2)
+    return drawn
+
+
+def main() -> None:
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not (options.out / "tokenizer.json").exists():
+        lines = (text for pair in phrases.load()["train"] for text in pair)
+        Tokenizer.train(lines, VOCABULARY, pad_id=0, bos_id=1, eos_id=2).save(options.out / "tokenizer.json")
+    found: list[Result] = []
+    failed: list[str] = []
+    for each in measure(options, Results(options.out / "results.jsonl")):
+        print(each if isinstance(each, str) else line(each), file=sys.stderr, flush=True)
+        (failed if isinstance(each, str) else found).append(each)  # type: ignore[arg-type]
+    for row in table(found):
+        print(row)
+    picture = options.plot or options.out / "faults.png"
+    figure(found, f"What the documents' faults cost: {options.steps:,} steps on the built-in task").savefig(picture, dpi=150)
+    print(picture)
+    if failed:
+        raise SystemExit("failed: " + "; ".join(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What the table of the faults is made of: equal settings for both of a pair, runs that are not repeated, means and deviations."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import faults
+from jax_transformer import arguments, presets
+from jax_transformer.training.options import TrainOptions
+
+NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.REPAIRED)]
+
+
+def result(preset: str, seed: int, **figures: float) -> faults.Result:
+    """A line of the results; the figures that are not given are 1."""
+    return faults.described(preset, seed, 20) | dict.fromkeys(faults.FIGURES, 1.0) | {"seconds": 2} | figures
+
+
+def test_every_documented_pair_is_measured():
+    assert [name for name in presets.preset_names() if name.removesuffix("_repaired") + "_repaired" in presets.preset_names()] == NAMES
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_all_runs_have_the_same_settings(tmp_path, preset):
+    """Parsed as the command line is: only the preset and the seed differ, and the sizes are those of every model."""
+    options = [train_options(faults.command(tmp_path, name, seed, 20)) for name, seed in ((preset, 1), ("lesson10", 0))]
+    assert set(options[0].differences(options[1])) <= {"run", "seed", "model.preset"}
+    config = options[0].model.config(1000, 1000)
+    assert (config.d_model, config.num_heads, config.d_ff, config.encoder.layers, config.decoder.layers) == (128, 8, 512, 2, 2)
+    assert config.longest == 40
+    assert {config.dropout, config.attention_dropout, config.activation_dropout, config.embedding_dropout} == {0.0}
+
+
+def train_options(command: list[str]) -> TrainOptions:
+    return arguments.parse("train", TrainOptions, command[2:])
+
+
+def test_a_run_that_has_ended_is_not_repeated(tmp_path, monkeypatch):
+    begun = []
+
+    def ended(command, **_):
+        """In the place of a training process."""
+        options = train_options(command)
+        begun.append((options.model.preset, options.seed))
+        figures = {"step": 20, "exact_match": 50.0, "bleu": 60.0, "valid_loss": 0.5}
+        folder = tmp_path / f"{options.model.preset}-20-{options.seed}"
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps(figures) + "\n")
+        return SimpleNamespace(returncode=0 if options.seed < 2 else 6)
+
+    monkeypatch.setattr(subprocess, "run", ended)
+
+    def measured(seeds: list[int]) -> list:
+        options = SimpleNamespace(out=tmp_path, presets=["lesson10"], seeds=seeds, steps=20)
+        return list(faults.measure(options, faults.Results(tmp_path / "results.jsonl")))
+
+    first = measured([0])
+    assert begun == [("lesson10", 0), ("lesson10_repaired", 0)]
+    assert [each["bleu"] for each in first] == [60.0, 60.0]
+    assert measured([0, 1])[:2] == first
+    assert begun[2:] == [("lesson10", 1), ("lesson10_repaired", 1)]
+    monkeypatch.setattr(faults, "SETTINGS", faults.SETTINGS.replace("1e-3", "2e-3"))
+    assert faults.Results(tmp_path / "results.jsonl").find("lesson10", 0, 20) is None
+    assert all("exit code 6" in each for each in measured([2])), "a run that fails is told, and the others go on"
+
+
+def test_the_table_has_means_and_deviations_of_whole_pairs():
+    results = [result("lesson10", seed, bleu=bleu) for seed, bleu in ((1, 12.0), (0, 10.0))]
+    assert len(list(faults.table(results))) == 1, "a pair without its other half has no row"
+    results += [result("lesson10_repaired", 0, bleu=30.0)]
+    head, row = faults.table(results)
+    assert head.count("|", 0, head.index("\n")) == row.count("|") == head.count("|") // 2
+    assert row.startswith("| `lesson10` | the decoder attends to source padding |")
+    assert "| 11.0 ± 1.4 → 30.0 |" in row
+
+
+def test_the_picture_has_a_bar_for_each_preset_and_a_dot_for_each_seed(tmp_path):
+    results = [result(preset, seed) for preset in NAMES[:4] for seed in (0, 1)]
+    figure = faults.figure(results, "a title")
+    for axes in figure.axes:
+        assert len(axes.patches) == 4
+        assert sum(len(dots.get_xdata()) for dots in axes.lines) == 8
