@@ -105,10 +105,9 @@ def _maps(
     """The maps of either stack and of the two together, with the tokens at their rows and columns."""
     reader, writer = (tokenizer.source, tokenizer.target) if isinstance(tokenizer, TokenizerPair) else (tokenizer, tokenizer)
     source_ids, target_ids = tokenizer.encode(line), found.ids.tolist()
-    attention = weights(
-        _padded([*source_ids, tokenizer.eos_id], widths, config.source_pad_id),
-        _padded([config.bos_id, *target_ids[:-1]], widths, config.target_pad_id),
-    )
+    read = _padded([*source_ids, tokenizer.eos_id], widths, config.source_pad_id)
+    fitting = [read.shape[1]] if config.equal_lengths else widths
+    attention = weights(read, _padded([config.bos_id, *target_ids[:-1]], fitting, config.target_pad_id))
     source, written = [*pieces(reader, source_ids), EOS], pieces(writer, target_ids)
     return {
         "cross": _map(attention.cross, written, source),

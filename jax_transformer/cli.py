@@ -41,6 +41,8 @@ def translate(options: TranslateOptions) -> int:
     _check_folder(options.output)
     _check_folder(options.attention)
     run = trained.load_run(options.run, options.weights)
+    if message := translation.without_cache(run.model.config):
+        print(message, file=sys.stderr)
     if options.input is not None:
         lines = parallel_text.read_lines(options.input)
     else:

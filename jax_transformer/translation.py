@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jax_transformer import generate
+from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
@@ -101,6 +102,14 @@ def hypotheses(
         for i, row, score in zip(indices, tokens, scores, strict=False):  # rows behind the last line are filler
             result[full[i]] = [_hypothesis(model, tokenizer, ids, float(s)) for ids, s in zip(row, score, strict=True)]
     return result
+
+
+def without_cache(config: TransformerConfig) -> str | None:
+    """A line that says so where decoding cannot keep keys and values, and why."""
+    if config.uncacheable is None:
+        return None
+    shorter = "; a translation has at most as many tokens as its padded source" if config.equal_lengths else ""
+    return f"decoding runs the whole decoder again at each token, because {config.uncacheable}{shorter}"
 
 
 def n_best_lines(found: Sequence[Sequence[Hypothesis]]) -> list[str]:

@@ -5,11 +5,17 @@ from typing import Any
 
 import jax_transformer as jt
 from jax_transformer.config import TransformerConfig
+from jax_transformer.presets import PRESETS
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which shapes then cannot.
 ODD: dict[str, Any] = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_length=20)
 SQUARE: dict[str, Any] = dict(source_vocab_size=16, target_vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=20)
 STOCK: dict[str, Any] = dict(layout="torch_nn")
+
+
+DOCUMENTS = [
+    f"{name}{form}" for name in ("deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023") for form in ("", "_repaired")
+]
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,33 @@ def stock(name: str, **changes: Any) -> Case:
     return case(f"torch.nn {name}", "lesson10_repaired", **(ODD | STOCK | changes))
 
 
+def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {name: size for name, size in sizes.items() if name != "d_ff"}
+
+
+def document(preset: str) -> list[Case]:
+    """A document's preset at odd and at square sizes; a feed-forward that the document makes so many times as wide as the model stays so."""
+    ruled = "d_ff" in PRESETS[preset].multiples
+    sizes = {"": ODD, " square": SQUARE}
+    return [case(f"{preset}{name}", preset, **(_without_d_ff(size) if ruled else size)) for name, size in sizes.items()]
+
+
 CASES = [
     case("lesson10", "lesson10", **ODD),
     case("lesson10 square", "lesson10", **SQUARE),
     case("lesson10 uneven stacks", "lesson10", **ODD, encoder_layers=1, decoder_layers=3),
     case("lesson10_repaired", "lesson10_repaired", **ODD),
+    *document("deep_dive"),
+    *document("deep_dive_repaired"),
+    *document("from_scratch"),
+    case("from_scratch as wide inside", "from_scratch", **(ODD | dict(d_ff=12))),
+    *document("from_scratch_repaired"),
+    *document("part2_encoder"),
+    case("part2_encoder uneven stacks", "part2_encoder", **ODD, encoder_layers=3, decoder_layers=2),
+    *document("part2_encoder_repaired"),
+    *document("blog2023"),
+    case("blog2023 with biases", "blog2023", **_without_d_ff(ODD), attention_bias=True),
+    *document("blog2023_repaired"),
     case("vaswani2017_base", "vaswani2017_base", **(ODD | dict(target_vocab_size=11))),
     case("small", "small", **(SQUARE | dict(d_ff=24))),
     stock("post-norm"),

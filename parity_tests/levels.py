@@ -3,13 +3,14 @@
 An error is judged relative to the largest value of the reference, so that it means the same at every level.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jax_transformer.config import Mask
+from jax_transformer.config import Mask, Part, TransformerConfig
 from jax_transformer.nn.blocks import Context
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.training.loss import cross_entropy
@@ -19,36 +20,55 @@ Both = tuple[np.ndarray, np.ndarray]
 
 
 class Inputs:
-    """Random hidden states and the masks that fit a pair's batch, for both frameworks."""
+    """Random hidden states and the masks that fit a pair's batch, for both frameworks, as the configuration has them."""
 
     def __init__(self, pair: Pair):
         random = np.random.default_rng(7)
         config, dtype = pair.config, next(pair.torch.parameters()).detach().numpy().dtype
         self.x = random.normal(size=(*pair.target.shape, config.d_model)).astype(dtype)
         self.memory = random.normal(size=(*pair.source.shape, config.d_model)).astype(dtype)
-        self.padding, self.memory_padding = pair.target == config.target_pad_id, pair.source == config.source_pad_id
-        self.future = np.triu(np.ones((pair.target.shape[1],) * 2, bool), 1)
-        self.self_mask = ~(self.padding[:, None, None, :] | self.future)
-        self.masks_memory = Mask.SOURCE_PADDING in config.decoder.cross_mask
+        length = pair.target.shape[1]
+        padding, source_padding = pair.target == config.target_pad_id, pair.source == config.source_pad_id
+        self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
+        self.future = np.triu(np.ones((length, length), bool), 1) if Mask.CAUSAL in config.decoder.self_mask else None
+        self.source_padding = source_padding if config.encoder.self_mask else None
+        self.memory_padding = source_padding if config.decoder.cross_mask else None
+        self.positions, self.source_positions = (jnp.arange(n, dtype=jnp.int32) for n in (length, pair.source.shape[1]))
+
+    def self_mask(self) -> jnp.ndarray | None:
+        return _visible(self.padding, self.future)
 
     def context(self) -> Context:
-        cross = jnp.asarray(~self.memory_padding[:, None, None, :]) if self.masks_memory else None
-        return Context(jnp.asarray(self.memory), jnp.asarray(self.self_mask), cross)
+        return Context(jnp.asarray(self.memory), self.self_mask(), _visible(self.memory_padding), self.positions)
+
+    def source_context(self) -> Context:
+        return Context(None, _visible(self.source_padding), None, self.source_positions)
+
+
+def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
+    """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q, k)."""
+    hidden = [
+        mask
+        for mask in (None if padding is None else padding[:, None, None], None if future is None else future[None, None])
+        if mask is not None
+    ]
+    return jnp.asarray(~functools.reduce(np.logical_or, hidden)) if hidden else None
+
+
+def _torch(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
+    return [None if array is None else as_torch(array) for array in arrays]
 
 
 def norm(pair: Pair) -> Both:
     given = Inputs(pair).x * 3 + 2
-    return pair.flax.decoder.blocks[0].residuals[2].norm(jnp.asarray(given)), pair.torch.decoder.layers[0].norm3(as_torch(given))
+    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(given)), pair.calls.norm(pair.torch)(as_torch(given))
 
 
 def _attention(pair: Pair) -> tuple[tuple, tuple]:
     given, module = Inputs(pair), pair.flax.decoder.blocks[1].self_attention
     x = jnp.asarray(given.x)
-    ours = module(x, module.keys_values(x), jnp.asarray(given.self_mask), Dropout())
-    theirs = pair.calls.attention(
-        pair.torch.decoder.layers[1].self_attn, as_torch(given.x), as_torch(given.x), as_torch(given.padding), as_torch(given.future)
-    )
-    return ours, theirs
+    ours = module(x, module.keys_values(x), given.self_mask(), Dropout())
+    return ours, pair.calls.self_attention(pair.torch, *_torch(given.x, given.padding, given.future))
 
 
 def attention(pair: Pair) -> Both:
@@ -63,30 +83,33 @@ def attention_weights(pair: Pair) -> Both:
 
 def cross_attention(pair: Pair) -> Both:
     given, module = Inputs(pair), pair.flax.decoder.blocks[0].cross_attention
-    mask = jnp.asarray(~given.memory_padding[:, None, None, :])
-    ours = module(jnp.asarray(given.x), module.keys_values(jnp.asarray(given.memory)), mask, Dropout())[0]
-    twin = pair.torch.decoder.layers[0].multihead_attn
-    return ours, pair.calls.attention(twin, as_torch(given.x), as_torch(given.memory), as_torch(given.memory_padding), None)[0]
+    ours = module(jnp.asarray(given.x), module.keys_values(jnp.asarray(given.memory)), _visible(given.memory_padding), Dropout())[0]
+    return ours, pair.calls.cross_attention(pair.torch, *_torch(given.x, given.memory, given.memory_padding))[0]
+
+
+def encoder_feed_forward(pair: Pair) -> Both:
+    given = Inputs(pair)
+    ours = pair.flax.encoder.blocks[0].feed_forward(jnp.asarray(given.memory), given.source_positions, Dropout())
+    return ours, pair.calls.feed_forward(pair.torch, "encoder", as_torch(given.memory))
 
 
 def feed_forward(pair: Pair) -> Both:
-    given = Inputs(pair).x
-    ours = pair.flax.decoder.blocks[0].feed_forward(jnp.asarray(given), Dropout())
-    return ours, pair.calls.feed_forward(pair.torch.decoder.layers[0], as_torch(given))
+    given = Inputs(pair)
+    ours = pair.flax.decoder.blocks[0].feed_forward(jnp.asarray(given.x), given.positions, Dropout())
+    return ours, pair.calls.feed_forward(pair.torch, "decoder", as_torch(given.x))
 
 
 def encoder_block(pair: Pair) -> Both:
     given = Inputs(pair)
-    mask = jnp.asarray(~given.memory_padding[:, None, None, :])
-    ours = pair.flax.encoder.blocks[0](jnp.asarray(given.memory), Context(None, mask, None), Dropout()).x
-    return ours, pair.calls.encoder_block(pair.torch.encoder.layers[0], as_torch(given.memory), as_torch(given.memory_padding))
+    ours = pair.flax.encoder.blocks[0](jnp.asarray(given.memory), given.source_context(), Dropout()).x
+    return ours, pair.calls.encoder_block(pair.torch, *_torch(given.memory, given.source_padding))
 
 
 def decoder_block(pair: Pair) -> Both:
     given = Inputs(pair)
     ours = pair.flax.decoder.blocks[1](jnp.asarray(given.x), given.context(), Dropout()).x
-    masks = as_torch(given.padding), as_torch(given.future), as_torch(given.memory_padding) if given.masks_memory else None
-    return ours, pair.calls.decoder_block(pair.torch.decoder.layers[1], as_torch(given.x), as_torch(given.memory), *masks)
+    masks = _torch(given.padding, given.future, given.memory_padding)
+    return ours, pair.calls.decoder_block(pair.torch, *_torch(given.x, given.memory), *masks)
 
 
 def encoder(pair: Pair) -> Both:
@@ -113,6 +136,7 @@ LEVELS: dict[str, Callable[[Pair], Both]] = {
         attention,
         attention_weights,
         cross_attention,
+        encoder_feed_forward,
         feed_forward,
         encoder_block,
         decoder_block,
@@ -121,6 +145,11 @@ LEVELS: dict[str, Callable[[Pair], Both]] = {
         loss,
     )
 }
+
+
+def levels(config: TransformerConfig) -> list[str]:
+    """The levels that a configuration has: a decoder without a feed-forward has none of it."""
+    return [name for name in LEVELS if name != "feed_forward" or Part.FFN in config.decoder.parts]
 
 
 def arrays(both: Both) -> Both:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import jax_transformer as jt
+from jax_transformer.config import TransformerConfig
 from jax_transformer.nn.dropout import MaskedDropout
 from jax_transformer.transformer import Transformer
-from parity_tests.cases import ODD, SQUARE
+from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
 from parity_tests.test_gradients import assert_same_gradients, batch_of, flax_gradients, torch_gradients, torch_loss
 from parity_tests.twins import Pair, pair
@@ -46,52 +47,31 @@ class GivenDropout(nn.Module):
         return x * mask / (1 - self.rate)
 
 
-# The twin's dropout modules and the site of each in the Flax model. Branch k of a block ends in ``output``.
-ENCODER_LAYER = {
-    "self_attn.dropout": "branches.0.self_attention.weights",
-    "dropout1": "branches.0.output",
-    "dropout": "branches.1.feed_forward.activation",
-    "dropout2": "branches.1.output",
-}
-DECODER_LAYER = {
-    "self_attn.dropout": "branches.0.self_attention.weights",
-    "dropout1": "branches.0.output",
-    "multihead_attn.dropout": "branches.1.cross_attention.weights",
-    "dropout2": "branches.1.output",
-    "dropout": "branches.2.feed_forward.activation",
-    "dropout3": "branches.2.output",
-}
-
-
-def sites(both: Pair) -> dict[str, list[str]]:
-    """The sites that each dropout module of the lesson10 twin stands for, in the order of its calls."""
-    found = {"pos_enc.dropout": ["encoder.embedding", "decoder.embedding"]}
-    for stack, names, layers in (
-        ("encoder", ENCODER_LAYER, both.config.encoder.layers),
-        ("decoder", DECODER_LAYER, both.config.decoder.layers),
-    ):
-        for i in range(layers):
-            found |= {f"{stack}.layers.{i}.{name}": [f"{stack}.blocks.{i}.{site}"] for name, site in names.items()}
-    return found
-
-
 def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) -> None:
     """Replace every dropout module of the twin; none may be left over on either side."""
     modules = {name for name, module in both.torch.named_modules() if isinstance(module, nn.Dropout)}
-    given = sites(both)
+    given = both.calls.dropout_sites(both.config)
     assert modules == given.keys()
     assert sorted(masks) == sorted(site for group in given.values() for site in group)
     for name, group in given.items():
-        weights = name.endswith("attn.dropout")  # the twin is sequence first, but for attention weights (b, h, q, k)
-        tensors = [torch.from_numpy(masks[site] if weights else masks[site].swapaxes(0, 1)) for site in group]
+        swap = both.calls.sequence_first(name)
+        tensors = [torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group]
         owner, _, leaf = name.rpartition(".")
-        setattr(both.torch.get_submodule(owner), leaf, GivenDropout(tensors, rates[group[0]]))
+        setattr(both.torch.get_submodule(owner), leaf, GivenDropout(tensors, rates[group[0]] if group else 0.0))
 
 
-@pytest.mark.parametrize("preset", ["lesson10", "lesson10_repaired"])
-@pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
-def test_same_masks_same_loss_and_gradients(preset: str, sizes: dict):
-    both = pair(jt.preset(preset, **sizes, dropout=0.3, attention_dropout=0.3, activation_dropout=0.3, embedding_dropout=0.3))
+def dropping(config: TransformerConfig) -> TransformerConfig:
+    """A rate of 0.3 wherever the document's rate is an argument."""
+    given = ("dropout", "embedding_dropout", *(n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0))
+    return config.with_sizes(**dict.fromkeys(given, 0.3))
+
+
+@pytest.mark.parametrize(
+    "name", [f"{name}{sizes}" for name in DOCUMENTS for sizes in ("", " square") if name + sizes != "lesson10_repaired square"]
+)
+def test_same_masks_same_loss_and_gradients(name: str):
+    (case,) = (case for case in CASES if case.name == name)
+    both = pair(dropping(case.config))
     masks: dict[str, np.ndarray] = {}
     rates: dict[str, float] = {}
     batch = batch_of(both)

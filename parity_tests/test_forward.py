@@ -1,39 +1,44 @@
 """Every level of the ladder for every case: the algorithm in float64, then the arithmetic in float32."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 import jax_transformer as jt
-from parity_tests.cases import CASES, ODD
-from parity_tests.levels import LEVELS, assert_close, error, logits
+from parity_tests.cases import CASES, DOCUMENTS, ODD, Case
+from parity_tests.levels import LEVELS, assert_close, error, levels, logits
 from parity_tests.twins import Pair, as_torch, pair, ragged, ragged_target
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
-@pytest.fixture(scope="module", params=[(case, dtype) for case in CASES for dtype in BOUNDS], ids=lambda p: f"{p[0]}-{str(p[1])[-7:]}")
-def both(request) -> Pair:
-    case, dtype = request.param
+@functools.lru_cache(maxsize=1)
+def pair_of(case: Case, dtype: torch.dtype) -> Pair:
     return pair(case.config, dtype)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_level(both: Pair, level: str):
-    bound = BOUNDS[next(both.torch.parameters()).dtype]
+LADDER = [(case, dtype, level) for case in CASES for dtype in BOUNDS for level in levels(case.config)]
+
+
+@pytest.mark.parametrize(("case", "dtype", "level"), LADDER, ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER])
+def test_level(case: Case, dtype: torch.dtype, level: str):
+    bound = BOUNDS[dtype]
     if bound > 1e-12 and level in ("encoder", "logits", "loss"):
         bound = 5e-6  # several blocks, one after another
     with torch.no_grad():
-        assert_close(LEVELS[level](both), bound, level)
+        assert_close(LEVELS[level](pair_of(case, dtype)), bound, level)
 
 
-@pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired", "small"])
+@pytest.mark.parametrize("name", [*DOCUMENTS, "small"])
 def test_every_length(name: str):
-    config = jt.preset(name, **(ODD | dict(num_layers=1, source_vocab_size=13)))
+    sizes = dict(vocab_size=13, d_model=6, num_heads=2, num_layers=1, max_length=12)
+    config = jt.preset(name, **sizes)
     both = pair(config)
     for length in range(1, config.max_length + 1):
         source = ragged(config.source_vocab_size, config.source_pad_id, 2, length, seed=length)
-        target = ragged_target(config, 2, config.max_length + 1 - length, seed=length)
+        target = ragged_target(config, 2, length if config.equal_lengths else config.max_length + 1 - length, seed=length)
         with torch.no_grad():
             assert_close((both.flax(source, target), both.torch(as_torch(source), as_torch(target))), 1e-12, f"length {length}")
 

@@ -16,7 +16,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import optimizer, step
 from jax_transformer.training.options import OptimizerOptions, Schedule
-from parity_tests.cases import CASES, ODD
+from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import Pair, as_torch, pair
 
@@ -46,7 +46,7 @@ def trained_table(both: Pair) -> tuple[rules.Table, dict[str, tuple[int, ...]]]:
 def torch_gradients(both: Pair) -> dict[str, np.ndarray]:
     """PyTorch's gradients under the Flax model's names."""
     table, shapes = trained_table(both)
-    gradients = {name: p.grad.numpy() for name, p in both.torch.named_parameters(remove_duplicate=False)}
+    gradients = {name: p.grad.numpy() for name, p in both.torch.named_parameters(remove_duplicate=False) if p.grad is not None}
     return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
 
 
@@ -101,7 +101,15 @@ def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
     return losses
 
 
-STEPPED = ["lesson10 square", "vaswani2017_base", "small", "torch.nn norm_first", "torch.nn tied output"]
+STEPPED = [
+    *(f"{name}{form}" for name in DOCUMENTS if not name.startswith("lesson10") for form in ("", " square")),
+    "lesson10_repaired",
+    "lesson10 square",
+    "vaswani2017_base",
+    "small",
+    "torch.nn norm_first",
+    "torch.nn tied output",
+]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +136,27 @@ def test_ten_steps(name: str, schedule: Schedule):
     ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.carried))
     for name in expected:
         assert_close((ours[name], expected[name]), 1e-10, name)
-    if "pos_enc.pe" in ours:
-        before = jt.convert.to_torch(both.flax)["pos_enc.pe"]
-        assert ours["pos_enc.pe"].tobytes() == before.tobytes()
+    before = jt.convert.to_torch(both.flax)
+    for name in carried(both):
+        assert ours[name].tobytes() == before[name].tobytes(), name
+
+
+def carried(both: Pair) -> set[str]:
+    """PyTorch's names of what is never trained: buffers, and parameters that the document owns and never uses."""
+    return (
+        set(both.torch.state_dict())
+        - {rule.torch for rule in trained_table(both)[0]}
+        - {rule.torch for rule in jt.convert.weight_table(both.config) if isinstance(rule, rules.Alias)}
+    )
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_gets_no_gradient_in_torch_is_carried_and_not_trained(name: str):
+    (case,) = (case for case in CASES if case.name == name)
+    both = pair(case.config)
+    torch_loss(both, batch_of(both)).backward()
+    without = {name for name, parameter in both.torch.named_parameters() if parameter.grad is None}
+    assert carried(both) == without | {name for name, _ in both.torch.named_buffers() if name in both.torch.state_dict()}
 
 
 def test_the_steps_notice():

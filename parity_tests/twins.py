@@ -1,17 +1,17 @@
 """A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how each twin's parts are called."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer.config import Layout, Positions, TransformerConfig
+from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.convert import torch_bridge
 from jax_transformer.transformer import Transformer
+from parity_tests import adapters
 
 torch.set_num_threads(1)  # the same sums in the same order on every machine
 
@@ -27,23 +27,27 @@ class Pair:
     target: np.ndarray
 
     @property
-    def calls(self) -> Any:
+    def calls(self) -> ModuleType:
         """How the twin's parts are called with (batch, length, d) arrays."""
-        return {Layout.LESSON10: _lesson10, Layout.TORCH_NN: _stock}[self.config.layout]
+        return adapters.of(self.config.layout)
 
 
 def pair(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, *, seed: int = 0, batch: int = 3, source: int = 7, target: int = 5
 ) -> Pair:
-    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored."""
+    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored.
+
+    Where source and target must be equally long, both have the source's length.
+    """
+    target = source if config.equal_lengths else target
     generator = torch.Generator().manual_seed(seed)
     module = torch_bridge.twin(config).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
-            if config.encoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
+            if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
                 # Matrices as wide as their inputs, so that values stay of order one through every layer
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + name.endswith("norm.weight"))
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + _is_scale(name))
     flax = jt.convert.from_torch(module.state_dict(), config)
     return Pair(
         config,
@@ -52,6 +56,12 @@ def pair(
         ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed),
         ragged_target(config, batch, target, seed),
     )
+
+
+def _is_scale(name: str) -> bool:
+    """Of a norm, as the documents name them: norm1.weight, layer_norm2.weight, normalization1.weight, norm1.gamma."""
+    owner, _, leaf = name.rpartition(".")
+    return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")
 
 
 def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
@@ -69,34 +79,3 @@ def ragged_target(config: TransformerConfig, batch: int, length: int, seed: int)
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(array))
-
-
-def _swap(x: torch.Tensor) -> torch.Tensor:
-    return x.transpose(0, 1)
-
-
-def _lesson10_attention(module, x, memory, padding, future):
-    out, weights = module(_swap(x), _swap(memory), padding, future)
-    return _swap(out), weights
-
-
-_lesson10 = SimpleNamespace(
-    attention=_lesson10_attention,
-    feed_forward=lambda layer, x: layer.feed_forward(x),
-    encoder_block=lambda layer, x, padding: _swap(layer(_swap(x), padding)),
-    decoder_block=lambda layer, x, memory, padding, future, memory_padding: _swap(
-        layer(_swap(x), _swap(memory), padding, future, memory_padding)[0]
-    ),
-    memory=lambda twin, source: _swap(twin.encode(source)),
-)
-_stock = SimpleNamespace(
-    attention=lambda module, x, memory, padding, future: module(
-        x, memory, memory, key_padding_mask=padding, attn_mask=future, need_weights=True, average_attn_weights=False
-    ),
-    feed_forward=lambda layer, x: layer.linear2(layer.dropout(layer.activation(layer.linear1(x)))),
-    encoder_block=lambda layer, x, padding: layer(x, src_key_padding_mask=padding),
-    decoder_block=lambda layer, x, memory, padding, future, memory_padding: layer(
-        x, memory, tgt_mask=future, tgt_key_padding_mask=padding, memory_key_padding_mask=memory_padding
-    ),
-    memory=lambda twin, source: twin.encode(source),
-)

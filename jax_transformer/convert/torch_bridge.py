@@ -75,7 +75,7 @@ def _check_like(config: TransformerConfig, preset: str, *free: str) -> None:
         "max_length",
     }
     every |= {"encoder.layers", "decoder.layers", "dropout", "dropout_masks", "compute_dtype", "layout"}
-    known = presets.preset(preset, d_model=config.d_model, num_heads=config.num_heads)
+    known = presets.preset(preset, d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout)
     ours, theirs = (dict(_leaves(value)) for value in (config, known))
     wrong = [name for name in ours if name not in every | set(free) and ours[name] != theirs[name]]
     if wrong:

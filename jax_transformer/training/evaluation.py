@@ -1,6 +1,7 @@
 """A trained run against a test set."""
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *,
     none is left. ``weights`` as of :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`.
     """
     trained = load_run(run, weights)
+    if message := translation.without_cache(trained.model.config):
+        print(message, file=sys.stderr)
     found = parallel_text.read_pairs(source, target)
     encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs

@@ -4,7 +4,10 @@ from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
 
-SEQUENCE_FIRST = False
+
+def sequence_first(module: str) -> bool:
+    """Nothing here is: the twin is batch first."""
+    return False
 
 
 def _seen(padding: Tensor | None, future: Tensor | None) -> Tensor | None:

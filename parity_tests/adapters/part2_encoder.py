@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from jax_transformer.config import Part, TransformerConfig
 
-SEQUENCE_FIRST = False
-
 
 def sequence_first(module: str) -> bool:
     """Whether the dropout module of this name is given (length, batch, ...); attention weights are (b, h, q, k) everywhere."""
