@@ -1,6 +1,5 @@
 """Decoding with a cache is decoding without one, and beam search is what a plain loop over lists computes."""
 
-import contextlib
 import dataclasses
 import functools
 
@@ -12,8 +11,9 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import generate, transformer
-from jax_transformer.config import Branch, Mask, Part, Residual
+from jax_transformer.config import Branch, Part, Residual
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn.cache import Prefix
 from parity_tests.unit.helpers import furthest, ragged, random_model, tiny
 from parity_tests.unit.speakers import loud
 
@@ -47,17 +47,22 @@ def forward(model: transformer.Transformer):
     return lambda source, target: np.asarray(compiled(definition)(state, source, target))
 
 
-def plain_greedy(model: transformer.Transformer, source: np.ndarray, bos: int, eos: int) -> np.ndarray:
-    """The target is as wide as the result all along: what stands behind a token changes nothing before it (see test_model)."""
+def width(config: jt.TransformerConfig, source: np.ndarray, places: int) -> int:
+    """How wide the target is from the first step on: as wide as the result, or as the source where both must be equally long. Where a decoder is
+    causal, what stands behind a token changes nothing before it (see test_model)."""
+    return source.shape[1] if config.equal_lengths else places
+
+
+def plain_greedy(model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = PLACES) -> np.ndarray:
     pad, logits = model.config.target_pad_id, forward(model)
-    target = np.full((ROWS, PLACES + 1), pad)
+    target = np.full((ROWS, width(model.config, source, places) + 1), pad)
     target[:, 0] = bos
     done = np.zeros(ROWS, bool)
-    for i in range(PLACES):
+    for i in range(places):
         token = logits(source, target[:, :-1])[:, i].argmax(axis=-1)
         target[:, i + 1] = np.where(done, pad, token)
         done |= target[:, i + 1] == eos
-    return target[:, 1:]
+    return target[:, 1 : places + 1]
 
 
 def sources(config: jt.TransformerConfig, seed: int) -> np.ndarray:
@@ -111,29 +116,73 @@ def test_each_cached_step_gives_the_logits_of_the_whole(config):
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
-SELF, CROSS = Branch((Part.SELF,)), Branch((Part.CROSS,))
-
-
-@pytest.mark.parametrize(
-    "branches",
-    [
-        pytest.param((SELF, SELF, CROSS), id="self-attention twice: one module, two sets of keys"),
-        pytest.param((SELF, Branch((Part.CROSS,), Residual.MEMORY)), id="memory as residual: longer than one token"),
-    ],
-)
-def test_a_cache_that_would_be_wrong_is_refused(branches):
-    config = dataclasses.replace(PRE_NORM, decoder=dataclasses.replace(PRE_NORM.decoder, branches=branches))
-    source = sources(config, 0)
-    with contextlib.suppress(ConfigError):
-        steps_match_the_whole(random_model(config), source, source.copy())
-
-
 def test_the_cache_refuses_what_it_cannot_hold():
-    with pytest.raises(ConfigError, match=r"^21 tokens to generate are over max_length=20$"):
+    with pytest.raises(ConfigError, match=r"^21 tokens to generate are over the model's 20$"):
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
-    both_ways = dataclasses.replace(FAITHFUL, decoder=dataclasses.replace(FAITHFUL.decoder, self_mask=(Mask.TARGET_PADDING,)))
-    with pytest.raises(ConfigError, match=r"not causal cannot be cached"):
-        random_model(both_ways).init_cache(sources(FAITHFUL, 0), 5)
+
+
+# Where keys and values cannot be kept
+
+SELF, CROSS, FFN = Branch((Part.SELF,)), Branch((Part.CROSS,)), Branch((Part.FFN,))
+TO_MEMORY = dataclasses.replace(CROSS, residual=Residual.MEMORY)
+UNCACHED = {
+    name: PRE_NORM.with_sizes(num_layers=1, **changes)
+    for name, changes in {
+        "not causal": {"decoder.self_mask": ("target_padding",)},
+        "values summed": {"decoder.mixing": "summed", "score_scale": "none"},
+        "heads merged raw": {"decoder.head_merge": "raw"},
+        "heads merged raw, cross-attention alone": {"decoder.head_merge": "raw", "decoder.branches": (CROSS, FFN)},
+        "self-attention twice": {"decoder.branches": (SELF, SELF, CROSS)},
+        "memory as residual": {"decoder.branches": (SELF, TO_MEMORY, FFN)},
+    }.items()
+} | {"blog2023": tiny("blog2023", num_layers=1)}
+
+
+@pytest.mark.parametrize("name", UNCACHED)
+def test_greedy_without_a_cache_is_the_plain_loop_over_the_tokens_so_far(name):
+    """Each step sees the tokens so far, and padding in the places to come: this is what the numbers mean where the future is not hidden."""
+    config, seen = UNCACHED[name], []
+    for seed in range(4):
+        model, source = loud(config, seed), sources(config, seed)
+        places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
+        assert isinstance(jax.eval_shape(lambda m=model, s=source, p=places: m.init_cache(s, p)), Prefix)
+        tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
+        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, places)
+        assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id, places)).all()
+        seen.append(tokens)
+    assert len(np.unique(np.concatenate(seen), axis=0)) > ROWS
+
+
+@pytest.mark.parametrize("name", ["not causal", "memory as residual", "blog2023"])
+def test_beam_without_a_cache_is_the_plain_search(name):
+    config = UNCACHED[name]
+    for seed, alpha, eos in SEARCHES[1:3]:
+        model, source = loud(config, seed, eos=eos), sources(config, seed)
+        places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
+        tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=alpha)
+        for row in range(ROWS):
+            expected, score = plain_beam(model, source[row], 3, alpha, places)
+            assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
+            assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+
+
+def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_tokens():
+    config = UNCACHED["memory as residual"]
+    model, source = loud(config, 0), sources(config, 0)
+    decoders = {
+        "greedy": generate.greedy,
+        "beam": lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0],
+        "sample": lambda *a, **k: generate.sample(*a, jax.random.key(0), **k),
+    }
+    for name, decode in decoders.items():
+        for places, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
+            assert jax.eval_shape(lambda d=decode, p=places: d(model, source, max_length=p)).shape == (ROWS, expected), name
+        with pytest.raises(ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"):
+            decode(model, source, max_length=21)
+    few = np.asarray(generate.greedy(model, source, max_length=3))
+    assert (few == np.asarray(generate.greedy(model, source))[:, :3]).all()  # the places to come do not shorten the source
+    with pytest.raises(ConfigError, match=r"^8 tokens to generate are over the source's 7, and this decoder needs equal lengths$"):
+        model.init_cache(source, 8)
 
 
 def test_start_and_end_tokens_can_be_given():
@@ -207,25 +256,27 @@ def penalty(length: int, alpha: float) -> float:
     return ((5 + length) / 6) ** alpha
 
 
-def plain_beam(model: transformer.Transformer, source: np.ndarray, size: int, alpha: float) -> tuple[list[int], float]:
+def plain_beam(
+    model: transformer.Transformer, source: np.ndarray, size: int, alpha: float, places: int = PLACES
+) -> tuple[list[int], float]:
     """One row by lists: of the 2k best continuations those that end are finished (k are kept), the k best others go on."""
-    logits = forward(model)
+    logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
-    for step in range(PLACES):
-        target = np.full((ROWS, PLACES), PAD)
+    for step in range(places):
+        target = np.full((ROWS, width(config, source[None], places)), config.target_pad_id)
         for row, (_, tokens) in enumerate(live):
-            target[row, : step + 1] = [BOS, *tokens]
+            target[row, : step + 1] = [config.bos_id, *tokens]
         log_probs = log_softmax(logits(np.repeat(source[None], ROWS, axis=0), target)[:, step])
         grown = [(score + log_probs[row, v], [*tokens, v]) for row, (score, tokens) in enumerate(live) for v in range(log_probs.shape[1])]
         best = sorted(grown, key=lambda hypothesis: -hypothesis[0])[: 2 * size]
-        finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in best if tokens[-1] == EOS]
+        finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in best if tokens[-1] == config.eos_id]
         finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
-        live = [hypothesis for hypothesis in best if hypothesis[1][-1] != EOS][:size]
-        if len(finished) == size and live[0][0] / penalty(PLACES, alpha) <= finished[-1][0]:
+        live = [hypothesis for hypothesis in best if hypothesis[1][-1] != config.eos_id][:size]
+        if len(finished) == size and live[0][0] / penalty(places, alpha) <= finished[-1][0]:
             break
     score, tokens = finished[0] if finished else (live[0][0] / penalty(step + 1, alpha), live[0][1])
-    return tokens + [PAD] * (PLACES - len(tokens)), score
+    return tokens + [config.target_pad_id] * (places - len(tokens)), score
 
 
 # Seed, length penalty, what is added to the end token's logit. With the last two, going on pays although every step costs.
