@@ -58,6 +58,8 @@ def check_embeddings(
     if 0 in x.shape:
         raise InputError(f"embeddings have shape {x.shape}: empty")
     check_length(x.shape[1], config, "source")
+    if valid is not None and not isinstance(valid, jax.Array):
+        valid = np.asarray(valid)
     if valid is not None and (valid.shape != x.shape[:2] or valid.dtype != bool):
         raise InputError(
             f"the mask of embeddings of shape {x.shape} must be bool of shape {x.shape[:2]}, not {valid.dtype} of shape {valid.shape}"

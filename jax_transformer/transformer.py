@@ -165,13 +165,13 @@ class Transformer(nnx.Module):
         tokens so far are kept instead.
         """
         config = self.config
-        if places > config.longest:
-            raise ConfigError(f"{places} tokens to generate are over the model's {config.longest}")
+        if not 1 <= places <= config.longest:
+            raise ConfigError(f"places={places} must be between 1 and the model's {config.longest}")
         source = self.check_source(source)
         memory, _ = self._encode(source, Dropout())
         batch, source_valid, none = len(memory), source != config.source_pad_id, jnp.zeros((), jnp.int32)
         if config.equal_lengths and places > source.shape[1]:
-            raise ConfigError(f"{places} tokens to generate are over the source's {source.shape[1]}, and this decoder needs equal lengths")
+            raise ConfigError(f"places={places} is over the source's {source.shape[1]} tokens, and this decoder needs equal lengths")
         if config.uncacheable:
             room = source.shape[1] if config.equal_lengths else places
             return Prefix(memory, source_valid, jnp.full((batch, beams, room), config.target_pad_id, jnp.int32), none)

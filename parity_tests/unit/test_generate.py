@@ -117,7 +117,7 @@ def test_each_cached_step_gives_the_logits_of_the_whole(config):
 
 
 def test_the_cache_refuses_what_it_cannot_hold():
-    with pytest.raises(ConfigError, match=r"^21 tokens to generate are over the model's 20$"):
+    with pytest.raises(ConfigError, match=r"^places=21 must be between 1 and the model's 20$"):
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
 
 
@@ -181,7 +181,7 @@ def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_to
             decode(model, source, max_length=21)
     few = np.asarray(generate.greedy(model, source, max_length=3))
     assert (few == np.asarray(generate.greedy(model, source))[:, :3]).all()  # the places to come do not shorten the source
-    with pytest.raises(ConfigError, match=r"^8 tokens to generate are over the source's 7, and this decoder needs equal lengths$"):
+    with pytest.raises(ConfigError, match=r"^places=8 is over the source's 7 tokens, and this decoder needs equal lengths$"):
         model.init_cache(source, 8)
 
 

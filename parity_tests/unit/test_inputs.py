@@ -1,0 +1,279 @@
+"""Bad input is refused at the border, by every preset and every way in, in one line with the numbers: never NaN, never a silent wrap."""
+
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_transformer as jt
+from jax_transformer import generate
+from jax_transformer.config import Mask, TransformerConfig
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.transformer import Transformer
+from parity_tests.unit.helpers import ODD, random_model, tiny, unchecked
+
+NAMES = jt.preset_names()
+ROWS, LENGTH = 3, 5
+WIDTH = ODD["d_model"]
+
+
+def small(name: str) -> TransformerConfig:
+    """As many positions as it takes to reach a rule of positions that ends before its table."""
+    config = tiny(name, num_layers=1)
+    return config.with_sizes(max_length=60) if jt.preset(name).longest < jt.preset(name).max_length else config
+
+
+def good(config: TransformerConfig, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that every preset can read: equally long on both sides, no padding."""
+    sizes = (config.source_vocab_size, config.target_vocab_size)
+    return tuple(np.random.default_rng(length).integers(4, size, (ROWS, length)) for size in sizes)
+
+
+def edited(ids: np.ndarray, value: int) -> np.ndarray:
+    ids = ids.copy()
+    ids[1, 2] = value
+    return ids
+
+
+def refused(call: Callable[[], object], message: str, error: type[Exception] = InputError) -> None:
+    """The call ends in one line that says so, without the tests' type checker as with it."""
+    with unchecked(), pytest.raises(error) as found:
+        call()
+    assert str(found.value) == message and "\n" not in message and re.search(r"\d", message)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request) -> Transformer:
+    return random_model(small(request.param))
+
+
+def too_long(config: TransformerConfig, side: str) -> str:
+    """What is said of one token too many."""
+    over = config.longest + 1
+    if config.longest == config.max_length:
+        return f"{side} is {over} tokens long, over max_length={config.max_length}"
+    return f"{side} is {over} tokens long, but the rule of its positions gives position {config.longest} a row that no table has"
+
+
+def test_what_is_good_is_read_up_to_the_last_position(model):
+    config = model.config
+    for length in (1, LENGTH, config.longest):
+        logits = jax.eval_shape(lambda n=length: model(*good(config, n)))
+        assert logits.shape == (ROWS, length, config.target_vocab_size)
+    source, target = good(config)
+    assert np.isfinite(model(source, target)).all()
+    x = np.random.default_rng(0).normal(size=(ROWS, config.longest, WIDTH))
+    for valid in (None, np.ones(x.shape[:2], bool)):
+        assert jax.eval_shape(lambda v=valid: model.encode_embeddings(x, v)).shape == x.shape
+
+
+# Ids
+
+
+def bad_ids(config: TransformerConfig, side: str, vocab: int, ids: np.ndarray) -> list[tuple[object, str]]:
+    """Ids that cannot be looked up on either side, with what is said of them."""
+    shaped = f"{side} ids must be integers of shape (batch, length), not"
+    return [
+        (edited(ids, vocab), f"{side} id {vocab} is outside the vocabulary of {vocab}"),
+        (edited(ids, 2**40), f"{side} id {2**40} is outside the vocabulary of {vocab}"),
+        (edited(ids, -1), f"{side} id -1 is outside the vocabulary of {vocab}"),
+        (edited(ids, -(2**40)), f"{side} id {-(2**40)} is outside the vocabulary of {vocab}"),
+        (jnp.asarray(edited(ids, -7)), f"{side} id -7 is outside the vocabulary of {vocab}"),
+        (ids.astype(np.float32), f"{shaped} float32 of shape {ids.shape}"),
+        (ids > 3, f"{shaped} bool of shape {ids.shape}"),
+        (ids.astype(str), f"{shaped} {ids.astype(str).dtype} of shape {ids.shape}"),
+        (ids[0], f"{shaped} int64 of shape {ids[0].shape}"),
+        (ids[None], f"{shaped} int64 of shape {(1, *ids.shape)}"),
+        (ids[0, 0], f"{shaped} int64 of shape ()"),
+        (ids[:0], f"{side} ids have shape {ids[:0].shape}: empty"),
+        (ids[:, :0], f"{side} ids have shape {ids[:, :0].shape}: empty"),
+        ([], f"{shaped} float64 of shape (0,)"),
+        (np.tile(ids, 20)[:, : config.longest + 1], too_long(config, side)),
+    ]
+
+
+def test_source_ids_that_cannot_be_read_are_refused_by_every_way_in(model):
+    source, target = good(model.config)
+    key = jax.random.key(0)
+    ways: list[Callable[[object], object]] = [
+        lambda ids: model(ids, target),
+        lambda ids: model(ids, target, rngs=key, return_attention=True),
+        model.encode,
+        model.check_source,
+        lambda ids: model.init_cache(ids, 2),
+        lambda ids: generate.greedy(model, ids),
+        lambda ids: generate.beam(model, ids),
+        lambda ids: generate.n_best(model, ids, 2),
+        lambda ids: generate.sample(model, ids, key),
+    ]
+    for ids, message in bad_ids(model.config, "source", model.config.source_vocab_size, source):
+        for way in ways:
+            refused(lambda w=way, i=ids: w(i), message)
+
+
+def test_target_ids_that_cannot_be_read_are_refused(model):
+    source, target = good(model.config)
+    for ids, message in bad_ids(model.config, "target", model.config.target_vocab_size, target):
+        refused(lambda i=ids: model(source, i), message)
+
+
+def test_sides_that_do_not_belong_together_are_refused(model):
+    source, target = good(model.config)
+    refused(lambda: model(source[:2], target), "source has 2 rows and target 3")
+    refused(lambda: model(source, target[:1]), "source has 3 rows and target 1")
+    if model.config.equal_lengths:
+        for s, t in ((source, target[:, :4]), (source[:, :1], target), (source, target[:, :1])):
+            with pytest.raises(InputError, match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.* both must be equally long"):
+                model(s, t)
+    else:
+        assert jax.eval_shape(lambda: model(source, target[:, :2])).shape[:2] == (ROWS, 2)
+
+
+def test_under_jit_shapes_are_refused_as_ever(model):
+    """There the values are not known: an id outside the vocabulary reads the table's last row or its first, and no NaN comes of it."""
+    config = model.config
+    source, target = good(config)
+
+    def call(source_shape, target_shape, dtype=jnp.int32):
+        jax.eval_shape(lambda s, t: model(s, t), jax.ShapeDtypeStruct(source_shape, dtype), jax.ShapeDtypeStruct(target_shape, jnp.int32))
+
+    call(source.shape, target.shape)
+    over = (ROWS, config.longest + 1)
+    refused(lambda: call(over, over), too_long(config, "source"))
+    refused(lambda: call(source.shape, over), too_long(config, "target"))
+    refused(lambda: call((2, LENGTH), target.shape), "source has 2 rows and target 3")
+    refused(lambda: call((0, LENGTH), (0, LENGTH)), f"source ids have shape (0, {LENGTH}): empty")
+    refused(
+        lambda: call(source.shape, target.shape, jnp.float32),
+        f"source ids must be integers of shape (batch, length), not float32 of shape {source.shape}",
+    )
+    if config.equal_lengths:
+        with pytest.raises(InputError, match=r"both must be equally long"):
+            call((ROWS, 4), target.shape)
+
+
+@pytest.mark.parametrize("name", ["deep_dive", "part2_encoder", "small"])
+def test_under_jit_ids_outside_the_vocabulary_make_no_nan(name):
+    model = random_model(small(name))
+    source, target = good(model.config)
+    logits = jax.jit(lambda s, t: model(s, t))
+    assert np.isfinite(logits(edited(source, -1), edited(target, -99))).all()
+    last = edited(source, model.config.source_vocab_size - 1), edited(target, model.config.target_vocab_size - 1)
+    assert (np.asarray(logits(edited(source, 99), edited(target, 99))) == np.asarray(logits(*last))).all()
+
+
+# Embeddings
+
+
+def test_embeddings_that_cannot_be_read_are_refused(model):
+    config, (b, s) = model.config, (ROWS, LENGTH)
+    x = np.random.default_rng(0).normal(size=(b, s, WIDTH))
+    shaped = f"embeddings must be floating-point numbers of shape (batch, length, {WIDTH}), not"
+    bad = [
+        (x[..., :-1], f"{shaped} float64 of shape {(b, s, WIDTH - 1)}"),
+        (np.concatenate([x, x], axis=2), f"{shaped} float64 of shape {(b, s, 2 * WIDTH)}"),
+        (x[..., :1], f"{shaped} float64 of shape {(b, s, 1)}"),
+        (x[0], f"{shaped} float64 of shape {(s, WIDTH)}"),
+        (x[None], f"{shaped} float64 of shape {(1, b, s, WIDTH)}"),
+        (x.astype(np.int32), f"{shaped} int32 of shape {x.shape}"),
+        (x > 0, f"{shaped} bool of shape {x.shape}"),
+        (x + 1j, f"{shaped} complex128 of shape {x.shape}"),
+        (good(config)[0], f"{shaped} int64 of shape {(b, s)}"),
+        (x[:0], f"embeddings have shape {(0, s, WIDTH)}: empty"),
+        (x[:, :0], f"embeddings have shape {(b, 0, WIDTH)}: empty"),
+        (np.tile(x, (1, 20, 1))[:, : config.longest + 1], too_long(config, "source")),
+    ]
+    for encode in (model.encode_embeddings, model.encoder.encode_embeddings):
+        for given, message in bad:
+            refused(lambda e=encode, g=given: e(g), message)
+
+
+def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
+    x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH))
+    ones = np.ones((ROWS, LENGTH), bool)
+    fits = f"the mask of embeddings of shape {x.shape} must be bool of shape {(ROWS, LENGTH)}, not"
+    bad = [
+        (ones[:, :-1], f"{fits} bool of shape {(ROWS, LENGTH - 1)}"),
+        (ones[:1], f"{fits} bool of shape {(1, LENGTH)}"),
+        (ones[:, :1], f"{fits} bool of shape {(ROWS, 1)}"),
+        (ones.T, f"{fits} bool of shape {(LENGTH, ROWS)}"),
+        (ones[0], f"{fits} bool of shape {(LENGTH,)}"),
+        (ones[:, None], f"{fits} bool of shape {(ROWS, 1, LENGTH)}"),
+        (ones.astype(int), f"{fits} int64 of shape {ones.shape}"),
+        (ones.astype(np.float32), f"{fits} float32 of shape {ones.shape}"),
+        (ones.astype(int).tolist(), f"{fits} int64 of shape {ones.shape}"),
+        (jnp.asarray(ones)[:, :2], f"{fits} bool of shape {(ROWS, 2)}"),
+    ]
+    for encode in (model.encode_embeddings, model.encoder.encode_embeddings):
+        for mask, message in bad:
+            refused(lambda e=encode, m=mask: e(x, m), message)
+
+
+def test_a_mask_given_with_embeddings_hides_what_it_says():
+    """Where the encoder has a mask at all; where it has none, as its document has none, all is seen."""
+    for name in ("part2_encoder", "part2_encoder_repaired"):
+        model = random_model(small(name))
+        x, valid = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)), np.ones((ROWS, LENGTH), bool)
+        valid[1, 3:] = False
+        other = np.where(valid[..., None], x, 7.0)
+        before, after = (np.asarray(model.encode_embeddings(given, valid)) for given in (x, other))
+        assert ((before[valid] == after[valid]).all()) == (Mask.SOURCE_PADDING in model.config.encoder.self_mask)
+
+
+# What generation refuses beside its source
+
+
+def test_more_tokens_than_there_are_positions_are_refused_by_every_decoder(model):
+    (source, _), config = good(model.config), model.config
+    for places in (0, -1, config.longest + 1):
+        refused(
+            lambda p=places: model.init_cache(source, p), f"places={places} must be between 1 and the model's {config.longest}", ConfigError
+        )
+        message = f"max_length={places} must be between 1 and the model's {config.longest}"
+        refused(lambda p=places: generate.greedy(model, source, max_length=p), message, ConfigError)
+        refused(lambda p=places: generate.beam(model, source, max_length=p), message, ConfigError)
+        refused(lambda p=places: generate.sample(model, source, jax.random.key(0), max_length=p), message, ConfigError)
+    for name in ("bos_id", "eos_id"):
+        message = f"{name}={config.target_vocab_size} is outside the vocabulary of {config.target_vocab_size}"
+        refused(lambda n=name: generate.greedy(model, source, **{n: config.target_vocab_size}), message, ConfigError)
+
+
+# Configurations
+
+SIZES = [
+    (dict(d_model=-12), "d_model=-12 must be at least 1"),
+    (dict(d_model=0), "d_model=0 must be at least 1"),
+    (dict(num_heads=-3), "num_heads=-3 must be at least 1"),
+    (dict(num_heads=0), "num_heads=0 must be at least 1"),
+    (dict(head_dim=-4), "head_dim=-4 must be at least 1"),
+    (dict(d_ff=-20), "d_ff=-20 must be at least 1"),
+    (dict(max_length=-20), "max_length=-20 must be at least 1"),
+    (dict(source_vocab_size=-11), "source_vocab_size=-11 must be at least 1"),
+    (dict(target_vocab_size=0), "target_vocab_size=0 must be at least 1"),
+    (dict(num_layers=-2), "encoder.layers=-2 must be at least 1"),
+    (dict(decoder_layers=0), "decoder.layers=0 must be at least 1"),
+    (dict(head_dim=None, num_heads=5), "d_model=12 is not divisible by num_heads=5"),
+    (dict(dropout=-0.1), "dropout=-0.1 must be at least 0 and below 1"),
+    (dict(pad_id=-1), "source_pad_id=-1 is outside the vocabulary of 1"),  # 11, or 13 where it is one vocabulary
+    (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("sizes", "message"), SIZES, ids=[message[:24] for _, message in SIZES])
+def test_sizes_that_cannot_be_are_refused_in_every_preset(name, sizes, message):
+    with pytest.raises(ConfigError) as found:
+        tiny(name, **sizes)
+    assert str(found.value).startswith(message) and "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_width_that_heads_do_not_divide_is_refused_unless_heads_have_a_width_of_their_own(name):
+    if jt.preset(name).head_dim is None:
+        with pytest.raises(ConfigError, match=r"^d_model=14 is not divisible by num_heads=3$"):
+            jt.preset(name, **(ODD | dict(d_model=14)))
+    else:
+        assert jt.preset(name, **(ODD | dict(d_model=14))).head_width == 14
