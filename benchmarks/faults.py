@@ -36,7 +36,7 @@ REPAIRED = "_repaired"
 SETTINGS = (
     "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 --model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "
     "--model.dropout 0 --model.attention-dropout 0 --model.activation-dropout 0 --model.embedding-dropout 0 "
-    "--optimizer.learning-rate 1e-3 --optimizer.warmup-steps 100"
+    "--data.tokens-per-batch 512 --optimizer.learning-rate 3e-3 --optimizer.warmup-steps 100"
 )
 VOCABULARY = 1000
 SEEDS = (0, 1, 2)

@@ -61,7 +61,7 @@ def test_a_run_that_has_ended_is_not_repeated(tmp_path, monkeypatch):
     assert [each["bleu"] for each in first] == [60.0, 60.0]
     assert measured([0, 1])[:2] == first
     assert begun[2:] == [("lesson10", 1), ("lesson10_repaired", 1)]
-    monkeypatch.setattr(faults, "SETTINGS", faults.SETTINGS.replace("1e-3", "2e-3"))
+    monkeypatch.setattr(faults, "SETTINGS", faults.SETTINGS.replace("3e-3", "2e-3"))
     assert faults.Results(tmp_path / "results.jsonl").find("lesson10", 0, 20) is None
     assert all("exit code 6" in each for each in measured([2])), "a run that fails is told, and the others go on"
 
