@@ -1,0 +1,239 @@
+"""What the pages of docs/architectures say is so: modules and shapes in their diagrams, and fields and values in their tables."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer.config import Branch, StackConfig, TransformerConfig
+from jax_transformer.transformer import Transformer
+
+PAGES = Path(__file__).parents[2] / "docs" / "architectures"
+DOCUMENTS = ["blog2023", "deep_dive", "from_scratch", "lesson10", "part2_encoder"]
+
+# No two letters of the axis legend have the same size, and none is a multiple of another but i = h·e.
+SIZES = {"b": 3, "s": 5, "t": 7, "h": 2, "e": 11, "i": 22, "d": 26, "f": 17, "v": 19}
+
+
+def page(document: str) -> str:
+    return (PAGES / f"{document}.md").read_text(encoding="utf-8")
+
+
+def forms(document: str) -> list[str]:
+    """The presets that a page is about."""
+    return [document, f"{document}_repaired"]
+
+
+def test_every_document_has_its_page():
+    assert sorted(path.stem for path in PAGES.glob("*.md")) == DOCUMENTS
+    assert {name.removesuffix("_repaired") for name in jt.preset_names() if f"{name}_repaired" in jt.preset_names()} == set(DOCUMENTS)
+
+
+# Diagrams
+
+TEXT = r'(?:\["(?P<{0}box>[^"]*)"\]|\(\["(?P<{0}oval>[^"]*)"\]\)|\(\("(?P<{0}round>[^"]*)"\)\))?'
+NODE = r"(?P<{0}id>\w+)" + TEXT
+EDGE = re.compile(rf'{NODE.format("a_")} -->(?:\|"(?P<label>[^"]*)"\|)? {NODE.format("b_")}')
+ALONE = re.compile(NODE.format("a_"))
+
+
+class Diagram:
+    """A flowchart: the text of every node, and (node, label, node) of every edge."""
+
+    def __init__(self, lines: list[str]):
+        self.texts: dict[str, str] = {}
+        self.edges: list[tuple[str, str | None, str]] = []
+        for line in filter(None, map(str.strip, lines)):
+            if line == "flowchart TB" or line == "end" or line.startswith("subgraph "):
+                continue
+            found = EDGE.fullmatch(line) or ALONE.fullmatch(line)
+            assert found is not None, f"cannot read {line!r}"
+            groups = found.groupdict()
+            for side in ("a_", "b_") if "label" in groups else ("a_",):
+                text = next((groups[f"{side}{kind}"] for kind in ("box", "oval", "round") if groups[f"{side}{kind}"] is not None), None)
+                if text is not None:
+                    assert groups[f"{side}id"] not in self.texts, f"{groups[f'{side}id']} has two texts"
+                    self.texts[groups[f"{side}id"]] = text
+            if "label" in groups:
+                self.edges.append((groups["a_id"], groups["label"], groups["b_id"]))
+        unknown = {end for a, _, b in self.edges for end in (a, b)} - self.texts.keys()
+        assert not unknown, f"nodes without a text: {', '.join(sorted(unknown))}"
+
+    def modules(self) -> dict[str, str]:
+        """The path of each node that stands for a module."""
+        found = {node: re.findall("<code>(.*?)</code>", text) for node, text in self.texts.items()}
+        assert all(len(paths) < 2 for paths in found.values()), found
+        return {node: paths[0] for node, paths in found.items() if paths}
+
+
+def diagrams(document: str) -> list[Diagram]:
+    found = re.findall(r"^```mermaid\n(.*?)^```$", page(document), flags=re.DOTALL | re.MULTILINE)
+    assert found and page(document).count("```mermaid") == len(found)
+    return [Diagram(text.splitlines()) for text in found]
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@functools.cache
+def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
+    """Of every module that a call reaches, by path: the shape of its output, and of its weights where it is attention. And the letters' sizes."""
+    letters = dict(SIZES)
+    if jt.preset(preset).equal_lengths:
+        letters["t"] = letters["s"]
+    config = jt.preset(
+        preset,
+        source_vocab_size=23,
+        target_vocab_size=letters["v"],
+        d_model=letters["d"],
+        num_heads=letters["h"],
+        head_dim=letters["e"],
+        d_ff=letters["f"],
+        num_layers=1,
+        max_length=20,
+    )
+    calls: list[tuple[nnx.Module, Shapes]] = []
+
+    def recorded(call):
+        def wrapped(self, *args, **kwargs):
+            result = call(self, *args, **kwargs)
+            arrays = result if isinstance(result, tuple) else (result,)
+            calls.append((self, {kind: a.shape for kind, a in zip(("", "weights"), arrays, strict=False) if hasattr(a, "shape")}))
+            return result
+
+        return wrapped
+
+    def run() -> jax.Array:
+        model = Transformer(config, rngs=nnx.Rngs(0))
+        modules = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(model)}
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in {type(module) for _, module in nnx.iter_modules(model) if callable(module)}:
+                patch.setattr(kind, "__call__", recorded(kind.__call__))
+            logits = model(*(np.ones((letters["b"], letters[n]), np.int32) for n in ("s", "t")))
+        for module, shapes in calls:
+            path = modules[id(module)]
+            assert found.setdefault(path, shapes) == shapes, f"{path} has outputs of two shapes"
+        return logits
+
+    found: dict[str, Shapes] = {}
+    jax.eval_shape(run)
+    return found, letters
+
+
+def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], Shapes]]:
+    """(path, label, letters, true shapes) of every edge that leaves a module, in every preset that has the module."""
+    found = []
+    for diagram in diagrams(document):
+        for node, path in diagram.modules().items():
+            owners = [outputs(preset) for preset in forms(document) if path in outputs(preset)[0]]
+            assert owners, f"{path}: neither {document} nor its repaired form computes such a module"
+            leaving = [label for a, label, _ in diagram.edges if a == node]
+            assert leaving, f"{path}: nothing leaves it"
+            found += [(path, label, letters, shapes[path]) for shapes, letters in owners for label in leaving]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_shapes_in_a_diagram_are_those_of_the_modules(document):
+    edges = checked_edges(document)
+    assert len(edges) > 20
+    for path, label, letters, shapes in edges:
+        form = re.fullmatch(r"(?:(weights) )?\(([a-z](?:, [a-z])*)\)", label or "")
+        assert form is not None, f"{path}: {label!r} is no shape"
+        shape = tuple(letters[letter] for letter in form[2].split(", "))
+        assert shape == shapes[form[1] or ""], f"{path}: {label} is {shape}, and the module's {shapes}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_module_of_a_block_is_missing_from_a_diagram(document):
+    """Each, or what it is made of."""
+    drawn = {path for diagram in diagrams(document) for path in diagram.modules().values()}
+    computed = outputs(document)[0]
+    inner = re.compile(r"(encoder|decoder|)(\.blocks\.0(\.residuals\.\d+)?)?|.*\.(query|key|value|out|up|down)|.*feed_forward\.positions")
+    missing = [p for p in computed if not inner.fullmatch(p) and not any(d == p or d.startswith(f"{p}.") for d in drawn)]
+    assert not missing and len(computed) > 20
+
+
+def test_a_diagram_is_read_and_a_wrong_one_is_not():
+    found = Diagram(
+        [
+            "flowchart TB",
+            'ids["source ids"] -->|"(b, s)"| words["embedding<br/><code>source_embedding</code>"]',
+            'words -->|"(b, s, d)"| sum(("+"))',
+            'subgraph block ["a block"]',
+            'rest(["the rest"])',
+            "end",
+            "sum --> rest",
+        ]
+    )
+    assert found.edges == [("ids", "(b, s)", "words"), ("words", "(b, s, d)", "sum"), ("sum", None, "rest")]
+    assert found.modules() == {"words": "source_embedding"} and found.texts["rest"] == "the rest"
+    for line in ("words --> nowhere", 'a["x"] ==> b["y"]', 'a["x"] --> a["y"]', 'a["x"] -->|(b, s)| b["y"]'):
+        with pytest.raises(AssertionError):
+            Diagram([line])
+
+
+def test_the_recorded_shapes_are_the_model_s():
+    found, letters = outputs("deep_dive_repaired")
+    b, s, t, h, d = (letters[letter] for letter in "bsthd")
+    assert found["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
+    assert found["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
+    assert found["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
+    assert found["output"] == {"": (b, t, letters["v"])} and not any(".idle." in path for path in found)
+
+
+# Tables of fields
+
+
+def rows(document: str) -> list[list[str]]:
+    """The cells of the table under "Configuration", without its head."""
+    section = page(document).split("\n## Configuration\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def value_at(config: TransformerConfig, field: str) -> object:
+    """``decoder.branches[1].residual`` and the like."""
+    value: object = config
+    for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", field):
+        value = getattr(value, name)
+        value = value[int(index)] if index else value
+    return value
+
+
+def said(value: object) -> str | None:
+    """A value as the tables write it: words in backticks, numbers without; None for what only prose can say."""
+    if isinstance(value, tuple):
+        return "none" if not value else None if isinstance(value[0], Branch) else ", ".join(f"`{item.value}`" for item in value)
+    if isinstance(value, (StackConfig, type(None))):
+        return None
+    return str(value).lower() if isinstance(value, (bool, int, float)) and not hasattr(value, "value") else f"`{value}`"
+
+
+def table(document: str) -> list[tuple[str, str, str]]:
+    """(preset, field, what the table says of it) of every cell that says a value."""
+    found = []
+    for fields, faithful, repaired, *_ in rows(document):
+        names = re.findall("`([^`]*)`", fields)
+        cells = (faithful, faithful if repaired == "the same" else repaired)
+        for preset, cell in zip(forms(document), cells, strict=True):
+            one_each = len(names) > 1 and len(cell.split(", ")) == len(names)
+            parts = cell.split(", ") if one_each else [cell] * len(names)
+            found += [(preset, name, part) for name, part in zip(names, parts, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_fields_in_a_table_are_there_and_have_its_values(document):
+    compared = 0
+    for preset, field, cell in table(document):
+        expected = said(value_at(jt.preset(preset), field))
+        if expected is not None and re.fullmatch(r"none|true|false|[\d.]+|`\w+`(, `\w+`)*", cell):
+            assert expected in (cell, f"{cell}.0"), f"{preset}: {field} is {expected}, the page says {cell}"
+            compared += 1
+    assert compared > 10
