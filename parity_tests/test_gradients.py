@@ -18,7 +18,7 @@ from jax_transformer.training import optimizer, step
 from jax_transformer.training.options import OptimizerOptions, Schedule
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
-from parity_tests.twins import Pair, as_torch, pair
+from parity_tests.twins import Pair, as_torch, pair, without_dropout
 
 SMOOTHING = 0.1
 
@@ -118,13 +118,12 @@ STEPPED = [
 def test_ten_steps(name: str, schedule: Schedule):
     """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not trained."""
     (case,) = (case for case in CASES if case.name == name)
-    without = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
-    both = pair(case.config.with_sizes(**without))
+    both, config = pair(case.config), without_dropout(case.config)
     options = dataclasses.replace(OPTIMIZER, schedule=schedule)
     rule = optimizer.make(options, 10)
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
         state = step.initial_state(both.flax, rule)
-        train_step = step.make_step(both.config, rule, options.label_smoothing)
+        train_step = step.make_step(config, rule, options.label_smoothing)
         losses = []
         for i in range(10):
             state, measured = train_step(state, [batch_of(both, i)], jax.random.key(0))

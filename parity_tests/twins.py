@@ -1,7 +1,8 @@
 """A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how each twin's parts are called."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,16 @@ def pair(
         ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed),
         ragged_target(config, batch, target, seed),
     )
+
+
+def without_dropout(config: TransformerConfig) -> TransformerConfig:
+    """Every rate 0, those of single branches and stacks too: the twin is made of the configuration itself and set to ``eval``."""
+    rates: dict[str, Any] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+    for name in ("encoder", "decoder"):
+        stack = getattr(config, name)
+        rates[f"{name}.attention_dropout"] = 0.0
+        rates[f"{name}.branches"] = tuple(replace(branch, dropout=0.0) for branch in stack.branches)
+    return config.with_sizes(**rates)
 
 
 def _is_scale(name: str) -> bool:
