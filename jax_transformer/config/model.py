@@ -137,7 +137,7 @@ class TransformerConfig:
         """The most tokens that a source or target may have: ``max_length``, or as many as have a row in the tables of both stacks."""
         found = self.max_length
         for stack in (self.encoder, self.decoder):
-            if stack.positions is not Positions.NONE:
+            if stack.positions is not Positions.NONE and stack.position_index is not PositionIndex.ORDER:
                 rows = (position_row(stack.position_index, i) for i in range(found))
                 found = next((i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found)
         return found
