@@ -25,11 +25,11 @@ from jax_transformer.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = {
-    "deep_dive": "positions read two rows of their table, the decoder has no feed-forward, padding is seen",
+    "deep_dive": "positions read two rows of their table; decoder blocks have no feed-forward; padding is seen",
     "lesson10": "the decoder attends to source padding",
-    "from_scratch": "scores are divided by √d_model, not by the root of a head's width",
-    "part2_encoder": "heads are merged without transposing back, positions have twice the exponent and are added in each feed-forward",
-    "blog2023": "attention sums all values whatever its weights, so the target is never read; the residual adds the memory",
+    "from_scratch": "scores are divided by the root of d_model, not of a head's width",
+    "part2_encoder": "heads are merged across positions; the feed-forward comes first and again, each time adding positions; padding is seen",
+    "blog2023": "attention sums all values, so the target is never read; the residual adds the memory; padding is seen",
 }
 REPAIRED = "_repaired"
 # No dropout, because no pair is met twice; where a branch has a rate of its own (0.5 in blog2023), that is part of the document
