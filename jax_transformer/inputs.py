@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.model import position_row
 from jax_transformer.errors import InputError
 from jax_transformer.shapes import AnyArray
 
@@ -32,9 +33,10 @@ def check_length(length: int, config: TransformerConfig, name: str) -> None:
     if length > config.max_length:
         raise InputError(f"{name} is {length} tokens long, over max_length={config.max_length}")
     if length > config.longest:
-        raise InputError(
-            f"{name} is {length} tokens long, but the rule of its positions gives position {config.longest} a row that no table has"
-        )
+        rows = [position_row(stack.position_index, config.longest) for stack in (config.encoder, config.decoder)]
+        row = next(row for row in rows if not 0 <= row < config.max_length)
+        rule = f"the rule of its positions gives position {config.longest} a row that no table has: {row}"
+        raise InputError(f"{name} is {length} tokens long, but {rule}")
 
 
 def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: TransformerConfig) -> None:

@@ -50,12 +50,14 @@ def torch_gradients(both: Pair) -> dict[str, np.ndarray]:
     return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
 
 
-def flax_gradients(both: Pair, batch: Batch, dropout: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
-    def mean_loss(params):
-        total, tokens = step.loss_sum(params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout)
-        return total / tokens.astype(total.dtype)
+def flax_loss(params: dict[str, jax.Array], both: Pair, batch: Batch, dropout: Any = None) -> jax.Array:
+    total, tokens = step.loss_sum(params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout)
+    return total / tokens.astype(total.dtype)
 
-    return jax.jit(jax.value_and_grad(mean_loss))(transformer.flatten(both.flax, nnx.Param))
+
+def flax_gradients(both: Pair, batch: Batch, dropout: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+    gradients = jax.jit(jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout)))
+    return gradients(transformer.flatten(both.flax, nnx.Param))
 
 
 def assert_same_gradients(ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12) -> None:

@@ -9,7 +9,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +42,7 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     try:
-        with _without_log():
+        with _said_once():
             ocp.save(temporary, tree)
         hashes = {name: _sha256(path) for name, path in _files(temporary)}
         (temporary / _MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
@@ -59,15 +62,31 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def _without_log() -> Iterator[None]:
-    """Orbax logs a failure with its traceback and raises it as well: it is said once, by us. Its threads may log long after that."""
-    logs = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before = [log.disabled for log in logs]
+def _said_once() -> Iterator[None]:
+    """Orbax logs a failure with its traceback and raises it as well, and its threads fail after it: it is said once, by us.
+
+    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and coroutines: these come long after that.
+    """
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
+    disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
     for log in logs:
         log.disabled = True
+    threading.excepthook, sys.unraisablehook = (_but_orbax(hook) for hook in hooks)
     yield
-    for log, disabled in zip(logs, before, strict=True):
-        log.disabled = disabled
+    for log, before in zip(logs, disabled, strict=True):
+        log.disabled = before
+    threading.excepthook, sys.unraisablehook = hooks
+
+
+def _but_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook for all exceptions but those that passed through Orbax, or through the event loops that it runs."""
+
+    def filtered(unhandled: Any) -> None:
+        files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
+        if not any(f"{os.sep}{package}{os.sep}" in file for file in files for package in ("orbax", "asyncio")):
+            hook(unhandled)
+
+    return filtered
 
 
 def remove_unfinished(folder: Path) -> None:
