@@ -183,7 +183,7 @@ def test_the_feed_forward_drops_after_its_activation():
     layer = random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"})).encoder.blocks[0].feed_forward
     x = random(3, 5, 12)
     expected = layer.down(jnp.asarray(halved(jax.nn.gelu(layer.up(x), approximate=False))))
-    assert furthest(layer(x, Halved()), expected) < 1e-14
+    assert furthest(layer(x, jnp.arange(5), Halved()), expected) < 1e-14
 
 
 def test_a_branch_drops_and_norms_where_the_configuration_says():
@@ -214,13 +214,13 @@ class Recorded(MaskedDropout):
 
 def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
     rates = dict(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, embedding_dropout=0.4)
-    config = tiny("small", **rates)
+    config = tiny("small", embedding_dropouts=2, **rates)
     source, target = batch(config)
     recorded = Recorded()
     jax.eval_shape(lambda: random_model(config)(source, target, rngs=recorded))
     expected, lengths = [], {"encoder": 7, "decoder": 5}
     for stack, n in lengths.items():
-        expected.append((f"{stack}.embedding", (3, n, 12), 0.4))
+        expected += [(f"{stack}.embedding{more}", (3, n, 12), 0.4) for more in ("", ".1")]
         attentions = [("self_attention", n)] if stack == "encoder" else [("self_attention", n), ("cross_attention", 7)]
         for block in range(2):
             where = f"{stack}.blocks.{block}.branches"
