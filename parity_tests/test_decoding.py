@@ -17,6 +17,9 @@ SEARCHES = [(1, 0.6), (2, 0.0), (4, 1.0), (5, 2.5)]  # beam size and length pena
 NEAR = 1e-10
 
 
+SEARCHED = [case for case in CASES if not case.name.endswith("square")]  # a search cannot tell a square size
+
+
 def reader(both: Pair) -> decoding.Model:
     """The twin; where both sides must be equally long, it reads the target padded to the source's length."""
     if not both.config.equal_lengths:
@@ -30,7 +33,7 @@ def reader(both: Pair) -> decoding.Model:
     return model
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SEARCHED, ids=str)
 def test_greedy_token_for_token(case):
     lengths, ids = set(), {"bos": case.config.bos_id, "eos": case.config.eos_id, "pad": case.config.target_pad_id}
     for seed in range(3):
@@ -51,7 +54,7 @@ def likely_end(both: Pair) -> int:
 
 
 # Each case with one search, so that each search meets a quarter of the cases
-@pytest.mark.parametrize(("case", "search"), list(zip(CASES, itertools.cycle(SEARCHES))), ids=str)
+@pytest.mark.parametrize(("case", "search"), list(zip(SEARCHED, itertools.cycle(SEARCHES))), ids=str)
 def test_beam_token_for_token(case, search):
     (size, alpha), config = search, case.config
     both = pair(config, batch=3, source=9)

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import convert, transformer
+from jax_transformer.config import Layout
 from jax_transformer.convert import rules
 from jax_transformer.convert.rules import Alias, Each, Rule, Several
 from jax_transformer.errors import InputError
@@ -83,8 +84,11 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
     return start + np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
 
 
-def test_each_tensor_lands_where_its_name_says(config):
-    """By hand, values all different: shapes alone cannot tell in the square case."""
+@pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
+@pytest.mark.parametrize("name", [name for name in NAMES if jt.preset(name).layout in (Layout.TORCH_NN, Layout.LESSON10)])
+def test_each_tensor_lands_where_its_name_says(name, sizes):
+    """By hand, values all different: shapes alone cannot tell in the square case. Other layouts: part by part, with their twins."""
+    config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
     table, d = weight_table(config), config.d_model
     expected = rules.torch_shapes(table, shapes(config))
     state = {name: counted(shape, 10_000 * i) for i, (name, shape) in enumerate(expected.items())}
