@@ -23,6 +23,12 @@ class InputError(Refusal, ValueError):
     exit_code = 3
 
 
+class UnsafeFileError(Refusal, ValueError):
+    """A file that asks for more than weights: code to run, or more memory than it holds (exit code 4)."""
+
+    exit_code = 4
+
+
 class CheckpointError(Refusal, RuntimeError):
     """A checkpoint that is missing, damaged or of another model (exit code 5)."""
 
