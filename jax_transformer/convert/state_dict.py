@@ -30,7 +30,10 @@ def weight_table(config: TransformerConfig, part: str = "model") -> rules.Table:
     if part not in _PARTS:
         raise ConfigError(f"unknown part {part!r}{nearest(part, list(_PARTS))}; known: {', '.join(_PARTS)}")
     table = tables.table(config)
-    rules.check_complete(table, _shapes(config))
+    try:
+        rules.check_complete(table, _shapes(config))
+    except ValueError as error:  # a configuration that the layout's own module cannot be set to, such as a tied one
+        raise ConfigError(f"layout {config.layout.value!r} has no names for this configuration: {error}") from None
     if part == "encoder":
         table = rules.within(table, "encoder.")
         rules.check_complete(table, _shapes(config, part))

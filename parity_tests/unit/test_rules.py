@@ -14,7 +14,7 @@ from jax_transformer import convert, transformer
 from jax_transformer.config import Layout
 from jax_transformer.convert import rules
 from jax_transformer.convert.rules import Alias, Each, Rule, Several
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from parity_tests.unit.helpers import ODD, SQUARE, furthest, random_arrays, random_model, shapes, tiny
 
 DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [np.dtype(ml_dtypes.bfloat16)]
@@ -326,3 +326,10 @@ def test_norms_under_other_names():
     assert rules.layer_norm("n", "m", names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",)), Rule("n.beta", ("m.bias",))]
     assert rules.layer_norm("n", "m", bias=False, names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",))]
     assert rules.layer_norm("n", "m") == [Rule("n.weight", ("m.scale",)), Rule("n.bias", ("m.bias",))]
+
+
+def test_a_layout_that_has_no_names_for_a_configuration_says_so():
+    with pytest.raises(ConfigError, match=r"layout 'deep_dive' has no names for this configuration: .*output_bias"):
+        weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
+    with pytest.raises(ConfigError, match=r"layout 'blog2023' has no names .*\.norm\.bias"):
+        weight_table(tiny("blog2023", bias=False))
