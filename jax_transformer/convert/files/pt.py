@@ -3,19 +3,20 @@
 What is read is what weights and training states are made of: arrays in plain containers. Anything else is refused by its name.
 """
 
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.files import whole, zipped
+from jax_transformer.convert.files import pickling, whole, zipped
 from jax_transformer.convert.files.rebuilt import Rebuilder
 from jax_transformer.convert.files.tensors import Described
 from jax_transformer.convert.files.whole import shown
 from jax_transformer.errors import InputError, UnsafeFileError
 
-__all__ = ["Described", "describe", "is_legacy", "is_pt", "leaves", "read", "tied", "ties"]
+__all__ = ["Described", "describe", "is_legacy", "is_pt", "leaves", "read", "tied", "ties", "write"]
 
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # the number that files from before 1.6 begin with
 _NEWEST_VERSION = 10
@@ -63,6 +64,48 @@ def describe(path: str | Path) -> Any:
     """The same as ``read``, but with a ``Described`` for every tensor. No storage is read."""
     with _open(path) as archive:
         return _parsed(archive)[0]
+
+
+def write(path: str | Path, value: Any) -> None:
+    """A file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and plain values as they are, arrays as tensors.
+
+    The same value is always the same bytes. An array that is in it twice becomes two tensors that share a storage. The file is there whole or
+    not at all: it is written to a temporary name, read back and compared, synced and renamed.
+
+    Raises:
+        InputError: something is neither an array of a dtype that PyTorch has nor a plain container or value.
+    """
+    path = Path(path)
+    pickler = pickling.Pickler(str(path))
+    records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
+    with whole.written(path) as temporary:
+        with open(temporary, "wb") as file:
+            zipped.write(file, _members(records, pickler.storages))
+        if not _same(value, read(temporary)):
+            raise InputError(f"{path}: was not written as it is")
+
+
+def _members(records: Mapping[str, bytes], storages: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, content in records.items():
+        yield f"archive/{name}", np.frombuffer(content, np.uint8)
+    for number, array in enumerate(storages):
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        yield f"archive/data/{number}", native.reshape(-1).view(np.uint8)
+    yield "archive/version", np.frombuffer(b"3\n", np.uint8)
+
+
+def _same(value: Any, again: Any) -> bool:
+    """Bit for bit, with equal containers."""
+    if isinstance(value, np.ndarray):
+        same = isinstance(again, np.ndarray) and (value.shape, value.dtype.newbyteorder("=")) == (again.shape, again.dtype)
+        return same and np.ascontiguousarray(value, again.dtype).tobytes() == again.tobytes()
+    if isinstance(value, Mapping):
+        return type(again) is dict and list(value) == list(again) and all(_same(value[key], again[key]) for key in again)
+    if isinstance(value, list | tuple):
+        return isinstance(again, type(value)) and len(value) == len(again) and all(map(_same, value, again))
+    if isinstance(value, float):
+        return isinstance(again, float) and struct.pack("d", value) == struct.pack("d", again)
+    return type(again) is type(value) and again == value
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:

@@ -6,9 +6,9 @@
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _STREAMED, _UTF8 = 0x8, 0x800  # sizes and checksum follow the data (PyTorch's way); the name is UTF-8
 _ZIP64 = 1
 MOST_MEMBERS = 500_000
+ALIGNMENT = 64
+_MIDNIGHT = 33  # of the first of January 1980, the earliest date there is
+LARGE = 0xFFFFFFFF  # numbers from here on need a zip64 field
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
 
 
@@ -196,3 +199,42 @@ class Archive:
         if (local_flags, method) != (flags, 0) or self._at(header + _LOCAL.size, name_length) != raw:
             raise self._unsafe(f"{whole.shown(name)} is described in two ways")
         return header + _LOCAL.size + name_length + extra_length
+
+
+def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
+    """A zip file of stored members (uint8), each at a multiple of 64 as PyTorch's are, and without times: the same members are the same bytes."""
+    directory = b""
+    number, at = 0, 0
+    for name, content in members:
+        raw, crc, size, header = name.encode("utf-8"), zlib.crc32(content.data), content.size, at
+        wide = _wide_extra(size, size)
+        pad = -(header + _LOCAL.size + len(raw) + len(wide) + 4) % ALIGNMENT
+        extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad
+        small = _narrow(size)
+        local = (
+            _LOCAL.pack(b"PK\x03\x04", 45 if wide else 20, _UTF8, 0, 0, _MIDNIGHT, crc, small, small, len(raw), len(extra)) + raw + extra
+        )
+        file.write(local)
+        file.write(content.data)
+        wide = _wide_extra(size, size, header)
+        version = 45 if wide else 20
+        times = (0, _MIDNIGHT, crc, small, small)
+        sizes = (len(raw), len(wide), 0, 0, 0, 0, _narrow(header))
+        directory += _CENTRAL.pack(b"PK\x01\x02", version, version, _UTF8, 0, *times, *sizes) + raw + wide
+        number, at = number + 1, header + len(local) + size
+    file.write(directory)
+    if number >= FULL16 or at >= LARGE or len(directory) >= LARGE:
+        file.write(_END64.pack(b"PK\x06\x06", _END64.size - 12, 45, 45, 0, 0, number, number, len(directory), at))
+        file.write(_LOCATOR.pack(b"PK\x06\x07", 0, at + len(directory), 1))
+    counts = (min(number, FULL16), min(number, FULL16), _narrow(len(directory)), _narrow(at))
+    file.write(_END.pack(b"PK\x05\x06", 0, 0, *counts, 0))
+
+
+def _narrow(number: int) -> int:
+    return number if number < LARGE else FULL32
+
+
+def _wide_extra(*numbers: int) -> bytes:
+    """The zip64 field for those numbers that do not fit into 32 bits."""
+    large = [number for number in numbers if number >= LARGE]
+    return struct.pack(f"<HH{len(large)}Q", _ZIP64, 8 * len(large), *large) if large else b""
