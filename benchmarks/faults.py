@@ -157,6 +157,7 @@ def figure(results: list[Result], title: str) -> Any:
         for axes, (name, (label, digits)) in zip(panels, FIGURES.items(), strict=True):
             axes.set_title(label[0].upper() + label[1:])
             axes.grid(visible=False, axis="x")
+            axes.set_axisbelow(True)
             axes.set_xticks(range(len(shown)), shown)
             for side, suffix, colour, legend in ((-1, "", curves.ORANGE, "as documented"), (1, REPAIRED, curves.BLUE, "repaired")):
                 for i, preset in enumerate(shown):
