@@ -1,0 +1,239 @@
+"""A run in mid-flight: its whole state between Optax and what a PyTorch loop saves. Weights and moments go through the same table.
+
+``{"model", "optimizer", "scheduler", "step", "config"}`` is a training checkpoint as PyTorch users write it; ``step`` is the place in the data,
+because batch n is a function of the run's data and n alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jax_transformer import convert, transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import optimizer as moments_of
+from jax_transformer.convert import rules
+from jax_transformer.convert.optimizer import Moments
+from jax_transformer.convert.optimizer_groups import ADAM, ADAMW, SGD
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.training import checkpoint, optimizer, resume, step
+from jax_transformer.training.options import OptimizerOptions, TrainOptions
+from jax_transformer.training.run_folder import RunFolder, parsed
+from jax_transformer.training.step import TrainState
+
+_KINDS: dict[str, type] = {ADAMW: optax.ScaleByAdamState, ADAM: optax.ScaleByAdamState, SGD: optax.TraceState}
+
+
+# Moments and the state of any Optax chain
+
+
+def from_optax(state: optax.OptState, kind: str, hyperparameters: Mapping[str, Any], weight_decay: Mapping[str, float]) -> Moments:
+    """The moments in an Optax state over ``{Flax name: array}``; what the state does not hold is given. Raises ConfigError where it holds what
+    no optimizer of that ``kind`` in torch.optim does."""
+    ours = _only(state, _KINDS[kind])
+    others = [leaf for leaf in _nodes(state) if leaf is not ours and not isinstance(leaf, optax.ScaleByScheduleState)]
+    if ours is None or others:
+        raise ConfigError(f"this Optax state is not that of {kind}: {', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}")
+    given = dict(hyperparameters)
+    if isinstance(ours, optax.TraceState):
+        return Moments(kind, {}, _host(ours.trace), {}, given, dict(weight_decay))
+    count = int(ours.count)
+    first, second = (_host(ours.mu), _host(ours.nu)) if count else ({}, {})
+    return Moments(kind, dict.fromkeys(ours.mu, count), first, second, given, dict(weight_decay))
+
+
+def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.OptState:
+    """``state``, as ``init`` made it, with these moments, and with its schedule at ``position``.
+
+    Raises InputError where the moments are of other arrays or counts, ConfigError where the state is not that of such an optimizer.
+    """
+    kind = _KINDS[moments.kind]
+    fresh = _only(state, kind)
+    if fresh is None:
+        raise ConfigError(f"this Optax state is not that of {moments.kind}: it holds {', '.join(type(n).__name__ for n in _nodes(state))}")
+    made = _adam(fresh, moments) if isinstance(fresh, optax.ScaleByAdamState) else fresh._replace(trace=_like(fresh.trace, moments.first))
+
+    def replace(node: Any) -> Any:
+        if isinstance(node, optax.ScaleByScheduleState):
+            return node._replace(count=jnp.asarray(position, node.count.dtype))
+        return made if isinstance(node, kind) else node
+
+    return jax.tree.map(replace, state, is_leaf=_is_node)
+
+
+def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamState:
+    counts = set(moments.counts.values())
+    if len(counts) > 1:
+        by_count = {count: next(name for name, each in moments.counts.items() if each == count) for count in sorted(counts)}
+        several = ", ".join(f"{name} {count}" for count, name in by_count.items())
+        raise InputError(f"the arrays had different numbers of updates ({several}), and Optax counts for all at once")
+    count = jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)
+    return optax.ScaleByAdamState(count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second))
+
+
+def _is_node(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByAdamState | optax.TraceState | optax.ScaleByScheduleState)
+
+
+def _nodes(state: optax.OptState) -> list[Any]:
+    """The states of transformations that this file knows, and whatever other array there is."""
+    return jax.tree.leaves(state, is_leaf=_is_node)
+
+
+def _only(state: optax.OptState, kind: type) -> Any:
+    found = [node for node in _nodes(state) if isinstance(node, kind)]
+    return found[0] if len(found) == 1 else None
+
+
+def _host(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
+def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Copies of ``arrays``, as of now zeros where there are none; their own dtypes must be those of ``fresh``."""
+    if not arrays:
+        return {name: jnp.zeros_like(array) for name, array in fresh.items()}
+    if fresh.keys() != arrays.keys():
+        raise InputError(f"moments of other arrays than the model trains: {', '.join(sorted(fresh.keys() ^ arrays.keys()))}")
+    for name, array in arrays.items():
+        if (array.shape, str(array.dtype)) != (fresh[name].shape, str(fresh[name].dtype)):
+            ours = f"{fresh[name].dtype} {fresh[name].shape}"
+            raise InputError(f"the moments of {name} are {array.dtype} {array.shape}, and the parameter is {ours}")
+    return {name: jnp.array(arrays[name], copy=True) for name in fresh}
+
+
+# A run's state and a training checkpoint of PyTorch
+
+
+def to_checkpoint(state: TrainState, options: TrainOptions, config: TransformerConfig, parameter_names: Sequence[str]) -> dict[str, Any]:
+    """What a PyTorch loop would have saved at this step: plain containers with arrays, the inverse of :func:`from_checkpoint`.
+
+    ``parameter_names`` are the module's, in its order: ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving
+    average, which that loop does not have.
+    """
+    _check_no_average(options)
+    table, shapes = convert.weight_table(config), {name: array.shape for name, array in state.params.items()}
+    (schedule,) = (node for node in _nodes(state.moments) if isinstance(node, optax.ScaleByScheduleState))
+    rate, position = learning_rate(options, int(schedule.count)), int(schedule.count)
+    peak, rule = options.optimizer.learning_rate, options.optimizer
+    settings = {"lr": rate, "initial_lr": peak, "betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
+    moments = from_optax(state.moments, ADAMW, settings, dict.fromkeys(state.params | state.carried, rule.weight_decay))
+    model = convert.to_torch(transformer.unflatten(config, state.params | state.carried))
+    in_order = dict.fromkeys([*parameter_names, *model])  # so that the checkpoint says the optimizer's order again
+    return {
+        "model": {name: model[name] for name in in_order},
+        "optimizer": moments_of.to_torch(moments, table, shapes, parameter_names),
+        "scheduler": {
+            "base_lrs": [peak],
+            "last_epoch": position,
+            "_step_count": position + 1,
+            "_is_initial": False,
+            "_get_lr_called_within_step": False,
+            "_last_lr": [rate],
+            "lr_lambdas": [None],
+        },
+        "step": int(state.step),
+        "config": config.to_json(),
+    }
+
+
+def from_checkpoint(
+    saved: Mapping[str, Any], options: TrainOptions, config: TransformerConfig, parameter_names: Sequence[str] | None = None
+) -> TrainState:
+    """The state that ``train`` goes on from, of a PyTorch loop's checkpoint with ``model``, ``optimizer``, ``scheduler`` and ``step``.
+
+    Without ``parameter_names`` the order of ``model`` says it, as ``state_dict()`` of a module made it. Raises InputError where the checkpoint
+    does not hold that or does not fit the model, ConfigError where the run's options are not those that it was trained with.
+    """
+    _check_no_average(options)
+    missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
+    if missing:
+        raise InputError(f"no training checkpoint: it has no {', '.join(map(repr, missing))}; without them a run cannot go on")
+    scheduler = saved["scheduler"]
+    position = _whole(scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None, "scheduler.last_epoch")
+    now = _whole(saved["step"], "step")
+    model = convert.from_torch(saved["model"], config)
+    state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
+    table, shapes = convert.weight_table(config), {name: array.shape for name, array in state.params.items()}
+    names = parameter_names or moments_of.parameter_names(saved["model"], table, buffers(config))
+    moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
+    _check_options(moments, options, position)
+    return state._replace(step=jnp.asarray(now, jnp.int32), moments=into_optax(state.moments, moments, position))
+
+
+def buffers(config: TransformerConfig) -> set[str]:
+    """PyTorch's names of the position tables that it stores and that are no parameters."""
+    frozen = transformer.flatten(transformer.abstract(config), Frozen)
+    stored = {name for name in frozen if name.endswith(".positions.table")}
+    return {rule.torch for rule in convert.weight_table(config) if isinstance(rule, rules.Rule) and stored.issuperset(rule.flax)}
+
+
+def learning_rate(options: TrainOptions, position: int) -> float:
+    """Of the update behind ``position`` others, in float64, as PyTorch's scheduler computes it."""
+    with jax.enable_x64(True):
+        return float(optimizer.schedule(options.optimizer, options.steps)(position))
+
+
+def _whole(value: Any, name: str) -> int:
+    value = value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    if not isinstance(value, int | float) or value != value // 1 or value < 0:
+        raise InputError(f"{name}={value!r} of the training checkpoint is no number of steps")
+    return int(value)
+
+
+def _check_no_average(options: TrainOptions) -> None:
+    if options.optimizer.ema:
+        raise ConfigError(f"optimizer.ema={options.optimizer.ema}: a moving average of the weights has no place in torch.optim's state")
+
+
+def _check_options(moments: Moments, options: TrainOptions, position: int) -> None:
+    """Raises ConfigError that names every setting in which the checkpoint and the run differ: going on would be another training."""
+    rule: OptimizerOptions = options.optimizer
+    given = moments.hyperparameters
+    pairs: dict[str, tuple[Any, Any]] = {}
+    decays = sorted(set(moments.weight_decay.values()))
+    if moments.kind == ADAMW or (moments.kind == ADAM and decays == [0.0]):
+        pairs = {"beta1 and beta2": (tuple(given["betas"]), (rule.beta1, rule.beta2)), "epsilon": (given["eps"], rule.epsilon)}
+    else:
+        pairs = {"the optimizer": (moments.kind, ADAMW)}
+    pairs["weight_decay"] = (decays[0] if len(decays) == 1 else decays, rule.weight_decay)
+    different = [f"{name} ({theirs} there, {ours} here)" for name, (theirs, ours) in pairs.items() if theirs != ours]
+    ours = learning_rate(options, position)
+    if abs(given["lr"] - ours) > 1e-6 * rule.learning_rate:  # schedules are often computed in float32
+        different.append(f"the learning rate behind {position} updates ({given['lr']:.6g} there, {ours:.6g} here)")
+    if different:
+        raise ConfigError(f"the run's options are not those that the checkpoint was trained with: {', '.join(different)}")
+
+
+# A run's state on the disk
+
+
+def load(folder: RunFolder, at: int) -> TrainState:
+    """The state saved at step ``at``, in the dtypes it was saved in. Raises CheckpointError where it is damaged or of another model, or
+    holds float64 while JAX is in 32-bit mode."""
+    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
+    found = checkpoint.described(folder.checkpoints, at)
+    if any(dtype == "float64" for _, dtype in found.values()) and not jax.config.read("jax_enable_x64"):
+        raise CheckpointError(f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1")
+    rule = optimizer.make(options.optimizer, options.steps)
+    fresh = jax.eval_shape(
+        lambda: step.initial_state(transformer.Transformer(config, rngs=nnx.Rngs(0)), rule, ema=options.optimizer.ema > 0)
+    )
+
+    def typed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        _, dtype = found.get(jax.tree_util.keystr(path, simple=True, separator="/"), (None, leaf.dtype))
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    return checkpoint.load(folder.checkpoints, at, jax.tree_util.tree_map_with_path(typed, fresh))
+
+
+def save(folder: RunFolder, state: TrainState) -> Path:
+    """Write the state as the checkpoint of its step, from which ``train`` goes on. Raises CheckpointError where the disk does not take it."""
+    about = {**resume.environment(), "unrecorded": []}
+    return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

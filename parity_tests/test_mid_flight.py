@@ -1,0 +1,294 @@
+"""A run that changes frameworks: PyTorch, JAX, PyTorch again, as if it had stayed in either. Same batches, losses and weights, in float64."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jax_transformer as jt
+from jax_transformer import codec, transformer
+from jax_transformer.convert import optimizer as moments_of
+from jax_transformer.convert import torch_bridge
+from jax_transformer.data import batches
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training import carried_state, corpus, optimizer, step
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.data_options import DataOptions
+from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.training.step import TrainState
+from parity_tests.unit.runs import write_text
+from torch_reference import training
+
+N = 4  # updates in each leg
+BOUND = 1e-10
+Checkpoint = dict[str, Any]
+
+
+@dataclass
+class Flight:
+    """A run folder as ``train`` makes it before its first step, in both frameworks."""
+
+    folder: RunFolder
+    options: TrainOptions
+    corpus: Corpus
+    step: step.TrainStep
+    start: Checkpoint
+    """Of step 0: PyTorch's initial weights in float64."""
+
+    def torch(self, begin: Checkpoint) -> training.Loop:
+        loop = training.Loop(training.read(self.folder.path), torch_bridge.twin(self.corpus.config))
+        loop.load(as_tensors(begin))
+        return loop
+
+    def jax(self, state: TrainState, updates: int) -> tuple[TrainState, list[float]]:
+        """Updates in JAX, and their losses."""
+        losses, first, each = [], int(state.step), self.options.optimizer.accumulate
+        stream = batches.train_stream(self.corpus.train, self.corpus.plan, first * each, (first + updates) * each)
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+            for _ in range(updates):
+                state, measured = self.step(state, [next(stream) for _ in range(each)], jax.random.key(0))
+                losses.append(float(measured["loss"]))
+        return state, losses
+
+    def into_jax(self, saved: Checkpoint) -> TrainState:
+        return carried_state.from_checkpoint(saved, self.options, self.corpus.config)
+
+    def into_torch(self, state: TrainState) -> Checkpoint:
+        names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
+        return carried_state.to_checkpoint(state, self.options, self.corpus.config, names)
+
+
+def as_arrays(value: Any) -> Any:
+    return _mapped(value, torch.Tensor, torch_bridge.to_numpy)
+
+
+def as_tensors(value: Any) -> Any:
+    return _mapped(value, np.ndarray, torch_bridge.to_tensor)
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(item, kind, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(item, kind, change) for item in value)
+    return change(value) if isinstance(value, kind) else value
+
+
+SIZES: dict[str, Any] = dict(d_model=16, num_heads=2, encoder_layers=1, decoder_layers=1, max_length=40, dropout=0.0, embedding_dropout=0.0)
+# A tied and packed module; one with idle blocks, whose parameters the optimizer has and never updates; two batches an update
+FLIGHTS = {
+    "small": (ModelOptions("small", **SIZES, d_ff=32, attention_dropout=0.0, activation_dropout=0.0), {}),
+    "deep_dive": (ModelOptions("deep_dive", **SIZES), {"accumulate": 2, "warmup_steps": 0}),
+}
+
+
+def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
+    path.mkdir()
+    flags = dict(zip(*[iter(write_text(path))] * 2, strict=True))
+    text = {flag.removeprefix("--data.").replace("-", "_"): (file,) for flag, file in flags.items()}
+    options = TrainOptions(
+        steps=3 * N + 2,
+        model=model,
+        data=DataOptions(**text, vocab_size=300, buckets=2 if model.preset == "small" else 1, tokens_per_batch=128),
+        optimizer=OptimizerOptions(**{"warmup_steps": 3, "epsilon": 1e-8, "clip_norm": 0.5} | rule),
+    )
+    folder = RunFolder(path / "run")
+    folder.path.mkdir()
+    made = corpus.prepare(options, folder)
+    folder.write(folder.train_config, codec.to_json(options))
+    corpus.record(made, folder)
+    torch.manual_seed(0)
+    fresh = training.Loop(training.read(folder.path), torch_bridge.twin(made.config).double())
+    rule_of_steps = optimizer.make(options.optimizer, options.steps)
+    return Flight(
+        folder, options, made, step.make_step(made.config, rule_of_steps, options.optimizer.label_smoothing), as_arrays(fresh.state())
+    )
+
+
+@pytest.fixture(scope="module", params=FLIGHTS)
+def flight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Flight:
+    model, rule = FLIGHTS[request.param]
+    return prepared(tmp_path_factory.mktemp(request.param) / "flight", model, **rule)
+
+
+@pytest.fixture(scope="module")
+def stayed(flight: Flight) -> tuple[list[Checkpoint], list[float]]:
+    """PyTorch all the way: the state at every switch, and all losses."""
+    loop, states, losses = flight.torch(flight.start), [], []
+    for _ in range(3):
+        losses += list(loop.losses(N))
+        states.append(as_arrays(loop.state()))
+    return states, losses
+
+
+def furthest(ours: Checkpoint, theirs: Checkpoint) -> float:
+    """Over all weights and moments; structure, counts and settings must be equal."""
+    errors = []
+
+    def compare(a: Any, b: Any, where: str) -> None:
+        assert type(a) is type(b) or {type(a), type(b)} <= {int, float}, where
+        if isinstance(a, dict):
+            assert a.keys() == b.keys(), where
+            for key in a:
+                compare(a[key], b[key], f"{where}.{key}")
+        elif isinstance(a, list | tuple):
+            assert len(a) == len(b), where
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                compare(x, y, f"{where}[{i}]")
+        elif isinstance(a, np.ndarray):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+            errors.append(float(np.abs(a - b).max()))
+        elif isinstance(a, float):
+            assert a == pytest.approx(b, rel=1e-12), where
+        else:
+            assert a == b, where
+
+    compare(ours, theirs, "checkpoint")
+    return max(errors)
+
+
+def test_both_frameworks_read_the_same_batches(flight: Flight):
+    """By hash, and two epochs of them."""
+    count = 2 * flight.corpus.plan.batches_per_epoch
+    run = training.read(flight.folder.path)
+    theirs = [[side.to(torch.int32).numpy() for side in run.batch(i)] for i in range(count)]
+    hashes = [
+        [hashlib.sha256(b"".join(side.tobytes() for side in batch)).hexdigest() for batch in found]
+        for found in (batches.train_stream(flight.corpus.train, flight.corpus.plan, 0, count), theirs)
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == count > 2
+
+
+def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+    first = flight.torch(flight.start)
+    losses = list(first.losses(N))
+    state = flight.into_jax(as_arrays(first.state()))
+    state, more = flight.jax(state, N)
+    carried_state.save(flight.folder, state)
+    second = flight.torch(flight.into_torch(carried_state.load(flight.folder, 2 * N)))
+    losses += more + list(second.losses(N))
+    assert np.abs(np.array(losses) - stayed[1]).max() < BOUND
+    assert furthest(as_arrays(second.state()), stayed[0][2]) < BOUND
+    assert losses[-1] < losses[0]
+    assert any(stayed[0][2]["model"][name].tobytes() != flight.start["model"][name].tobytes() for name in flight.start["model"])
+
+
+def test_a_run_that_stays_in_jax_ends_there_too(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+    state, losses = flight.jax(flight.into_jax(flight.start), 3 * N)
+    assert np.abs(np.array(losses) - stayed[1]).max() < BOUND
+    assert furthest(flight.into_torch(state), stayed[0][2]) < BOUND
+
+
+def test_there_and_back_changes_no_bit(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+    for saved in (flight.start, *stayed[0]):
+        again = flight.into_torch(flight.into_jax(saved))
+        assert furthest(again, saved) == 0
+        assert shown([again["model"], again["optimizer"]["state"]]) == shown([saved["model"], saved["optimizer"]["state"]])
+        order = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
+        table = jt.convert.weight_table(flight.corpus.config)
+        for each in (again, saved):
+            assert moments_of.parameter_names(each["model"], table, carried_state.buffers(flight.corpus.config)) == order
+
+
+def shown(value: Any) -> Any:
+    """The bytes of arrays by their names."""
+    if isinstance(value, dict):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return [str(value.dtype), value.shape, value.tobytes().hex()] if isinstance(value, np.ndarray) else repr(value)
+
+
+def moments_dropped(state: TrainState) -> TrainState:
+    clip, adam, *rest = state.moments
+    return state._replace(moments=(clip, adam._replace(mu=zeros(adam.mu), nu=zeros(adam.nu)), *rest))
+
+
+def zeros(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: jnp.zeros_like(array) for name, array in arrays.items()}
+
+
+def count_off_by_one(state: TrainState) -> TrainState:
+    clip, adam, *rest = state.moments
+    return state._replace(moments=(clip, adam._replace(count=adam.count + 1), *rest))
+
+
+def schedule_off_by_one(state: TrainState) -> TrainState:
+    *rest, rate = state.moments
+    return state._replace(moments=(*rest, rate._replace(count=rate.count + 1)))
+
+
+def data_off_by_one(state: TrainState) -> TrainState:
+    return state._replace(step=state.step + 1)
+
+
+@pytest.mark.parametrize("wrong", [moments_dropped, count_off_by_one, schedule_off_by_one, data_off_by_one])
+def test_what_is_lost_on_the_way_shows(flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable):
+    """Negative control: the moments, Adam's count, the schedule's position, the place in the data, each of which alone is far outside the bound."""
+    state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
+    ours = jt.convert.to_torch(transformer.unflatten(flight.corpus.config, state.params | state.carried))
+    assert max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours) > 1e5 * BOUND
+
+
+def test_the_loop_by_its_command(flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Twice two updates are four, bit for bit; the checkpoint is one that torch.load reads without trust."""
+
+    def run(steps: int, name: str, *more: str) -> list[dict]:
+        monkeypatch.setattr(sys, "argv", ["", str(flight.folder.path), "--steps", str(steps), "--checkpoint", str(tmp_path / name), *more])
+        training.main()
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    lines = run(2, "two.pt")
+    lines += run(2, "four.pt", "--from", str(tmp_path / "two.pt"))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    saved = torch.load(tmp_path / "four.pt", weights_only=True)
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
+    torch.manual_seed(0)
+    loop = training.Loop(training.read(flight.folder.path), torch_bridge.twin(flight.corpus.config))
+    assert list(loop.losses(4)) == [line["loss"] for line in lines]
+    assert furthest(as_arrays(loop.state()), as_arrays(saved)) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
+        (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
+        (lambda saved: saved["optimizer"]["param_groups"][0].update(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
+        (
+            lambda saved: saved["optimizer"]["param_groups"][0].update(weight_decay=0.3),
+            ConfigError,
+            ["weight_decay (0.3 there, 0.01 here)"],
+        ),
+        (lambda saved: saved["scheduler"].update(last_epoch=N + 1), ConfigError, ["the learning rate behind 5 updates"]),
+        (lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True), InputError, ["amsgrad"]),
+    ],
+)
+def test_what_does_not_belong_to_the_run_is_refused(flight: Flight, stayed, change: Callable, kind: type, words: list[str]):
+    saved = _mapped(stayed[0][0], np.ndarray, np.copy)
+    change(saved)
+    with pytest.raises(kind) as refusal:
+        flight.into_jax(saved)
+    assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+
+def test_the_loop_refuses_other_text(flight: Flight):
+    path = Path(flight.options.data.train_source[0])
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before.replace(b"cat", b"cow", 1))
+        with pytest.raises(ValueError, match="train_sha256"):
+            training.read(flight.folder.path)
+    finally:
+        path.write_bytes(before)
