@@ -100,7 +100,8 @@ def _write(path: str | None, lines: Sequence[str]) -> None:
 
 
 def convert(options: ConvertOptions) -> int:
-    """Weights from one kind of file to another."""
+    """Weights from one kind of file or folder to another."""
+    from jax_transformer.convert import planning
     from jax_transformer.training import exchange
 
     for pair in options.set:
@@ -108,18 +109,27 @@ def convert(options: ConvertOptions) -> int:
             raise ConfigError(f"--set {pair}: give name=value")
     changes = {name: _value(text) for name, _, text in (pair.partition("=") for pair in options.set)}
     given = exchange.Description(options.config, options.preset, changes)
-    for line in exchange.convert(options.source, options.destination, given, options.dtype):
-        print(line)
+    shared = [f.name for f in dataclasses.fields(exchange.Request) if f.name != "description"]
+    prepared = exchange.prepare(exchange.Request(description=given, **{name: getattr(options, name) for name in shared}))
+    if options.dry_run:
+        planning.refuse(prepared.wrong)
+        _show(exchange.Planned(prepared), as_json=options.json)
+    else:
+        _show(exchange.convert(prepared), as_json=options.json)
     return 0
 
 
 def inspect(options: InspectOptions) -> int:
-    """What is in a file."""
+    """What is in a file or folder."""
     from jax_transformer.training import exchange
 
-    for line in exchange.inspect(options.path):
-        print(line)
+    _show(exchange.inspect(options.path), as_json=options.json)
     return 0
+
+
+def _show(found: Any, *, as_json: bool) -> None:
+    for line in [json.dumps(found.to_data())] if as_json else found.lines():
+        print(line)
 
 
 def _value(text: str) -> Any:

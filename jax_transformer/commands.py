@@ -85,25 +85,41 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert weights between a run folder and PyTorch's names in a .safetensors file."""
+    """Convert weights between PyTorch files, .safetensors files, run folders and single checkpoints."""
 
     source: tyro.conf.Positional[str]
-    """A run folder or a .safetensors file."""
+    """A .pt, .pth or .bin file, a .safetensors file or the index of several, a run folder, or one checkpoint of a run; known by its content."""
     destination: tyro.conf.Positional[str]
-    """A .safetensors file or a new folder; never overwritten."""
+    """A .safetensors, .pt, .pth or .bin file, a folder, or one checkpoint, RUN/checkpoints/STEP."""
     config: str | None = None
-    """The model's config.json, where the source is a file of weights."""
+    """The model's config.json, where neither side says what model it is."""
     preset: str | None = None
-    """Or the preset that it is of,"""
+    """Or the preset that it is of, with the sizes that the shapes show;"""
     set: tuple[str, ...] = ()
-    """with these sizes, as d_model=16 num_layers=2."""
+    """these sizes are not read from the shapes, as num_heads=4 max_length=40."""
     dtype: str | None = None
-    """Cast the weights to this dtype; they keep their own without it."""
+    """Cast the weights to this dtype, and say what that loses; they keep their own without it."""
+    weights: str = "auto"
+    """Which weights of a run folder: averaged, best, last, a step, or auto: the first of these that there is."""
+    key: str | None = None
+    """Where in a PyTorch file the state_dict is, as model; found where there is only one."""
+    strip_prefix: str = ""
+    """Take this from the beginning of every name, as module. or _orig_mod."""
+    dry_run: bool = False
+    """Print what would be done with every tensor, and write nothing."""
+    force: bool = False
+    """Replace what is at the destination: a file, or a folder of weights that holds nothing else."""
+    check: bool = True
+    """Run the converted weights beside the PyTorch twin in float64, or without PyTorch carry them back, before they get their name."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Show what is in a .safetensors file or a run folder: names, shapes, dtypes, hashes. Loads no weights into a model."""
+    """Show what is in a file or folder of weights: names, shapes, dtypes, ties, sizes, hashes. Runs nothing and loads no weights."""
 
     path: tyro.conf.Positional[str]
-    """A .safetensors file or a run folder."""
+    """A .safetensors file or the index of several, a PyTorch file, a run folder, or one checkpoint of a run."""
+    json: bool = False
+    """Print one JSON object instead of lines."""

@@ -52,7 +52,7 @@ def _as_numpy(name: str, value: Any) -> np.ndarray:
     raise InputError(f"{name} is a {type(value).__name__}, not an array")
 
 
-def _as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
+def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
     """A copy that shares no memory with ``array`` (JAX may alias NumPy's on CPU), in its own dtype or the one asked for."""
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
@@ -89,7 +89,7 @@ def from_torch(
     """
     state = {name: _as_numpy(name, value) for name, value in state_dict.items()}
     arrays = rules.to_flax(weight_table(config, part), state, _shapes(config, part))
-    return transformer.unflatten_part(config, {name: _as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part])
+    return transformer.unflatten_part(config, {name: as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part])
 
 
 def to_torch(model: Transformer | Encoder) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """The one file of this package that imports torch: tensors to arrays, and the PyTorch twin of a configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -255,3 +255,22 @@ _TWINS = {
     Layout.PART2_ENCODER: _part2_encoder,
     Layout.BLOG2023: _blog2023,
 }
+
+
+def outputs(
+    config: TransformerConfig, state: Mapping[str, np.ndarray], source: np.ndarray, target: np.ndarray, modules: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """The float64 logits of the twin with these weights, and what the named modules gave, each under its key of ``modules``.
+
+    Raises ConfigError where there is no twin of this configuration.
+    """
+    module = fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()}).double().eval()
+    found: dict[str, np.ndarray] = {}
+    for key, name in modules.items():
+
+        def keep(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
+            found[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
+
+        module.get_submodule(name).register_forward_hook(keep)
+    # With gradients on, PyTorch takes no fast path that leaves modules out
+    return {"logits": to_numpy(module(torch.from_numpy(source), torch.from_numpy(target)))} | found

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from jax_transformer.errors import CheckpointError
 
 Tree = TypeVar("Tree")
@@ -161,6 +163,17 @@ def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
         return ocp.load(path, abstract)
 
 
+def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint by its path in the tree, as NumPy's: bit for bit, whatever JAX's mode. Raises CheckpointError."""
+    import jax
+    from orbax.checkpoint import v1 as ocp
+
+    verify(folder, step)
+    path = folder.absolute() / str(step)
+    like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), ocp.metadata(path).metadata)
+    return {name: np.asarray(leaf) for name, leaf in _leaves(ocp.load(path, like))}
+
+
 def described(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none. Raises CheckpointError where it is damaged."""
     from orbax.checkpoint import v1 as ocp
@@ -207,10 +220,13 @@ def verify(folder: Path, step: int) -> None:
 
 
 def _described(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _leaves(tree)}
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
     import jax
 
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): (tuple(leaf.shape), str(leaf.dtype)) for path, leaf in leaves}
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:

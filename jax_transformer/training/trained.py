@@ -54,21 +54,21 @@ def load_model(path: str | Path, weights: str = "auto") -> tuple[Transformer, We
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such run folder")
     config = parsed(folder.config, TransformerConfig.from_json)
-    candidates = list(_candidates(folder, weights))
-    if not candidates:
+    found = list(candidates(folder, weights))
+    if not found:
         wanted = "" if weights == "auto" else f" for --weights {weights}"
         raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint{wanted}")
-    for candidate in candidates:
+    for candidate in found:
         try:
             return _load(config, candidate), candidate
         except CheckpointError as error:
-            if candidate is candidates[-1]:
+            if candidate is found[-1]:
                 raise
             print(f"warning: {error}; the checkpoint before it is used", file=sys.stderr)
     raise AssertionError("the last candidate is loaded or refused")
 
 
-def _candidates(folder: RunFolder, weights: str) -> Iterator[Weights]:
+def candidates(folder: RunFolder, weights: str) -> Iterator[Weights]:
     """The checkpoints that may be meant, first choice first."""
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")

@@ -8,6 +8,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+import jax_transformer as jt
+from jax_transformer.errors import CheckpointError, InputError
 from parity_tests.unit import runs
 
 TINY = "d_model=16 num_heads=2 d_ff=32 num_layers=1 max_length=40 vocab_size=300".split()
@@ -78,14 +80,19 @@ def test_a_dtype_is_cast_to_and_stays(console, weights, tmp_path):
     assert again.read_bytes() == half.read_bytes()
 
 
-def test_float64_needs_64_bits_or_a_dtype(console, run, weights, tmp_path):
+def test_float64_crosses_in_32_bit_mode_and_is_refused_where_it_would_be_narrowed(console, run, weights, tmp_path):
     double = tmp_path / "double.safetensors"
     assert console.say("convert", run, double, "--dtype", "float64")[0] == 0
-    console.refused(3, ["float64"], "convert", double, tmp_path / "folder", *SMALL)
-    assert not (tmp_path / "folder").exists()
-    assert console.say("convert", double, tmp_path / "folder", *SMALL, "--dtype", "float32")[0] == 0
+    assert console.say("convert", double, tmp_path / "folder", *SMALL)[0] == 0
+    assert {array.dtype for array in runs.arrays(tmp_path / "folder", 0).values()} == {np.dtype("float64")}
     assert console.say("convert", tmp_path / "folder", tmp_path / "again.safetensors")[0] == 0
-    assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
+    assert (tmp_path / "again.safetensors").read_bytes() == double.read_bytes()
+    with pytest.raises(CheckpointError, match="JAX_ENABLE_X64"):
+        jt.load(tmp_path / "folder")
+    with pytest.raises(InputError, match="float64"):
+        jt.convert.load(double, preset="small")
+    assert console.say("convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32")[0] == 0
+    assert (tmp_path / "single.safetensors").read_bytes() == weights.read_bytes()
 
 
 def test_nothing_is_overwritten(console, run, weights, tmp_path):
@@ -107,8 +114,10 @@ def test_conversions_that_cannot_be_meant_are_refused(console, run, weights, tmp
     console.refused(2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide")
     console.refused(2, ["tying", "'some'"], *to_folder, "--preset", "small", "--set", "tying=some")
     console.refused(2, ["--dtype", "int8"], *to_folder, *SMALL, "--dtype", "int8")
-    console.refused(2, ["folder"], "convert", weights, tmp_path / "new.safetensors", *SMALL)
-    console.refused(2, [".safetensors"], "convert", run, new)
+    console.refused(2, ["config.json of its own"], "convert", run, tmp_path / "new.safetensors", *SMALL)
+    console.refused(2, [".npz", ".safetensors"], "convert", run, tmp_path / "new.npz")
+    console.refused(2, ["--weights"], *to_folder, *SMALL, "--weights", "best")
+    console.refused(2, ["--key"], *to_folder, *SMALL, "--key", "model")
     console.refused(3, [tmp_path / "none"], "convert", weights, tmp_path / "none" / "new", *SMALL)
     console.refused(3, [tmp_path / "none"], "convert", tmp_path / "none", new, *SMALL)
     console.refused(3, [tmp_path / "none.json"], *to_folder, "--config", tmp_path / "none.json")

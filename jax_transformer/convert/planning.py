@@ -1,0 +1,227 @@
+"""What a conversion would do: every tensor that there is and every one that there shall be, once, with what becomes of it. NumPy only."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.convert.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
+from jax_transformer.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor without its numbers."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=object)) * _bytes(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+
+
+Tensors = Mapping[str, Described]
+
+
+def _bytes(dtype: str) -> int:
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+
+
+@dataclass(frozen=True)
+class Move:
+    """Tensors that become others."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    operation: str
+    before: tuple[Described, ...]
+    after: tuple[Described, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A tensor, or another thing in the source, that has no counterpart of its own, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole conversion."""
+
+    source: str
+    target: str
+    moves: tuple[Move, ...]
+    derived: tuple[Note, ...] = ()
+    """Tensors of the target that repeat others of it."""
+    dropped: tuple[Note, ...] = ()
+    """What of the source is not carried."""
+    ties: tuple[tuple[str, ...], ...] = ()
+    """Names of the source that are one tensor."""
+    inferred: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes read from the shapes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that is moved, as it will be."""
+        return sum(part.nbytes for move in self.moves for part in move.after)
+
+    def lines(self) -> Iterator[str]:
+        """The plan for people."""
+        yield from map(plain, self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"plan: {self.source} -> {self.target}"
+        for move in self.moves:
+            after = ", ".join(dict.fromkeys(map(str, move.after)))
+            size = f"{sum(part.nbytes for part in move.after):,} bytes"
+            before = ", ".join(dict.fromkeys(map(str, move.before)))
+            yield f"  {' + '.join(move.source)} [{before}] -> {' + '.join(move.target)} [{after}]: {move.operation}, {size}"
+        yield from (f"  derived {note.name}: {note.reason}" for note in self.derived)
+        yield from (f"  dropped {note.name}: {note.reason}" for note in self.dropped)
+        yield from (f"  tied {' = '.join(names)}" for names in self.ties)
+        yield f"  {len(self.moves)} moves, {self.nbytes:,} bytes"
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan for machines: plain containers, as for JSON."""
+        return asdict(self) | {"inferred": dict(self.inferred), "bytes": self.nbytes}
+
+
+def to_flax(
+    table: Table, found: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
+) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
+    """How PyTorch's tensors become Flax's, and which repeat others and are dropped."""
+    moves, dropped = [], []
+    for rule in table:
+        if isinstance(rule, Alias):
+            dropped.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it; that the two are equal is checked"))
+            continue
+        before = found[rule.torch]
+        after = tuple(Described(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax)
+        moves.append(Move((rule.torch,), rule.flax, _operation(rule, back=False, changes=before.dtype != after[0].dtype), (before,), after))
+    return tuple(moves), tuple(dropped)
+
+
+def to_torch(
+    table: Table, found: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
+) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
+    """How Flax's arrays become PyTorch's tensors, and which of these repeat others."""
+    shapes = torch_shapes(table, flax_shapes)
+    moves, derived = [], []
+    for rule in table:
+        if isinstance(rule, Alias):
+            derived.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it"))
+            continue
+        before = tuple(found[name] for name in rule.flax)
+        after = Described(shapes[rule.torch], cast(before[0].dtype, dtype))
+        moves.append(Move(rule.flax, (rule.torch,), _operation(rule, back=True, changes=before[0].dtype != after.dtype), before, (after,)))
+    return tuple(moves), tuple(derived)
+
+
+def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
+    """Every tensor under its own name."""
+    moves = []
+    for name, before in found.items():
+        after = Described(before.shape, cast(before.dtype, dtype))
+        moves.append(Move((name,), (name,), "same" if after == before else "cast", (before,), (after,)))
+    return tuple(moves)
+
+
+def problems(found: Tensors, expected: Mapping[str, Shape]) -> list[str]:
+    """All that is missing, unexpected, mis-shaped, or no floating-point number."""
+    free = sorted(expected.keys() - found.keys())
+    wrong = [f"missing {name} {expected[name]}" for name in free]
+    for name in sorted(found.keys() - expected.keys()):
+        wrong.append(f"unexpected {plain(name)} {found[name].shape}{nearest(name, free or sorted(expected))}")
+    for name in sorted(expected.keys() & found.keys()):
+        if found[name].shape != expected[name]:
+            wrong.append(f"mis-shaped {name}: the checkpoint has {found[name].shape}, the model {expected[name]}")
+        if not is_float(found[name].dtype):
+            wrong.append(f"{name} is {found[name].dtype}, and weights are floating-point numbers")
+    return wrong
+
+
+def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
+    """The tensors that are not what they must repeat."""
+    aliases = [rule for rule in table if isinstance(rule, Alias) and rule.torch in state and rule.of in state]
+    return [
+        f"{alias.torch} differs from {alias.of}, but the model ties them"
+        for alias in aliases
+        if not same(state[alias.torch], state[alias.of])
+    ]
+
+
+def refuse(wrong: Sequence[str]) -> None:
+    """Raises one InputError with all of ``wrong``, where there is any."""
+    if wrong:
+        raise InputError(f"the weights do not fit the model ({len(wrong)} problems): {'; '.join(wrong)}")
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays are one another bit for bit."""
+    return one is other or (one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+
+
+def plain(name: str) -> str:
+    """A name out of a file as one printable line."""
+    return name if name.isprintable() else ascii(name)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether numbers of this kind are weights of a model."""
+    return dtype in ("float64", "float32", "float16", "bfloat16")
+
+
+def cast(dtype: str, wanted: str | None) -> str:
+    """What a tensor's dtype becomes: integers and booleans stay as they are."""
+    return dtype if wanted is None or not is_float(dtype) else wanted
+
+
+def _operation(rule: Rule, *, back: bool, changes: bool) -> str:
+    words = []
+    if len(rule.flax) > 1:
+        names = {
+            Several.SPLIT: ("split", "join"),
+            Several.COPY: ("copy to each", "one of equals"),
+            Several.PER_HEAD: ("split by head", "join by head"),
+        }
+        words.append(names[rule.several][back])
+    if rule.each is not Each.SAME:
+        words.append(rule.each.value if not back or rule.each is Each.TRANSPOSE else f"undo {rule.each.value}")
+    return ", ".join([*(reversed(words) if back else words), *(["cast"] if changes else [])]) or "same"
+
+
+def ties_of(table: Table) -> list[tuple[str, ...]]:
+    """The PyTorch names that are one tensor in the model's module."""
+    groups: dict[str, list[str]] = {}
+    for rule in table:
+        if isinstance(rule, Alias):
+            groups.setdefault(rule.of, [rule.of]).append(rule.torch)
+    return [tuple(names) for names in groups.values()]
+
+
+def without_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The same under names without ``prefix``. Raises InputError where a name does not begin with it."""
+    others = [name for name in tensors if not name.startswith(prefix)]
+    if others:
+        raise InputError(f"--strip-prefix {prefix}: {len(others)} of {len(tensors)} names do not begin with it, first {others[0]}")
+    return {name[len(prefix) :]: value for name, value in tensors.items()}
+
+
+def wrapper_prefix(names: Sequence[str]) -> str:
+    """What DataParallel and torch.compile have put before every name, as ``module.`` and ``_orig_mod.``; nothing where they have not."""
+    prefix = ""
+    while names:
+        more = next((word for word in ("module.", "_orig_mod.") if all(name.startswith(prefix + word) for name in names)), None)
+        if more is None:
+            break
+        prefix += more
+    return prefix

@@ -1,0 +1,7 @@
+"""Weights between every kind of file and folder: planned, moved bit for bit, read back, and run beside their PyTorch twin."""
+
+from jax_transformer.training.exchange.conversion import Description, Outcome, Planned, Request, convert, prepare
+from jax_transformer.training.exchange.inspection import inspect
+from jax_transformer.training.exchange.library import load, plan, save
+
+__all__ = ["Description", "Outcome", "Planned", "Request", "convert", "inspect", "load", "plan", "prepare", "save"]

@@ -1,0 +1,265 @@
+"""The method of a conversion: find, settle the model, plan, read, move, write, check."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import casting, infer, kinds, planning, rules
+from jax_transformer.convert.kinds import Kind
+from jax_transformer.convert.planning import Plan
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training.exchange import sources, verify, writing
+from jax_transformer.training.exchange.sources import Source
+
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Description:
+    """How the command line says what model a bare file of weights is of."""
+
+    config: str | None = None
+    preset: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def settle(self, source: Source) -> infer.Inferred:
+        """The configuration; a preset's sizes are read from the shapes. Raises ConfigError where it is not said, or said twice."""
+        if (self.config is None) == (self.preset is None):
+            raise ConfigError("a file of weights does not say its architecture: give either --config config.json or --preset NAME")
+        if self.preset is not None:
+            names = "torch" if source.kind.is_file else "flax"
+            shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+            return infer.infer(self.preset, self.changes, shapes, lambda config: model_of(config).shapes[names])
+        try:
+            text = Path(self.config or "").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.config}: cannot be read: {error}") from None
+        try:
+            config = TransformerConfig.from_json(text)
+        except ConfigError as error:
+            raise InputError(f"{self.config}: {error}") from None
+        return infer.Inferred(config.with_sizes(**self.changes), {}, {})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    source: str
+    destination: str
+    description: Description = Description()
+    dtype: str | None = None
+    weights: str = "auto"
+    key: str | None = None
+    strip_prefix: str = ""
+    force: bool = False
+    check: bool = True
+
+
+@dataclass(frozen=True)
+class Model:
+    """What weights a configuration has, on both sides."""
+
+    config: TransformerConfig
+    table: rules.Table
+    shapes: Mapping[str, Mapping[str, rules.Shape]]
+    """Of the tensors, by ``torch`` and ``flax``."""
+    carried: frozenset[str]
+    """The arrays that are never trained."""
+
+
+def model_of(config: TransformerConfig) -> Model:
+    """Names and shapes alone: no memory is taken. Raises ConfigError where the layout has no names for it."""
+    from jax_transformer import convert, transformer
+    from jax_transformer.nn.positions import Frozen
+
+    skeleton = transformer.abstract(config)
+    flax = {name: tuple(leaf.shape) for name, leaf in transformer.flatten(skeleton).items()}
+    table = convert.weight_table(config)
+    return Model(config, table, {"torch": rules.torch_shapes(table, flax), "flax": flax}, frozenset(transformer.flatten(skeleton, Frozen)))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion that can be made."""
+
+    request: Request
+    source: Source
+    target: Path
+    kind: Kind
+    model: Model | None
+    plan: Plan
+    kept: Mapping[str, Any]
+    wrong: list[str]
+    """Why it cannot."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would be done."""
+
+    prepared: Prepared
+
+    def lines(self) -> Iterator[str]:
+        yield from said_of_sizes(self.prepared.plan, self.prepared.kept)
+        yield from self.prepared.plan.lines()
+        yield "nothing was written"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"plan": self.prepared.plan.to_data(), "kept": dict(self.prepared.kept)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done."""
+
+    plan: Plan
+    summary: str
+    kept: Mapping[str, Any]
+    loss: casting.Loss | None
+    checked: verify.Checked
+    sha256: str
+    """Of the file; of a folder, whose bytes hold the time of writing, of its weights by name, dtype, shape and bytes."""
+
+    def lines(self) -> Iterator[str]:
+        yield self.summary
+        yield from said_of_sizes(self.plan, self.kept)
+        yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
+        yield from (f"not carried: {planning.plain(note.name)}: {note.reason}" for note in self.plan.dropped)
+        yield from self.loss.lines() if self.loss is not None else ()
+        yield self.checked.line()
+        yield f"sha256 {self.sha256}"
+
+    def to_data(self) -> dict[str, Any]:
+        loss = vars(self.loss) if self.loss is not None else None
+        return {"plan": self.plan.to_data(), "kept": dict(self.kept), "cast": loss, "check": vars(self.checked), "sha256": self.sha256}
+
+
+def said_of_sizes(what: Plan, kept: Mapping[str, Any]) -> Iterator[str]:
+    """Which sizes were read, and which were not."""
+    if what.inferred:
+        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in what.inferred.items())}"
+    if kept:
+        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in kept.items())}"
+
+
+def prepare(request: Request) -> Prepared:
+    """Find both ends, settle the model and plan; no weights are read. Raises ConfigError or InputError where the request cannot be meant."""
+    casting.check(request.dtype)
+    target = Path(request.destination)
+    kind = kinds.wanted(target)
+    writing.check_free(target, kind, force=request.force)
+    source = sources.find(request.source, weights=request.weights, key=request.key, strip_prefix=request.strip_prefix)
+    if target.exists() and target.resolve() == source.path.resolve():
+        raise ConfigError(f"{target}: is the source, too")
+    settled = _settle(request, source, target, kind)
+    model = None if settled is None else model_of(settled.config)
+    wrong = _wrong(source, model)
+    inferred = settled.sizes if settled is not None else {}
+    made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
+    kept = settled.kept if settled is not None else {}
+    return Prepared(request, source, target, kind, model, replace(made, inferred=inferred), kept, wrong)
+
+
+def _settle(request: Request, source: Source, target: Path, kind: Kind) -> infer.Inferred | None:
+    """The configuration, where one is needed or given."""
+    around = source.config or (sources.config_around(target) if kind is Kind.STEP else None)
+    if around is not None:
+        if request.description != Description():
+            whose = request.source if source.config is not None else target.absolute().parent.parent
+            raise ConfigError(f"{whose} has a config.json of its own: --config, --preset and --set are for bare files of weights")
+        return infer.Inferred(around, {}, {})
+    if request.description == Description() and source.kind.is_file and kind.is_file:
+        return None
+    prefix = planning.wrapper_prefix(list(source.tensors)) if source.kind.is_file else ""
+    if prefix:
+        raise InputError(f"{source.path}: every name begins with {prefix!r}: give --strip-prefix {prefix}")
+    return request.description.settle(source)
+
+
+def _wrong(source: Source, model: Model | None) -> list[str]:
+    return planning.problems(source.tensors, model.shapes["torch" if source.kind.is_file else "flax"]) if model is not None else []
+
+
+def _plan(request: Request, source: Source, kind: Kind, model: Model | None) -> Plan:
+    dropped, ties = source.dropped, source.ties
+    derived: tuple[planning.Note, ...] = ()
+    if model is None or source.kind.is_file == kind.is_file:
+        moves = planning.unchanged(source.tensors, request.dtype)
+    elif source.kind.is_file:
+        moves, repeated = planning.to_flax(model.table, source.tensors, model.shapes["flax"], request.dtype)
+        dropped += repeated
+    else:
+        moves, derived = planning.to_torch(model.table, source.tensors, model.shapes["flax"], request.dtype)
+    if model is not None:
+        ties = tuple(planning.ties_of(model.table))
+    return Plan(source.title, request.destination, moves, derived, dropped, ties)
+
+
+def convert(prepared: Prepared) -> Outcome:
+    """Make it: the destination is there whole, or as it was. Raises InputError with everything that does not fit, and nothing is written."""
+    request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
+    state = source.read()
+    names_torch = source.kind.is_file
+    ties = planning.differing_ties(model.table, state) if model is not None and names_torch else []
+    planning.refuse([*prepared.wrong, *ties])
+    loss = None
+    if request.dtype is not None:
+        state, loss = casting.cast(state, request.dtype)
+    result = moved(state, model, to_torch=kind.is_file, from_torch=names_torch)
+    checked = verify.Checked(
+        "read back bit for bit; not run: no architecture was given" if model is None else "read back bit for bit; not run"
+    )
+
+    def check(again: Mapping[str, np.ndarray]) -> None:
+        nonlocal checked
+        if request.check and model is not None:
+            theirs, ours = _sides(model, state, again, from_torch=names_torch, to_torch=kind.is_file)
+            checked = verify.check(model.config, model.table, theirs, ours)
+
+    config = model.config if model is not None else None
+    writing.write(prepared.target, kind, result, config, model.carried if model is not None else frozenset(), check)
+    dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
+    summary = (
+        f"{source.title} -> {prepared.target}: {len(result)} tensors, {sum(array.size for array in result.values()):,} numbers, {dtypes}"
+    )
+    sha256 = file_sha256(prepared.target) if kind.is_file else content_sha256(result)
+    return Outcome(prepared.plan, summary, prepared.kept, loss, checked, sha256)
+
+
+def moved(state: State, model: Model | None, *, from_torch: bool, to_torch: bool) -> State:
+    """The weights under the names of the destination; what the model ties is one array."""
+    if model is not None and from_torch != to_torch:
+        state = rules.to_torch(model.table, state) if to_torch else rules.to_flax(model.table, state, model.shapes["flax"])
+    if model is not None and to_torch:
+        state = {name: state[name] for rule in model.table for name in (rule.torch,)}
+        for first, *others in planning.ties_of(model.table):
+            state |= dict.fromkeys(others, state[first])
+    return state
+
+
+def _sides(model: Model, before: State, after: Mapping[str, np.ndarray], *, from_torch: bool, to_torch: bool) -> tuple[State, State]:
+    """The same weights under PyTorch's names and under Flax's, one of them from what was written."""
+    if to_torch:
+        return dict(after), rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
+    return before if from_torch else rules.to_torch(model.table, before), dict(after)
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_sha256(state: Mapping[str, np.ndarray]) -> str:
+    """Of every array's name, dtype, shape and bytes, in the order of names."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        array = state[name]
+        found.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
