@@ -148,6 +148,8 @@ class _Machine:
             # Of other types, keys could be made that all have one hash, and a dictionary of them takes quadratic time
             if type(key) not in _KEYS or (type(key) is int and not -(2**63) <= key < 2**64):
                 raise self.refused(f"a {type(key).__name__} as a dictionary's key")
+            if type(key) is str and not key.isprintable():
+                raise self.refused(f"the name {shown(key)} has signs that cannot be printed")
             if key in made:
                 raise self.refused(f"a dictionary that has {shown(key)} twice")
             made[key] = value

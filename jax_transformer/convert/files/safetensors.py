@@ -1,59 +1,212 @@
-"""``.safetensors`` files."""
+"""``.safetensors`` files, and the index of several (``*.safetensors.index.json``).
 
-import os
-from collections.abc import Mapping
+They are read here rather than by the library, which takes the last of two tensors of one name, and whose writer and reader can then share no mistake.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
-from jax_transformer.errors import InputError
+from jax_transformer.convert.files import tensors, whole
+from jax_transformer.convert.files.whole import shown
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+
+LONGEST_HEADER = 100_000_000  # the library's own limit
+MOST_BRACKETS = 600_000  # three a tensor
+_NAMES = "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8"
+_MORE = "BOOL:bool C64:complex64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E8M0:float8_e8m0fnu"
+DTYPES: dict[str, np.dtype] = {pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor in a file: ``start`` and ``end`` count bytes of the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    start: int
+    end: int
+
+
+def is_safetensors(path: str | Path) -> bool:
+    """Whether this begins as a .safetensors file does: with the length of a JSON header that is not longer than the file."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        begin = file.read(9)
+    return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
+
+
+def is_index(path: str | Path) -> bool:
+    """Whether this is JSON (which has no NUL, where a .safetensors file begins with its header's length in eight bytes) with a weight_map."""
+    path = Path(path)
+    if not path.is_file() or path.stat().st_size > LONGEST_HEADER:
+        return False
+    content = path.read_bytes()
+    return content.lstrip()[:1] == b"{" and b"\0" not in content[:8] and b'"weight_map"' in content
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Every tensor by name. Raises InputError where the file is missing or no safetensors file."""
-    _check_readable(Path(path))
-    try:
-        return safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: not a readable safetensors file: {' '.join(str(error).split())}") from None
+    """Every tensor by name, of a file or of all files that an index names.
+
+    Raises:
+        InputError: a file is missing, damaged, or no safetensors file; the index and its files do not have the same tensors.
+        UnsafeFileError: the header or index claims more than there is.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for file, described in _described(Path(path)):
+        with open(file, "rb") as opened:
+            for name, tensor in described.items():
+                raw = np.empty(tensor.end - tensor.start, np.uint8)
+                opened.seek(tensor.start)
+                if opened.readinto(raw.data) != raw.size:
+                    raise InputError(f"{file}: became shorter while it was read")
+                arrays[name] = raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+                if tensor.dtype == "BOOL" and raw.max(initial=0) > 1:
+                    raise InputError(f"{file}: {shown(name)} has truth values other than 0 and 1")
+    return arrays
 
 
 def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every tensor, from the header alone."""
-    _check_readable(Path(path))
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (the file is no mapping)
-            return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: not a readable safetensors file: {' '.join(str(error).split())}") from None
+    """Shape and dtype (as the file calls it) of every tensor, from the headers alone. Raises as ``read``."""
+    return {name: (tensor.shape, tensor.dtype) for _, found in _described(Path(path)) for name, tensor in found.items()}
+
+
+def files(path: str | Path) -> list[Path]:
+    """The files that hold the tensors: of an index all that it names, in order, else the file itself."""
+    return _shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(path: str | Path, state: Mapping[str, np.ndarray]) -> None:
     """Write whole or not at all: to a temporary name, read back and compared, synced, renamed."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # The writer takes a strided array's memory as it lies and so writes other bytes (safetensors#825)
-    contiguous = {name: np.ascontiguousarray(array) for name, array in state.items()}
-    try:
+    contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
+    with whole.written(path) as temporary:
         safetensors.numpy.save_file(contiguous, temporary, metadata={"format": "pt"})
-        again = safetensors.numpy.load_file(temporary)
+        again = read(temporary)
         for name, array in contiguous.items():
-            if again[name].dtype != array.dtype or again[name].tobytes() != array.tobytes():
+            if again[name].dtype != array.dtype or again[name].shape != array.shape or again[name].tobytes() != array.tobytes():
                 raise InputError(f"{path}: {name} was not written as it is")
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def _check_readable(path: Path) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if not path.is_file():
-        raise InputError(f"{path}: not a file")
-    if not os.access(path, os.R_OK):
-        raise InputError(f"{path}: cannot be read: permission denied")
+def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
+    whole.check_readable(path)
+    if not is_index(path):
+        yield path, header(path)
+        return
+    wanted = _weight_map(path)
+    found = {file: header(file) for file in _shards(path)}
+    missing = sorted(name for name, file in wanted.items() if name not in found[path.parent / file])
+    unexpected = sorted(name for file, described in found.items() for name in described if path.parent / wanted.get(name, "") != file)
+    if missing or unexpected:
+        several = (("without", missing), ("with unexpected", unexpected))
+        raise InputError(f"{path}: its files are {', '.join(f'{word} {_few(names)}' for word, names in several if names)}")
+    yield from found.items()
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(shown(name) for name in names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    if path.stat().st_size > LONGEST_HEADER:
+        raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
+    index = _json(path, path.read_bytes())
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise InputError(f"{path}: its weight_map is no object of names")
+    for file in set(names.values()):
+        plain = file.isprintable() and file not in ("", ".", "..") and not any(sign in file for sign in "/\\:")
+        if not plain or len(file.encode("utf-8")) > 255:
+            raise UnsafeFileError(f"{path}: refused: {shown(file)} is no plain name of a file beside it")
+    return names
+
+
+def _shards(path: Path) -> list[Path]:
+    shards = [path.parent / file for file in sorted(set(_weight_map(path).values()))]
+    for shard in shards:
+        if not shard.is_file():
+            beside = sorted(other.name for other in path.parent.iterdir())
+            raise InputError(f"{path}: names {shown(shard.name)}, which is not there{nearest(shard.name, beside)}")
+    return shards
+
+
+def header(path: Path) -> dict[str, Described]:
+    """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
+    whole.check_readable(path)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        begin = file.read(8)
+        length = int.from_bytes(begin, "little")
+        if len(begin) < 8 or length > size - 8:
+            raise InputError(
+                f"{path}: not a readable safetensors file: its header is said to have {length:,} bytes, and the file has {size:,}"
+            )
+        if length > LONGEST_HEADER:
+            raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
+        told = _json(path, file.read(length))
+    if not isinstance(told, dict):
+        raise InputError(f"{path}: not a readable safetensors file: its header is no object")
+    metadata = told.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InputError(f"{path}: not a readable safetensors file: its __metadata__ is no object of text")
+    found = {name: _tensor(path, name, entry, length + 8) for name, entry in told.items()}
+    at = length + 8
+    ordered = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
+    for name, tensor in ordered.items():
+        if tensor.start != at:
+            raise UnsafeFileError(
+                f"{path}: refused: {shown(name)} {'lies over another tensor' if tensor.start < at else 'has a gap before it'}"
+            )
+        at = tensor.end
+    if at != size:
+        raise InputError(f"{path}: not a readable safetensors file: its tensors end at byte {at:,}, and it has {size:,}")
+    return ordered
+
+
+def _tensor(path: Path, name: str, entry: Any, data: int) -> Described:
+    if not name.isprintable():
+        raise UnsafeFileError(f"{path}: refused: the name {shown(name)} has signs that cannot be printed")
+    match entry:
+        case {"dtype": str() as dtype, "shape": list() as shape, "data_offsets": [int() as start, int() as end], **more} if not more:
+            if dtype not in DTYPES:
+                raise InputError(f"{path}: {shown(name)} is {shown(dtype)}, which is not known{nearest(dtype[:80], list(DTYPES))}")
+            numbers = (*shape, start, end)
+            if all(type(number) is int and 0 <= number < 2**63 for number in numbers) and start <= end and len(shape) <= 64:
+                nonzero = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
+                if nonzero < 2**63 and end - start == math.prod(shape) * DTYPES[dtype].itemsize:
+                    return Described(tuple(shape), dtype, path, data + start, data + end)
+            raise UnsafeFileError(f"{path}: refused: {shown(name)} is said to have another size than its shape gives")
+    raise InputError(f"{path}: not a readable safetensors file: {shown(name)} is not described by dtype, shape and data_offsets")
+
+
+def _json(path: Path, content: bytes) -> Any:
+    """JSON in which no key is twice, and which is not deep or full of brackets beyond what weights need."""
+    if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
+        raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
+        return made
+
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=once)
+    except RecursionError:
+        raise UnsafeFileError(f"{path}: refused: JSON within JSON, too deep") from None
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, UnsafeFileError):
+            raise
+        raise InputError(f"{path}: not readable JSON: {shown(str(error).splitlines()[0], 120)}") from None
