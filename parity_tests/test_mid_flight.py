@@ -18,6 +18,7 @@ import jax_transformer as jt
 from jax_transformer import codec, transformer
 from jax_transformer.convert import optimizer as moments_of
 from jax_transformer.convert import torch_bridge
+from jax_transformer.convert.files import pt
 from jax_transformer.data import batches
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import carried_state, corpus, optimizer, step
@@ -170,13 +171,17 @@ def test_both_frameworks_read_the_same_batches(flight: Flight):
     assert len(set(hashes[0])) == count > 2
 
 
-def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(
+    flight: Flight, stayed: tuple[list[Checkpoint], list[float]], tmp_path: Path
+):
+    """By files: torch.save, our reader, a checkpoint of the run, our writer, torch.load."""
     first = flight.torch(flight.start)
     losses = list(first.losses(N))
-    state = flight.into_jax(as_arrays(first.state()))
-    state, more = flight.jax(state, N)
+    torch.save(first.state(), tmp_path / "n.pt")
+    state, more = flight.jax(flight.into_jax(pt.read(tmp_path / "n.pt")), N)
     carried_state.save(flight.folder, state)
-    second = flight.torch(flight.into_torch(carried_state.load(flight.folder, 2 * N)))
+    pt.write(tmp_path / "2n.pt", flight.into_torch(carried_state.load(flight.folder, 2 * N)))
+    second = flight.torch(as_arrays(torch.load(tmp_path / "2n.pt", weights_only=True)))
     losses += more + list(second.losses(N))
     assert np.abs(np.array(losses) - stayed[1]).max() < BOUND
     assert furthest(as_arrays(second.state()), stayed[0][2]) < BOUND

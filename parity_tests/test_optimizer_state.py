@@ -1,0 +1,203 @@
+"""Real torch.optim optimizers on every twin: their state crosses to Optax and back, and both go on alike. Nothing is compiled."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import optimizer, rules, torch_bridge
+from jax_transformer.errors import InputError
+from jax_transformer.training import carried_state
+from parity_tests.cases import CASES, DOCUMENTS
+from parity_tests.test_mid_flight import as_arrays, as_tensors
+from parity_tests.unit.test_optimizer_state import assert_same
+
+NAMES = [*DOCUMENTS, "small", "part2_encoder square", "lesson10 square", "torch.nn norm_first", "torch.nn tied output"]
+RATE, DECAY = 1e-2, 0.1
+
+
+class Setting:
+    """A twin with an optimizer, and the table that joins its parameters to the Flax model's arrays."""
+
+    def __init__(self, config: TransformerConfig, make: Callable[[Any], torch.optim.Optimizer]):
+        torch.manual_seed(0)
+        self.config, self.module, self.random = config, torch_bridge.twin(config).double(), np.random.default_rng(0)
+        self.names = [name for name, _ in self.module.named_parameters()]
+        kinds = nnx.split_state(nnx.state(transformer.abstract(config)), nnx.Param, ...)[0]
+        self.shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(kinds)}
+        self.table = jt.convert.weight_table(config)
+        self.trained = rules.restrict(self.table, self.shapes)
+        self.torch = make(self.module)
+
+    def params(self) -> dict[str, jax.Array]:
+        """The twin's weights under Flax's names, copied."""
+        state = {name: torch_bridge.to_numpy(tensor) for name, tensor in self.module.state_dict().items()}
+        arrays = rules.to_flax(self.trained, {rule.torch: state[rule.torch] for rule in self.trained}, self.shapes)
+        return {name: jnp.array(array, copy=True) for name, array in arrays.items()}
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Random ones by PyTorch's names; what is not trained has none."""
+        return {name: self.random.normal(size=shape) for name, shape in rules.torch_shapes(self.trained, self.shapes).items()}
+
+    def step_torch(self, gradients: dict[str, np.ndarray]) -> None:
+        state = self.module.state_dict(keep_vars=True)
+        for name, gradient in gradients.items():
+            state[name].grad = torch.from_numpy(gradient.copy())
+        self.torch.step()
+
+    def moments(self) -> optimizer.Moments:
+        return optimizer.from_torch(as_arrays(self.torch.state_dict()), self.table, self.shapes, self.names)
+
+
+def decayed_alone(module: Any) -> list[dict[str, Any]]:
+    """The usual two groups: weight decay for matrices, none for biases and norms."""
+    matrices = [p for p in module.parameters() if p.dim() > 1]
+    return [{"params": matrices, "weight_decay": DECAY}, {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+
+
+TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda module: torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
+    "adam": lambda module: torch.optim.Adam(module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
+    "sgd": lambda module: torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY),
+    "nesterov": lambda module: torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, nesterov=True),
+}
+OPTAX: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "adamw": lambda: optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY),
+    "adam": lambda: optax.chain(optax.add_decayed_weights(DECAY), optax.adam(RATE, 0.9, 0.98)),
+    "sgd": lambda: optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(RATE, 0.9)),
+    "nesterov": lambda: optax.sgd(RATE, 0.9, nesterov=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_optax_needs() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
+    """Two updates in PyTorch, then two more in both frameworks from there: the same weights and the same state."""
+    for _ in range(2):
+        setting.step_torch(setting.gradients())
+    moments, params = setting.moments(), setting.params()
+    state = carried_state.into_optax(rule.init(params), moments, 2)
+    for _ in range(2):
+        gradients = setting.gradients()
+        setting.step_torch(gradients)
+        ours = {name: jnp.asarray(array) for name, array in rules.to_flax(setting.trained, gradients, setting.shapes).items()}
+        updates, state = rule.update(ours, state, params)
+        params = optax.apply_updates(params, updates)
+    for name, theirs in setting.params().items():
+        np.testing.assert_allclose(params[name], theirs, rtol=0, atol=1e-14, err_msg=name)
+    again = carried_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
+    theirs = setting.moments()
+    assert again.counts == theirs.counts
+    for mine, reference in ((again.first, theirs.first), (again.second, theirs.second)):
+        assert mine.keys() == reference.keys()
+        for name in mine:
+            np.testing.assert_allclose(mine[name], reference[name], rtol=1e-13, atol=1e-15, err_msg=name)
+
+
+def case(name: str) -> TransformerConfig:
+    return next(case.config for case in CASES if case.name == name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adamw_of_every_layout(name: str):
+    """Idle blocks are in the optimizer, and have no state; buffers are not in it."""
+    go_on_alike(Setting(case(name), TORCH["adamw"]), OPTAX["adamw"]())
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "nesterov"])
+def test_the_other_optimizers(kind: str):
+    go_on_alike(Setting(case("deep_dive"), TORCH[kind]), OPTAX[kind]())
+
+
+def test_weight_decay_groups():
+    """Optax says by a mask which arrays decay; the carried state says which do."""
+    setting = Setting(case("small"), lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)))
+    matrices, others = ([n for n, p in setting.module.named_parameters() if (p.dim() > 1) is decays] for decays in (True, False))
+    setting.names = [*matrices, *others]
+    setting.step_torch(setting.gradients())
+    mask = {name: decay > 0 for name, decay in setting.moments().weight_decay.items() if name in setting.shapes}
+    assert 0 < sum(mask.values()) < len(mask) and mask["encoder.blocks.0.feed_forward.up.kernel"]
+    again = Setting(case("small"), lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)))
+    again.names = setting.names
+    go_on_alike(again, optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY, mask=mask))
+
+
+@pytest.mark.parametrize("kind", list(TORCH))
+@pytest.mark.parametrize("name", ["deep_dive", "small", "part2_encoder"])
+def test_what_comes_back_is_an_ordinary_state_dict(name: str, kind: str):
+    """Bit for bit, and the optimizer that loads it goes on as if nothing had been."""
+    setting = Setting(case(name), TORCH[kind])
+    for _ in range(2):
+        setting.step_torch(setting.gradients())
+    before = as_arrays(setting.torch.state_dict())
+    back = optimizer.to_torch(setting.moments(), setting.table, setting.shapes, setting.names)
+    assert_same({"state": back["state"]}, {"state": before["state"]})
+    for ours, theirs in zip(back["param_groups"], before["param_groups"], strict=True):
+        assert ours == theirs | {name: ours[name] for name in ("foreach", "fused", "capturable", "differentiable") if name in ours}
+    other = Setting(case(name), TORCH[kind])
+    other.module.load_state_dict(setting.module.state_dict())
+    other.torch.load_state_dict(as_tensors(back))
+    gradients = setting.gradients()
+    setting.step_torch(gradients)
+    other.step_torch(gradients)
+    assert_same(as_arrays(other.module.state_dict()), as_arrays(dict(setting.module.state_dict())))
+
+
+def test_the_order_of_parameters_is_that_of_the_module():
+    """A tied parameter counts where it comes first, a stored table of positions not at all."""
+    for config in map(case, NAMES):
+        module = torch_bridge.twin(config)
+        found = optimizer.parameter_names(module.state_dict(), jt.convert.weight_table(config), carried_state.buffers(config))
+        assert found == [name for name, _ in module.named_parameters()], config
+
+
+OTHERS = {
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "Adamax": torch.optim.Adamax,
+    "Adagrad": torch.optim.Adagrad,
+    "RMSprop": torch.optim.RMSprop,
+    "Rprop": torch.optim.Rprop,
+    "Adadelta": torch.optim.Adadelta,
+    "ASGD": torch.optim.ASGD,
+    "Adafactor": torch.optim.Adafactor,
+    "LBFGS": torch.optim.LBFGS,
+    "amsgrad": lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
+    "maximize": lambda parameters: torch.optim.AdamW(parameters, maximize=True),
+    "dampening": lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9, dampening=0.1),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_other_optimizers_are_refused_by_name(name: str):
+    setting = Setting(case("small"), lambda module: OTHERS[name](module.parameters()))
+    with pytest.raises(InputError, match=name):
+        setting.moments()
+
+
+def test_moments_of_the_wrong_place_show():
+    """Negative control: first and second moments exchanged, of one bias alone, are far outside the bound."""
+    setting = Setting(case("small"), TORCH["adamw"])
+    read = setting.moments
+
+    def exchanged() -> optimizer.Moments:
+        found, name = read(), "encoder.blocks.0.feed_forward.up.bias"
+        found.first[name], found.second[name] = found.second[name], abs(found.first[name])
+        return found
+
+    setting.moments = exchanged
+    with pytest.raises(AssertionError, match="feed_forward"):
+        go_on_alike(setting, OPTAX["adamw"]())
