@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ class Model:
     """The arrays that are never trained."""
 
 
+@lru_cache(maxsize=32)
 def model_of(config: TransformerConfig) -> Model:
     """Names and shapes alone: no memory is taken. Raises ConfigError where the layout has no names for it."""
     from jax_transformer import convert, transformer

@@ -1,0 +1,75 @@
+"""``convert`` beside PyTorch itself: what torch.save wrote arrives, what is written torch.load reads, and the self-check sees a wrong weight."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer.convert import torch_bridge
+from jax_transformer.presets import PRESETS
+from jax_transformer.training import exchange
+from jax_transformer.training.exchange import conversion, verify
+from parity_tests.cases import CASES
+from parity_tests.twins import pair
+
+ONE_EACH = list({case.config.layout: case for case in reversed(CASES)}.values())
+TIED = next(case for case in CASES if case.name == "small")
+
+
+def convert(source, destination, config_file=None, **more) -> exchange.Outcome:
+    given = exchange.Description(str(config_file)) if config_file else exchange.Description()
+    return exchange.convert(exchange.prepare(exchange.Request(str(source), str(destination), given, **more)))
+
+
+@pytest.mark.parametrize("case", [*ONE_EACH, TIED], ids=str)
+def test_what_torch_saved_comes_back_and_ran_beside_its_twin(case, tmp_path):
+    both = pair(case.config)
+    state = both.torch.state_dict()
+    torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
+    (tmp_path / "config.json").write_text(case.config.to_json())
+    outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
+    assert "beside the PyTorch twin" in outcome.checked.how
+    blocks = case.config.encoder.layers + case.config.decoder.layers
+    assert len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
+    convert(tmp_path / "run", tmp_path / "b.pt", check=False)
+    again = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert sorted(again) == sorted(state)
+    for name, tensor in state.items():
+        assert torch.equal(again[name].view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+    for names in outcome.plan.ties:
+        assert len({again[name].data_ptr() for name in names}) == 1
+    both.torch.load_state_dict(again, strict=True)
+    convert(tmp_path / "b.pt", tmp_path / "again", tmp_path / "config.json", check=False)
+    convert(tmp_path / "again", tmp_path / "c.pt", check=False)
+    assert (tmp_path / "c.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+
+
+def test_every_layout_is_tried():
+    assert {case.config.layout for case in ONE_EACH} == {preset.config.layout for preset in PRESETS.values()}
+
+
+def test_the_check_sees_two_weights_exchanged():
+    """Square kernels that change places fit every shape, and come back bit for bit through the same wrong table."""
+    both = pair(TIED.config)
+    model = conversion.model_of(TIED.config)
+    state = {name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()}
+    wrong = [
+        dataclasses.replace(rule, flax=(rule.flax[1], rule.flax[0], rule.flax[2]))
+        if rule.torch.endswith("0.self_attn.in_proj_weight")
+        else rule
+        for rule in model.table
+    ]
+    flax = conversion.rules.to_flax(wrong, state, model.shapes["flax"])
+    with pytest.raises(verify.DifferentError, match="differs from the PyTorch twin's"):
+        verify.check(TIED.config, wrong, state, flax)
+    flax = conversion.rules.to_flax(model.table, state, model.shapes["flax"])
+    assert max(verify.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
+
+
+def test_without_a_twin_it_says_so(tmp_path):
+    config = TIED.config.with_sizes(head_dim=8)
+    model = conversion.model_of(config)
+    flax = {name: np.random.default_rng(0).normal(size=shape) for name, shape in model.shapes["flax"].items()}
+    checked = verify.check(config, model.table, conversion.rules.to_torch(model.table, flax), flax)
+    assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
