@@ -164,7 +164,7 @@ def _parsed(archive: zipped.Archive) -> tuple[Any, str]:
     if "version" not in inside and ".data/version" not in inside:
         raise InputError(f"{archive.path}: not a PyTorch file: it has no version")
     version = _record(archive, folder + ("version" if "version" in inside else ".data/version"))
-    if not version.isdigit() or not 1 <= int(version) <= _NEWEST_VERSION:
+    if not (version.isascii() and version.isdecimal()) or not 1 <= int(version) <= _NEWEST_VERSION:
         raise InputError(f"{archive.path}: is of version {shown(version)} of the format; known are 1 to {_NEWEST_VERSION}")
     order = _record(archive, f"{folder}byteorder") if "byteorder" in inside else "little"
     if order != "little":

@@ -13,7 +13,7 @@ from jax_transformer.convert.files.whole import shown
 from jax_transformer.errors import UnsafeFileError
 
 DEEPEST = 100  # containers within containers
-MOST_VALUES = pickled.MOST_STEPS  # in the tree: a list that is in two places counts twice, so that no small file is a huge tree
+MOST_VALUES = 1_000_000  # in the tree: a list that is in two places counts twice, so that no small file is a huge tree
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,15 @@ class Rebuilder:
         self.where, self.sizes, self.most_bytes = where, sizes, most_bytes
         self.bytes = 0
         self.seen: set[Described] = set()
-        self.values = 0
 
     def refused(self, what: str) -> UnsafeFileError:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
     def value(self, pickle: bytes) -> Any:
         """The value of the file's pickle, made of nothing but plain containers, plain values and ``Described``."""
-        return self._plain(pickled.interpret(pickle, self.where, self._allowed(), self._storage), 0)
+        value = pickled.interpret(pickle, self.where, self._allowed(), self._storage)
+        self._measured(value, 1, {})
+        return self._plain(value)
 
     def _allowed(self) -> dict[str, Any]:
         functions: dict[str, Callable[[tuple[Any, ...]], Any]] = {
@@ -180,20 +181,36 @@ class Rebuilder:
 
     # The result
 
-    def _plain(self, value: Any, depth: int) -> Any:
+    def _measured(self, value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+        """How many values a container is as a tree, and how deep; each is visited once, however often it is in another."""
+        if type(value) not in (dict, list, tuple):
+            return 1, 0
+        if id(value) not in known:
+            if depth > DEEPEST:
+                raise self.refused(f"containers within containers, more than {DEEPEST} deep")
+            known[id(value)] = (0, DEEPEST)  # so that one within itself is too deep
+            items = value.values() if type(value) is dict else value
+            counts, depths = [1], [0]
+            for item in items:
+                count, deep = self._measured(item, depth + 1, known)
+                counts.append(count)
+                depths.append(deep)
+            known[id(value)] = sum(counts), 1 + max(depths)
+            if known[id(value)][0] > MOST_VALUES:
+                raise self.refused(f"more than {MOST_VALUES:,} values")
+            if known[id(value)][1] > DEEPEST:
+                raise self.refused(f"containers within containers, more than {DEEPEST} deep")
+        return known[id(value)]
+
+    def _plain(self, value: Any) -> Any:
         """``value`` as a tree of its own: no container is in it twice."""
-        self.values += 1
-        if self.values > MOST_VALUES:
-            raise self.refused(f"more than {MOST_VALUES:,} values")
-        if depth > DEEPEST:
-            raise self.refused(f"containers within containers, more than {DEEPEST} deep")
         match value:
             case dict():
-                return {key: self._plain(item, depth + 1) for key, item in value.items()}
+                return {key: self._plain(item) for key, item in value.items()}
             case list():
-                return [self._plain(item, depth + 1) for item in value]
+                return [self._plain(item) for item in value]
             case tuple():
-                return tuple(self._plain(item, depth + 1) for item in value)
+                return tuple(self._plain(item) for item in value)
             case Storage():
                 return self._described(value.key, value.dtype, value.size, 0, (value.size,), (1,), [])
             case _Named(storage=False):

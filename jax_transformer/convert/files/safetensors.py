@@ -3,6 +3,7 @@
 They are read here rather than by the library, which takes the last of two tensors of one name, and whose writer and reader can then share no mistake.
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -194,19 +195,20 @@ def _json(path: Path, content: bytes) -> Any:
     if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
         raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
-        return made
-
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=once)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=functools.partial(_once, path))
     except RecursionError:
         raise UnsafeFileError(f"{path}: refused: JSON within JSON, too deep") from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, UnsafeFileError):
             raise
         raise InputError(f"{path}: not readable JSON: {shown(str(error).splitlines()[0], 120)}") from None
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
+    return made

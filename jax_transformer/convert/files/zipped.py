@@ -162,7 +162,7 @@ class Archive:
         except UnicodeDecodeError:
             raise self._damaged("a member's name is not UTF-8") from None
         parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts) or any(sign in name for sign in "\\\0:"):
+        if any(part in ("", ".", "..") for part in parts) or any(sign in name for sign in "\\:") or not name.isprintable():
             raise self._unsafe(f"{whole.shown(name)} is no plain name")
         return name
 

@@ -1,0 +1,251 @@
+"""Hostile zip files, safetensors files and their indexes; what they hold would be harmless."""
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from parity_tests.unit import hostile
+
+GOOD = hostile.members(hostile.pickle(hostile.tensor()))
+
+
+def patched(content: bytes, at: int, raw: bytes) -> bytes:
+    at %= len(content) + 1
+    return content[:at] + raw + content[at + len(raw) :]
+
+
+def archives() -> Iterator[tuple[str, bytes]]:
+    for method, what in ((zipfile.ZIP_DEFLATED, "deflated"), (zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")):
+        yield what, hostile.zipped(GOOD, method)
+    yield "a deflated gigabyte", _deflated_storage()
+    data = GOOD[2]
+    for what, members in {
+        "the pickle twice": [GOOD[0], *GOOD],
+        "a storage twice": [*GOOD, data],
+        "a storage twice with other content": [*GOOD, ("a/data/0", b"\1" * 16)],
+        "no pickle": GOOD[1:],
+        "two pickles": [*GOOD, ("b/data.pkl", b"\x80\x02}.")],
+        "two folders": [*GOOD, ("b/data/1", b"")],
+        "no folder": [(name.removeprefix("a/"), content) for name, content in GOOD],
+        "a folder too many": [(f"b/{name}", content) for name, content in GOOD],
+        "no version": GOOD[:-1],
+        "version 0": [*GOOD[:-1], ("a/version", b"0\n")],
+        "version 11": [*GOOD[:-1], ("a/version", b"11\n")],
+        "a version of text": [*GOOD[:-1], ("a/version", b"\xb2\n")],
+        "a version of a megabyte": [*GOOD[:-1], ("a/version", b"1" * 2**20)],
+        "big-endian": [GOOD[0], ("a/byteorder", b"big"), *GOOD[2:]],
+        "no byte order that there is": [GOOD[0], ("a/byteorder", b"\x1b[2J"), *GOOD[2:]],
+        "TorchScript": [*GOOD, ("a/constants.pkl", b"\x80\x02)."), ("a/code/__torch__.py", b"import os")],
+        "no storage": [GOOD[0], GOOD[1], GOOD[3]],
+        "a storage that is too long": [GOOD[0], GOOD[1], ("a/data/0", b"\0" * 17), GOOD[3]],
+        **{
+            f"named {name!r}": [*GOOD, (name, b"x")] for name in ("../evil", "a/../../evil", "/etc/passwd", "a//evil", "a/./evil", "a/dir/")
+        },
+        **{f"named {name!r}": [*GOOD, (name, b"x")] for name in ("C:/evil", "a\\..\\evil", "..", "a/\x1b[2Jevil")},
+    }.items():
+        yield what, hostile.zipped(members)
+    good = hostile.zipped(GOOD)
+    end, first = len(good) - 22, good.index(b"PK\x01\x02")
+    start, number = struct.unpack_from("<L", good, end + 16)[0], struct.unpack_from("<H", good, end + 8)[0]
+    second = good.index(b"PK\x01\x02", first + 4)
+    for what, content in {
+        "something before it": b"#!/bin/sh\n" + good,
+        "something behind it": good + b"x",
+        "a comment": good[:-2] + b"\x05\x00hello",
+        "a comment that is not there": good[:-2] + b"\x05\x00",
+        "an empty zip": good[end:],
+        "a spanned zip": patched(good, end + 4, b"\x01\x00"),
+        "fewer members than there are": patched(good, end + 8, struct.pack("<HH", number - 1, number - 1)),
+        "more members than there are": patched(good, end + 8, struct.pack("<HH", number + 1, number + 1)),
+        "65535 members": patched(good, end + 8, b"\xff\xff\xff\xff"),
+        "a directory elsewhere": patched(good, end + 16, struct.pack("<L", start - 1)),
+        "a directory far away": patched(good, end + 16, b"\xfe\xff\xff\xff"),
+        "a directory of 4 GB": patched(good, end + 12, b"\xff\xff\xff\xff"),
+        "encrypted": patched(good, first + 8, b"\x01\x00"),
+        "patched data": patched(good, first + 8, b"\x20\x00"),
+        "stored, but the header says deflated": patched(good, 8, b"\x08\x00"),
+        "deflated, but the header says stored": patched(good, first + 10, b"\x08\x00"),
+        "larger than the file": patched(good, first + 20, struct.pack("<LL", 2**30, 2**30)),
+        "as large as there can be": patched(good, first + 20, b"\xff\xff\xff\xff\xff\xff\xff\xff"),
+        "unpacked larger than packed": patched(good, first + 24, struct.pack("<L", 2**30)),
+        "another size in the header": patched(good, 18, struct.pack("<LL", 1, 1)),
+        "another checksum in the header": patched(good, 14, b"\0\0\0\0"),
+        "another checksum in both": patched(patched(good, 14, b"abcd"), first + 16, b"abcd"),
+        "another name in the header": patched(good, 30, b"b"),
+        "another flag in the header": patched(good, 6, b"\x00\x08"),
+        "no signature of a header": patched(good, second and good.index(b"PK\x03\x04", 4), b"XXXX"),
+        "no signature in the directory": patched(good, second, b"XXXX"),
+        "two members of the same bytes": patched(good, second + 42, struct.pack("<L", 0)),
+        "a header behind the end": patched(good, second + 42, b"\xf0\xff\xff\xff"),
+        "a name that is no UTF-8": patched(patched(good, 30, b"\xff"), first + 46, b"\xff"),
+        "a name longer than the file": patched(good, first + 28, b"\xff\xff"),
+        "an extra field longer than the file": patched(good, first + 30, b"\xff\xff"),
+        "a damaged storage": good.replace(b"\0" * 16, b"\0" * 15 + b"\1", 1),
+        "a damaged pickle": good.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", 1),
+        "a 64-bit end that is not there": good[:end] + struct.pack("<4sLQL", b"PK\x06\x07", 0, 2**62, 1) + good[end:],
+        "a 64-bit end of another directory": good[:end] + _end64(number + 1, end - start, start) + good[end:],
+        "a 64-bit end of 2**60 members": patched(good[:end] + _end64(2**60, end - start, start) + good[end:], -14, b"\xff\xff\xff\xff"),
+        "only the beginning": b"PK\x03\x04",
+    }.items():
+        yield what, content
+    for at in range(5, len(good), 37):
+        yield f"cut at {at}", good[:at]
+    yield "overlapping members", _overlapping()
+
+
+def _end64(number: int, length: int, start: int) -> bytes:
+    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, number, number, length, start)
+    return record + struct.pack("<4sLQL", b"PK\x06\x07", 0, start + length, 1)
+
+
+def _deflated_storage() -> bytes:
+    """A storage of 1 GiB in 1 MB; it is written without 1 GiB of memory."""
+    packer, zeros, packed, crc = zlib.compressobj(9, zlib.DEFLATED, -15), b"\0" * 2**20, [], 0
+    for _ in range(64):
+        packed.append(packer.compress(zeros))
+        crc = zlib.crc32(zeros, crc)
+    packed.append(packer.flush())
+    body, name = b"".join(packed), b"a/data/0"
+    kept = [GOOD[0], GOOD[1], GOOD[3]]
+    good = hostile.zipped(kept)
+    start, end = good.index(b"PK\x01\x02"), len(good) - 22
+    sizes = (crc, len(body), 64 * 2**20)
+    local = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 33, *sizes, len(name), 0) + name + body
+    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 8, 0, 33, *sizes, len(name), 0, 0, 0, 0, 0, start) + name
+    directory = good[start:end] + entry
+    return good[:start] + local + directory + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 4, 4, len(directory), start + len(local), 0)
+
+
+def _overlapping() -> bytes:
+    """Members whose data hold the next member, so that little bytes are read many times."""
+    body, entries = b"", b""
+    for number in reversed(range(200)):
+        name = f"a/data/{number}".encode()
+        fields = (20, 0, 0, 0, 33, zlib.crc32(body), len(body), len(body), len(name), 0)
+        body = struct.pack("<4s5H3L2H", b"PK\x03\x04", *fields) + name + body
+    at = 0
+    for number in range(200):
+        name = f"a/data/{number}".encode()
+        content = body[at + 30 + len(name) :]
+        sizes = (zlib.crc32(content), len(content), len(content), len(name))
+        entries += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, at) + name
+        at += 30 + len(name)
+    return body + entries + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 200, 200, len(entries), len(body), 0)
+
+
+def no_archives() -> Iterator[tuple[str, bytes]]:
+    yield "an empty file", b""
+    yield "text", b"hello\n"
+    yield "a bare pickle", hostile.pickle(hostile.call(hostile.name("os", "system"), hostile.text("true")))
+    magic = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+    yield "the format before 1.6", b"\x80\x02" + magic + b"\x80\x02M\xe9\x03."
+    yield "the format before 1.6, protocol 4", b"\x80\x04\x95" + struct.pack("<Q", len(magic)) + magic
+    yield "an archive of another kind", b"\x1f\x8b\x08" + b"\0" * 100
+    yield "a tar file", b"pickle".ljust(257, b"\0") + b"ustar\0" + b"\0" * 249
+
+
+def safetensors(header: Any, data: bytes = b"\0" * 16, length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def _entry(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} | changes
+
+
+def headers() -> Iterator[tuple[str, bytes]]:
+    for length in (0, 1, 2**27, 2**31, 2**62, 2**63, 2**64 - 1):
+        yield f"a header of {length} bytes", safetensors({"a": _entry()}, length=length)
+    for what, entry in {
+        **{
+            f"shape {shape}": _entry(shape=shape)
+            for shape in ([5], [3], [-4], [2**62], [2**40, 2**40], [2**64], ["4"], [4.0], [True] * 4, [None])
+        },
+        **{f"shape {shape}"[:40]: _entry(shape=shape) for shape in ("4", 4, None, [[4]], [0, 2**70], [1] * 100 + [4])},
+        **{
+            f"offsets {at}"[:60]: _entry(data_offsets=at)
+            for at in ([0, 2**62], [0, 15], [16, 0], [-16, 0], [0.0, 16.0], [0], [0, 16, 32], "0", [True, 16])
+        },
+        **{f"offsets {at}": _entry(data_offsets=at) for at in ([8, 24], [2**63 - 16, 2**63])},
+        **{f"dtype {dtype!r}"[:60]: _entry(dtype=dtype) for dtype in ("F33", "", None, 32, ["F32"], "O", "object", "F4", "x" * 1_000_000)},
+        "something more": _entry(code="import os"),
+        "no dtype": {"shape": [4], "data_offsets": [0, 16]},
+        "no entry": None,
+        "a list": [],
+    }.items():
+        yield what, safetensors({"a": entry}, b"\xff" * 16)
+    half = json.dumps(_entry(shape=[2], data_offsets=[0, 8]))
+    for what, header in {
+        "a name twice": f'{{"a": {json.dumps(_entry())}, "a": {json.dumps(_entry())}}}',
+        "a key twice": '{"a": {"dtype": "F32", "shape": [4], "shape": [4], "data_offsets": [0, 16]}}',
+        "one tensor over another": json.dumps({"a": _entry(), "b": _entry()}),
+        "half over another": f'{{"a": {json.dumps(_entry())}, "b": {half}}}',
+        "a hole": json.dumps({"a": _entry(shape=[1], data_offsets=[0, 4]), "b": _entry(shape=[1], data_offsets=[12, 16])}),
+        "bytes that nobody owns": json.dumps({"a": _entry(shape=[2], data_offsets=[0, 8])}),
+        "nothing": "{}",
+        "a name of escape codes": json.dumps({"\x1b[2J": _entry()}),
+        "half a character as a name": '{"\\ud800": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}',
+        "metadata of numbers": json.dumps({"__metadata__": {"a": 1}, "a": _entry()}),
+        "metadata that is text": json.dumps({"__metadata__": "a", "a": _entry()}),
+        "a list": "[]",
+        "a number": "1",
+        "no JSON": "{'a': 1}",
+        "not a number": '{"a": NaN}',
+        "an integer of 100 000 digits": f'{{"a": {"9" * 100_000}}}',
+        "lists within lists": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        "objects within objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "a million lists": "[" + "[]," * 1_000_000 + "1]",
+        "100 000 names twice": "{" + ",".join(f'"{n}":1' for n in range(100_000)) + ',"0":1}',
+        "text without an end": '{"a',
+    }.items():
+        yield what, safetensors(header.encode())
+    yield "a header that is no UTF-8", safetensors(b'{"\xff": 1}')
+    yield "a cut file", safetensors({"a": _entry()}, b"\0" * 15)
+    yield "a longer file", safetensors({"a": _entry()}, b"\0" * 17)
+    yield "seven bytes", b"\0" * 7
+    yield "no bytes", b""
+
+
+def contents() -> Iterator[tuple[str, bytes]]:
+    """Only to be seen by who reads the numbers."""
+    yield "truth that is 255", safetensors({"a": _entry(dtype="BOOL", shape=[16])}, b"\xff" * 16)
+
+
+def indexes() -> Iterator[tuple[str, bytes]]:
+    """Beside good.safetensors, which has one tensor, ``a``."""
+    for file in (
+        "../good.safetensors",
+        "/etc/passwd",
+        "..",
+        ".",
+        "",
+        "a/b",
+        "C:evil",
+        "a\\b",
+        "\0",
+        "missing.safetensors",
+        "x" * 5000,
+        "\ud800",
+        "\x1b[2J",
+    ):
+        yield f"a file {file[:20]!r}", json.dumps({"weight_map": {"a": file}}).encode()
+    for what, index in {
+        "a tensor too many": {"weight_map": {"a": "good.safetensors", "b": "good.safetensors"}},
+        "a tensor too few": {"weight_map": {"b": "good.safetensors"}},
+        "itself": {"weight_map": {"a": "index.json"}},
+        "a number as a file": {"weight_map": {"a": 1}},
+        "a list": {"weight_map": ["good.safetensors"]},
+        "no map": {"weight_map": None},
+    }.items():
+        yield what, json.dumps(index).encode()
+    yield "a tensor twice", b'{"weight_map": {"a": "good.safetensors", "a": "good.safetensors"}}'
+    yield "deep", b'{"weight_map": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    yield "cut", b'{"weight_map": {"a": "good.safe'
+    yield "many brackets", b'{"weight_map": [' + b"[]," * 1_000_000 + b"1]}"
+
+
+def good_safetensors() -> bytes:
+    return safetensors({"a": _entry()})

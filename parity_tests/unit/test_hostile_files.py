@@ -1,0 +1,204 @@
+"""Files made to do harm: each is refused in one line, runs nothing, takes no memory to speak of, and no time."""
+
+import contextlib
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jax_transformer.convert.files import pickled, pt, safetensors, zipped
+from jax_transformer.errors import InputError, UnsafeFileError
+from parity_tests.unit import helpers, hostile, hostile_containers
+
+# What reading a file does to be seen by an audit hook, beside opening that file
+HARMLESS = ("os.scandir", "os.listdir", "sys._getframe", "object.__getattr__", "gc.", "cpython.", "array.", "sys.unraisablehook")
+MOST_MEMORY = 4_000_000
+SECONDS = 2.0  # on a busy machine; alone, the worst takes a third of one
+
+_watched: list[Any] = []
+_seen: list[str] = []
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    """Notes every event that the system tells while a file is read, but for that file's opening."""
+    if _watched and not event.startswith(HARMLESS):
+        opened = Path(arguments[0]) if event == "open" and isinstance(arguments[0], str | Path) else None
+        if opened is None or opened.parent != _watched[0]:
+            _seen.append(f"{event} {arguments!r}"[:200])
+
+
+sys.addaudithook(_hook)
+
+
+@contextlib.contextmanager
+def nothing_runs(folder: Path) -> Iterator[None]:
+    _seen.clear()
+    _watched.append(folder)
+    try:
+        yield
+    finally:
+        _watched.clear()
+    assert _seen == []
+
+
+def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
+    """What ``read`` raises, where it is one of our refusals, said in one printable line, in little memory and time."""
+    size = path.stat().st_size
+    began = time.monotonic()
+    with contextlib.suppress(InputError, UnsafeFileError):
+        read(path)
+    seconds = time.monotonic() - began
+    tracemalloc.start()
+    try:
+        with nothing_runs(path.parent):
+            read(path)
+        return None
+    except (InputError, UnsafeFileError) as error:
+        memory = tracemalloc.get_traced_memory()[1]
+        said = str(error)
+        assert error.exit_code in (3, 4)
+        assert said.startswith(str(path.parent)) and said.isprintable() and len(said) < 500 + len(str(path)), said
+        assert (error.__cause__ is None and error.__suppress_context__) or error.__context__ is None
+        assert memory < MOST_MEMORY + 100 * size, f"{memory:,} bytes"
+        assert seconds < SECONDS, f"{seconds} s"
+        return error
+    finally:
+        tracemalloc.stop()
+
+
+def check(files: Iterator[tuple[str, bytes]], path: Path, *readers: Callable[[Path], Any]) -> int:
+    """Every file is refused by every reader; how many there were."""
+    accepted, number = [], 0
+    for what, content in files:
+        path.write_bytes(content)
+        for read in readers:
+            try:
+                if refused(read, path) is None:
+                    accepted.append(f"{what} by {read.__module__}.{read.__name__}")
+            except Exception as error:
+                raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+        number += 1
+    assert accepted == []
+    return number
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_user():
+    """Without the tests' type checker, which compiles code and takes its time."""
+    with helpers.unchecked():
+        yield
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """A file's name; what harmless files do for the first time (imports, type checks that are compiled) is done."""
+    path = tmp_path / "file"
+    path.write_bytes(hostile.file(hostile.tensor()))
+    assert pt.read(path).tolist() == pt.ties(path) + [0.0] * 4
+    for content in (b"\x80", b"PK\x03\x04", hostile.file(b"\xff"), hostile.file(b"cos\nsystem\n"), hostile.zipped([("a/data.pkl", b"")])):
+        path.write_bytes(content)
+        for read in (
+            pt.read,
+            pt.is_pt,
+            pt.is_legacy,
+            safetensors.is_index,
+            safetensors.is_safetensors,
+            safetensors.read,
+            safetensors.describe,
+        ):
+            with contextlib.suppress(InputError, UnsafeFileError):
+                read(path)
+    return path
+
+
+def test_gadgets_are_refused_by_name_and_do_not_run(path):
+    sentinel = path.parent / "sentinel"
+    assert check(hostile.gadgets(str(sentinel)), path, pt.describe) > 200
+    assert not sentinel.exists()
+    path.write_bytes(hostile.file(hostile.call(hostile.name("os", "system"), hostile.text("true"))))
+    with pytest.raises(UnsafeFileError, match=r"it asks for 'os\.system'"):
+        pt.read(path)
+
+
+def test_the_hook_sees_what_a_pickle_runs(path):
+    """The control: the same file's pickle, run by Python's own reader, is noticed, and leaves its sentinel."""
+    import pickle
+    import zipfile
+
+    sentinel = path.parent / "sentinel"
+    path.write_bytes(hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))))
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("a/data.pkl")
+    with pytest.raises(AssertionError, match=r"pickle\.find_class"), nothing_runs(path.parent):
+        pickle.loads(content)
+    assert sentinel.exists()
+
+
+def test_the_bound_on_memory_sees_a_bomb(path):
+    """The control: a reader that believes a header."""
+    path.write_bytes(b"")
+
+    def believing(_: Path) -> None:
+        content = bytearray(2 * MOST_MEMORY)
+        raise InputError(f"{path}: {len(content)}")
+
+    with pytest.raises(AssertionError, match="bytes"):
+        refused(believing, path)
+
+
+@pytest.mark.parametrize("what", hostile.MACHINE)
+def test_instructions_that_no_weights_need(what: str, path):
+    assert check(iter([(what, hostile.file(hostile.MACHINE[what]))]), path, pt.describe) == 1
+
+
+def test_protocols_that_are_not_known(path):
+    assert check(hostile.protocols(), path, pt.describe) > 10
+
+
+def test_bombs_do_not_go_off(path):
+    assert check(hostile.bombs(), path, pt.describe) > 25
+
+
+def test_tensors_lie_within_their_storages(path):
+    assert check(hostile.lies(), path, pt.read) > 50
+
+
+def test_zip_files_have_one_meaning(path):
+    assert check(hostile_containers.archives(), path, pt.read) > 80
+
+
+def test_what_is_no_zip_file(path):
+    assert check(hostile_containers.no_archives(), path, pt.read, safetensors.read) > 5
+
+
+def test_headers_tell_the_truth(path):
+    assert check(hostile_containers.headers(), path, safetensors.read, safetensors.describe) > 60
+    assert check(hostile_containers.contents(), path, safetensors.read) == 1
+
+
+def test_an_index_names_the_files_beside_it(path):
+    (path.parent / "good.safetensors").write_bytes(hostile_containers.good_safetensors())
+    assert safetensors.describe(path.parent / "good.safetensors") == {"a": ((4,), "F32")}
+    assert check(hostile_containers.indexes(), path.with_name("index.json"), safetensors.read) > 20
+
+
+def test_all_together_are_many():
+    families = (hostile.gadgets("x"), hostile.protocols(), hostile.bombs(), hostile.lies(), hostile_containers.archives())
+    others = (hostile_containers.no_archives(), hostile_containers.headers(), hostile_containers.indexes(), iter(hostile.MACHINE.items()))
+    contents = [content for family in (*families, *others) for _, content in family]
+    assert len(set(contents)) > 500
+
+
+def test_limits_of_number(path, monkeypatch):
+    monkeypatch.setattr(pickled, "MOST_STEPS", 1000)
+    path.write_bytes(hostile.file(b"(" + b"N" * 998 + b"t"))
+    with pytest.raises(UnsafeFileError, match="more than 1,000 instructions"):
+        pt.read(path)
+    monkeypatch.setattr(zipped, "MOST_MEMBERS", 3)
+    path.write_bytes(hostile.file(b"}"))
+    with pytest.raises(UnsafeFileError, match="4 members, more than 3"):
+        pt.read(path)
