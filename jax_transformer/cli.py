@@ -110,7 +110,13 @@ def convert(options: ConvertOptions) -> int:
     changes = {name: _value(text) for name, _, text in (pair.partition("=") for pair in options.set)}
     given = exchange.Description(options.config, options.preset, changes)
     shared = [f.name for f in dataclasses.fields(exchange.Request) if f.name != "description"]
-    prepared = exchange.prepare(exchange.Request(description=given, **{name: getattr(options, name) for name in shared}))
+    request = exchange.Request(description=given, **{name: getattr(options, name) for name in shared})
+    if options.training:
+        if options.dry_run:
+            raise ConfigError("--dry-run plans weights: not with --training")
+        _show(exchange.convert_training(request), as_json=options.json)
+        return 0
+    prepared = exchange.prepare(request)
     if options.dry_run:
         planning.refuse(prepared.wrong)
         _show(exchange.Planned(prepared), as_json=options.json)

@@ -105,6 +105,8 @@ class ConvertOptions:
     """Where in a PyTorch file the state_dict is, as model; found where there is only one."""
     strip_prefix: str = ""
     """Take this from the beginning of every name, as module. or _orig_mod."""
+    training: bool = False
+    """Carry the optimizer's state and the place in the data, too: between a run folder and the checkpoint of a PyTorch loop."""
     dry_run: bool = False
     """Print what would be done with every tensor, and write nothing."""
     force: bool = False

@@ -1,6 +1,8 @@
 """``convert`` beside PyTorch itself: what torch.save wrote arrives, what is written torch.load reads, and the self-check sees a wrong weight."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from jax_transformer.training import exchange
 from jax_transformer.training.exchange import conversion, verify
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
+from parity_tests.unit import runs
 
 ONE_EACH = list({case.config.layout: case for case in reversed(CASES)}.values())
 TIED = next(case for case in CASES if case.name == "small")
@@ -73,3 +76,55 @@ def test_without_a_twin_it_says_so(tmp_path):
     flax = {name: np.random.default_rng(0).normal(size=shape) for name, shape in model.shapes["flax"].items()}
     checked = verify.check(config, model.table, conversion.rules.to_torch(model.table, flax), flax)
     assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
+
+
+# A run in mid-flight, through the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run to copy; its moments are those of 200 updates."""
+    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+        yield runs.trained(tmp_path_factory.getbasetemp()).path
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path):
+    step = runs.STEPS
+    code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
+    assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
+    saved = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == step
+    module = torch_bridge.twin(conversion.TransformerConfig.from_json(saved["config"]))
+    module.load_state_dict(saved["model"], strict=True)
+    optimizer = torch.optim.AdamW(module.parameters())
+    optimizer.load_state_dict(saved["optimizer"])
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    console.refused(3, [str(step), "--force"], "convert", tmp_path / "out.pt", folder, "--training")
+    shutil.rmtree(folder / "checkpoints")
+    assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
+    assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
+    assert console.say("convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force")[0] == 0
+    code, out, _ = console.say("convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json")
+    assert code == 0 and json.loads(out)["step"] == step
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
+
+
+def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
+    torch.save({"model": {}}, tmp_path / "bare.pt")
+    folder, carry = tmp_path / "run", "--training"
+    shutil.copytree(run, folder)
+    console.refused(3, ["bare.pt", "optimizer"], "convert", tmp_path / "bare.pt", folder, carry)
+    console.refused(2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16")
+    console.refused(2, ["--dry-run"], "convert", folder, tmp_path / "a.pt", carry, "--dry-run")
+    console.refused(2, ["between a run and a PyTorch file"], "convert", folder, tmp_path / "a.safetensors", carry)
+    assert console.say("convert", folder, tmp_path / "a.pt", carry, "--weights", "100")[0] == 0
+    console.refused(3, ["holds step 200"], "convert", tmp_path / "a.pt", folder, carry)
+    console.refused(2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry)
+    (folder / "train_config.json").unlink()
+    console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)

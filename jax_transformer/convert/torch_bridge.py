@@ -61,6 +61,12 @@ def twin(config: TransformerConfig) -> nn.Module:
     return _TWINS[config.layout](config)
 
 
+def parameter_names(config: TransformerConfig) -> list[str]:
+    """Of the twin's parameters, in the order in which torch.optim numbers them."""
+    with torch.device("meta"):
+        return [name for name, _ in twin(config).named_parameters()]
+
+
 def _check_like(config: TransformerConfig, preset: str, *free: str) -> None:
     """Raises ConfigError unless ``config`` is the preset but for the fields named ``free`` and those that every twin takes."""
     every = {

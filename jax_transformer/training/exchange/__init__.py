@@ -3,5 +3,6 @@
 from jax_transformer.training.exchange.conversion import Description, Outcome, Planned, Request, convert, prepare
 from jax_transformer.training.exchange.inspection import inspect
 from jax_transformer.training.exchange.library import load, plan, save
+from jax_transformer.training.exchange.mid_flight import convert as convert_training
 
-__all__ = ["Description", "Outcome", "Planned", "Request", "convert", "inspect", "load", "plan", "prepare", "save"]
+__all__ = ["Description", "Outcome", "Planned", "Request", "convert", "convert_training", "inspect", "load", "plan", "prepare", "save"]

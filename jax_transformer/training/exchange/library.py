@@ -53,7 +53,7 @@ def load(
         config = Description(None, preset, sizes).settle(source).config
     elif sizes:
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
-    model = conversion.model_of(source.config or config)  # type: ignore[arg-type]
+    model = conversion.model_of(source.config or config)
     wrong = planning.problems(source.tensors, model.shapes["torch" if source.kind.is_file else "flax"])
     state = source.read()
     planning.refuse(wrong + (planning.differing_ties(model.table, state) if source.kind.is_file else []))
