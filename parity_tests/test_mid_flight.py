@@ -1,7 +1,9 @@
 """A run that changes frameworks: PyTorch, JAX, PyTorch again, as if it had stayed in either. Same batches, losses and weights, in float64."""
 
+import dataclasses
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +23,13 @@ from jax_transformer.convert import torch_bridge
 from jax_transformer.convert.files import pt
 from jax_transformer.data import batches
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import carried_state, corpus, optimizer, step
+from jax_transformer.training import carried_state, corpus, optimizer, recipe, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
 from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.step import TrainState
-from parity_tests.unit.runs import write_text
+from parity_tests.unit.runs import as_a_user, metrics, write_text
 from torch_reference import training
 
 N = 4  # updates in each leg
@@ -286,6 +288,35 @@ def test_what_does_not_belong_to_the_run_is_refused(flight: Flight, stayed, chan
     with pytest.raises(kind) as refusal:
         flight.into_jax(saved)
     assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+
+def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
+    """In float32, as users have it: PyTorch, then ``train`` to the end, against PyTorch to the end; then its last step as a file again."""
+    if flight.options.model.preset != "small":
+        pytest.skip("one model is enough for the commands: what crosses is tested above")
+    run = tmp_path / "run"
+    shutil.copytree(flight.folder.path, run, ignore=shutil.ignore_patterns("checkpoints"))
+    loop = training.Loop(training.read(run), torch_bridge.twin(flight.corpus.config))
+    loop.load({**loop.state(), "model": {name: tensor.float() for name, tensor in as_tensors(flight.start["model"]).items()}})
+    before = list(loop.losses(N))
+    torch.save(loop.state(), tmp_path / "n.pt")
+    with as_a_user(tmp_path):
+        carried_state.from_file(tmp_path / "n.pt", run)
+        recipe.train(dataclasses.replace(flight.options, run=str(run), log_every=1))
+        carried_state.to_file(run, tmp_path / "end.pt")
+        with pytest.raises(ConfigError, match="at step 14 already"):
+            carried_state.from_file(tmp_path / "n.pt", run)
+        with pytest.raises(InputError, match="exists already"):
+            carried_state.to_file(run, tmp_path / "end.pt")
+    told = {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
+    assert sorted(told) == list(range(N + 1, flight.options.steps + 1))
+    rest = list(loop.losses(flight.options.steps - N))
+    np.testing.assert_allclose([told[step] for step in sorted(told)], rest, rtol=1e-4)
+    assert abs(before[0] - rest[0]) > 0.01
+    end = torch.load(tmp_path / "end.pt", weights_only=True)
+    assert end["step"] == flight.options.steps and end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
+    loop.load(end)
+    assert next(loop.losses(1)) < before[0]
 
 
 def test_the_loop_refuses_other_text(flight: Flight):

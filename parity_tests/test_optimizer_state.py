@@ -16,7 +16,7 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import optimizer, rules, torch_bridge
 from jax_transformer.errors import InputError
-from jax_transformer.training import carried_state
+from jax_transformer.training import carried_state, optimizer_state
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.test_mid_flight import as_arrays, as_tensors
 from parity_tests.unit.test_optimizer_state import assert_same
@@ -89,7 +89,7 @@ def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()
-    state = carried_state.into_optax(rule.init(params), moments, 2)
+    state = optimizer_state.into_optax(rule.init(params), moments, 2)
     for _ in range(2):
         gradients = setting.gradients()
         setting.step_torch(gradients)
@@ -98,7 +98,7 @@ def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
         params = optax.apply_updates(params, updates)
     for name, theirs in setting.params().items():
         np.testing.assert_allclose(params[name], theirs, rtol=0, atol=1e-14, err_msg=name)
-    again = carried_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
+    again = optimizer_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
     theirs = setting.moments()
     assert again.counts == theirs.counts
     for mine, reference in ((again.first, theirs.first), (again.second, theirs.second)):

@@ -11,102 +11,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from jax_transformer import convert, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import optimizer as moments_of
 from jax_transformer.convert import rules
+from jax_transformer.convert.files import pt
 from jax_transformer.convert.optimizer import Moments
-from jax_transformer.convert.optimizer_groups import ADAM, ADAMW, SGD
+from jax_transformer.convert.optimizer_groups import ADAM, ADAMW
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, optimizer, resume, step
+from jax_transformer.training import checkpoint, lock, optimizer, optimizer_state, resume, step
 from jax_transformer.training.options import OptimizerOptions, TrainOptions
 from jax_transformer.training.run_folder import RunFolder, parsed
 from jax_transformer.training.step import TrainState
-
-_KINDS: dict[str, type] = {ADAMW: optax.ScaleByAdamState, ADAM: optax.ScaleByAdamState, SGD: optax.TraceState}
-
-
-# Moments and the state of any Optax chain
-
-
-def from_optax(state: optax.OptState, kind: str, hyperparameters: Mapping[str, Any], weight_decay: Mapping[str, float]) -> Moments:
-    """The moments in an Optax state over ``{Flax name: array}``; what the state does not hold is given. Raises ConfigError where it holds what
-    no optimizer of that ``kind`` in torch.optim does."""
-    ours = _only(state, _KINDS[kind])
-    others = [leaf for leaf in _nodes(state) if leaf is not ours and not isinstance(leaf, optax.ScaleByScheduleState)]
-    if ours is None or others:
-        raise ConfigError(f"this Optax state is not that of {kind}: {', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}")
-    given = dict(hyperparameters)
-    if isinstance(ours, optax.TraceState):
-        return Moments(kind, {}, _host(ours.trace), {}, given, dict(weight_decay))
-    count = int(ours.count)
-    first, second = (_host(ours.mu), _host(ours.nu)) if count else ({}, {})
-    return Moments(kind, dict.fromkeys(ours.mu, count), first, second, given, dict(weight_decay))
-
-
-def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.OptState:
-    """``state``, as ``init`` made it, with these moments, and with its schedule at ``position``.
-
-    Raises InputError where the moments are of other arrays or counts, ConfigError where the state is not that of such an optimizer.
-    """
-    kind = _KINDS[moments.kind]
-    fresh = _only(state, kind)
-    if fresh is None:
-        raise ConfigError(f"this Optax state is not that of {moments.kind}: it holds {', '.join(type(n).__name__ for n in _nodes(state))}")
-    made = _adam(fresh, moments) if isinstance(fresh, optax.ScaleByAdamState) else fresh._replace(trace=_like(fresh.trace, moments.first))
-
-    def replace(node: Any) -> Any:
-        if isinstance(node, optax.ScaleByScheduleState):
-            return node._replace(count=jnp.asarray(position, node.count.dtype))
-        return made if isinstance(node, kind) else node
-
-    return jax.tree.map(replace, state, is_leaf=_is_node)
-
-
-def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamState:
-    counts = set(moments.counts.values())
-    if len(counts) > 1:
-        by_count = {count: next(name for name, each in moments.counts.items() if each == count) for count in sorted(counts)}
-        several = ", ".join(f"{name} {count}" for count, name in by_count.items())
-        raise InputError(f"the arrays had different numbers of updates ({several}), and Optax counts for all at once")
-    count = jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)
-    return optax.ScaleByAdamState(count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second))
-
-
-def _is_node(node: Any) -> bool:
-    return isinstance(node, optax.ScaleByAdamState | optax.TraceState | optax.ScaleByScheduleState)
-
-
-def _nodes(state: optax.OptState) -> list[Any]:
-    """The states of transformations that this file knows, and whatever other array there is."""
-    return jax.tree.leaves(state, is_leaf=_is_node)
-
-
-def _only(state: optax.OptState, kind: type) -> Any:
-    found = [node for node in _nodes(state) if isinstance(node, kind)]
-    return found[0] if len(found) == 1 else None
-
-
-def _host(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for name, array in arrays.items()}
-
-
-def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Copies of ``arrays``, as of now zeros where there are none; their own dtypes must be those of ``fresh``."""
-    if not arrays:
-        return {name: jnp.zeros_like(array) for name, array in fresh.items()}
-    if fresh.keys() != arrays.keys():
-        raise InputError(f"moments of other arrays than the model trains: {', '.join(sorted(fresh.keys() ^ arrays.keys()))}")
-    for name, array in arrays.items():
-        if (array.shape, str(array.dtype)) != (fresh[name].shape, str(fresh[name].dtype)):
-            ours = f"{fresh[name].dtype} {fresh[name].shape}"
-            raise InputError(f"the moments of {name} are {array.dtype} {array.shape}, and the parameter is {ours}")
-    return {name: jnp.array(arrays[name], copy=True) for name in fresh}
-
 
 # A run's state and a training checkpoint of PyTorch
 
@@ -119,12 +38,13 @@ def to_checkpoint(state: TrainState, options: TrainOptions, config: TransformerC
     """
     _check_no_average(options)
     table, shapes = convert.weight_table(config), {name: array.shape for name, array in state.params.items()}
-    (schedule,) = (node for node in _nodes(state.moments) if isinstance(node, optax.ScaleByScheduleState))
-    rate, position = learning_rate(options, int(schedule.count)), int(schedule.count)
+    position = optimizer_state.position(state.moments)
+    rate = learning_rate(options, position)
     peak, rule = options.optimizer.learning_rate, options.optimizer
     settings = {"lr": rate, "initial_lr": peak, "betas": (rule.beta1, rule.beta2), "eps": rule.epsilon}
-    moments = from_optax(state.moments, ADAMW, settings, dict.fromkeys(state.params | state.carried, rule.weight_decay))
+    moments = optimizer_state.from_optax(state.moments, ADAMW, settings, dict.fromkeys(state.params | state.carried, rule.weight_decay))
     model = convert.to_torch(transformer.unflatten(config, state.params | state.carried))
+    model |= {rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)}  # one array: what is tied stays tied in a file
     in_order = dict.fromkeys([*parameter_names, *model])  # so that the checkpoint says the optimizer's order again
     return {
         "model": {name: model[name] for name in in_order},
@@ -164,7 +84,7 @@ def from_checkpoint(
     names = parameter_names or moments_of.parameter_names(saved["model"], table, buffers(config))
     moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
     _check_options(moments, options, position)
-    return state._replace(step=jnp.asarray(now, jnp.int32), moments=into_optax(state.moments, moments, position))
+    return state._replace(step=jnp.asarray(now, jnp.int32), moments=optimizer_state.into_optax(state.moments, moments, position))
 
 
 def buffers(config: TransformerConfig) -> set[str]:
@@ -212,6 +132,54 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
 
 
 # A run's state on the disk
+
+
+def to_file(run: str | Path, destination: str | Path, at: int | None = None, parameter_names: Sequence[str] | None = None) -> Path:
+    """Write a run's checkpoint of step ``at``, its newest where None, as a ``.pt`` file that a PyTorch loop goes on from.
+
+    Without ``parameter_names`` the PyTorch twin is asked for them, which needs torch. Raises CheckpointError for a checkpoint that is missing,
+    damaged, or float64 while JAX is in 32-bit mode; ConfigError as :func:`to_checkpoint`; InputError where ``destination`` exists.
+    """
+    folder, target = RunFolder(Path(run)), Path(destination)
+    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
+    at = folder.last_step() if at is None else at
+    if at not in checkpoint.steps(folder.checkpoints):
+        raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint{'' if at is None else f' of step {at}'}")
+    if target.exists():
+        raise InputError(f"{target}: exists already, and is not overwritten")
+    names = _names_of_twin(config) if parameter_names is None else parameter_names
+    pt.write(target, to_checkpoint(load(folder, at), options, config, names))
+    return target
+
+
+def from_file(source: str | Path, run: str | Path) -> Path:
+    """Put a PyTorch loop's checkpoint into a run folder, from which ``train`` then goes on, and return where it is.
+
+    Raises InputError and ConfigError as :func:`from_checkpoint`, ConfigError too where the run has a checkpoint of that step or a later one, from
+    which it would go on instead; LockedError while it is being trained.
+    """
+    folder, saved = RunFolder(Path(run)), pt.read(source)
+    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
+    with lock.hold(folder.path):
+        if not isinstance(saved, Mapping):
+            raise InputError(f"{source}: no training checkpoint, but a {type(saved).__name__}")
+        state = from_checkpoint(saved, options, config)
+        last = folder.last_step()
+        if last is not None and last >= int(state.step):
+            raise ConfigError(
+                f"{folder.path} is at step {last} already, and {source} at step {int(state.step)}: the run would not go on from it"
+            )
+        return save(folder, state)
+
+
+def _names_of_twin(config: TransformerConfig) -> list[str]:
+    try:
+        from jax_transformer.convert import torch_bridge
+    except ImportError:
+        raise ConfigError(
+            "the order of PyTorch's parameters is asked of its module, and torch is not installed; give parameter_names"
+        ) from None
+    return [name for name, _ in torch_bridge.twin(config).named_parameters()]
 
 
 def load(folder: RunFolder, at: int) -> TrainState:

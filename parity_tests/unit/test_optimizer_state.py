@@ -12,7 +12,7 @@ import pytest
 
 from jax_transformer.convert import optimizer, rules
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import carried_state
+from jax_transformer.training import optimizer_state
 
 # Packed, fused by head, transposed, tied, carried along, and a square one: everything that a table does to a tensor
 TABLE = [
@@ -241,16 +241,16 @@ CHAINS = {
 @pytest.mark.parametrize("kind", list(CHAINS))
 def test_into_any_optax_chain_and_out_again(kind: str):
     moments = optimizer.from_torch(saved(kind), TABLE, SHAPES, NAMES)
-    state = carried_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
+    state = optimizer_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
     counts = {int(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state) if "count" in jax.tree_util.keystr(path)}
     assert counts == ({7} if kind == "sgd" else {3, 7})
-    again = carried_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
+    again = optimizer_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
     assert_same(optimizer.to_torch(again, TABLE, SHAPES, NAMES), saved(kind))
 
 
 def test_the_state_shares_no_memory_with_the_arrays():
     moments = optimizer.from_torch(saved("sgd"), TABLE, SHAPES, NAMES)
-    state = carried_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
+    state = optimizer_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
     before = float(state.trace["norm.bias"][0])
     moments.first["norm.bias"][0] += 1
     assert float(state.trace["norm.bias"][0]) == before
@@ -259,12 +259,12 @@ def test_the_state_shares_no_memory_with_the_arrays():
 def test_another_optax_state_is_refused():
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     with pytest.raises(ConfigError, match="not that of adamw: it holds TraceState"):
-        carried_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
+        optimizer_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
     with pytest.raises(ConfigError, match="not that of sgd"):
-        carried_state.from_optax(optax.adam(1.0).init(params()), "sgd", {}, {})
+        optimizer_state.from_optax(optax.adam(1.0).init(params()), "sgd", {}, {})
     lion = optax.chain(optax.scale_by_adam(), optax.scale_by_lion()).init(params())
     with pytest.raises(ConfigError, match="not that of adamw"):
-        carried_state.from_optax(lion, "adamw", {}, {})
+        optimizer_state.from_optax(lion, "adamw", {}, {})
 
 
 def test_counts_that_differ_and_other_dtypes_are_refused():
@@ -272,6 +272,6 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
     state = saved("adamw")
     state["state"][NAMES.index("up.bias")]["step"] = np.array(5, np.float32)
     with pytest.raises(InputError, match=r"different numbers of updates \(.* 3, up\.bias 5\)"):
-        carried_state.into_optax(fresh, optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
+        optimizer_state.into_optax(fresh, optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
     with pytest.raises(InputError, match=r"are float32 .* the parameter is float64"):
-        carried_state.into_optax(fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0)
+        optimizer_state.into_optax(fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0)
