@@ -460,3 +460,55 @@ def test_kinds_are_known_by_content(console, weights, tmp_path):
     assert "safetensors" in console.say("inspect", tmp_path / "model.bin")[1]
     (tmp_path / "text.pt").write_text("nothing of it")
     console.refused(3, ["text.pt"], "inspect", tmp_path / "text.pt")
+
+
+def test_several_files_are_one_source(console, config_file, weights, tmp_path):
+    state = safetensors.numpy.load_file(weights)
+    names = sorted(state)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in parts.items():
+        write(tmp_path / file, {name: state[name] for name in part})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}))
+    assert console.say("convert", index, tmp_path / "whole.safetensors")[0] == 0
+    assert (tmp_path / "whole.safetensors").read_bytes() == weights.read_bytes()
+    assert console.say("convert", index, tmp_path / "run", "--config", config_file, "--no-check")[0] == 0
+    found = json.loads(console.say("inspect", index, "--json")[1])
+    assert sorted(found["tensors"]) == names and sorted(found["sha256"]) == [index.name, *parts]
+    console.refused(2, ["one .safetensors file is written"], "convert", weights, tmp_path / "x.safetensors.index.json")
+
+
+def test_files_are_described_and_converted_without_jax(weights, tmp_path):
+    program = (
+        "import sys\nfrom jax_transformer import cli\n"
+        f"assert cli.main(['convert', {str(weights)!r}, {str(tmp_path / 'a.pt')!r}]) == 0\n"
+        f"assert cli.main(['inspect', {str(tmp_path / 'a.pt')!r}]) == 0\n"
+        "assert not {'jax', 'flax', 'torch'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_asks_for_more_than_weights_is_refused_as_unsafe(console, tmp_path):
+    """A pickle that would call something, inside a real zip."""
+    import pickle
+    import zipfile
+
+    class Call:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    with zipfile.ZipFile(tmp_path / "bad.pt", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"a": Call()}, protocol=2))
+        file.writestr("archive/version", "3\n")
+    for command in (["inspect", tmp_path / "bad.pt"], ["convert", tmp_path / "bad.pt", tmp_path / "out.safetensors"]):
+        console.refused(4, ["bad.pt", "mkdir"], *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
+
+
+def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_path):
+    given = exchange.Description(str(config_file))
+    hashes = {convert(weights, tmp_path / f"{i}.pt", description=given).sha256 for i in range(2)}
+    hashes |= {convert(weights, tmp_path / f"{i}.safetensors", description=given).sha256 for i in range(2)}
+    folders = {convert(weights, tmp_path / f"run{i}", description=given).sha256 for i in range(2)}
+    assert len(hashes) == 2 and len(folders) == 1
