@@ -36,19 +36,9 @@ class Pair:
 def pair(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, *, seed: int = 0, batch: int = 3, source: int = 7, target: int = 5
 ) -> Pair:
-    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored.
-
-    Where source and target must be equally long, both have the source's length.
-    """
+    """Both with :func:`random_twin`'s weights. Where source and target must be equally long, both have the source's length."""
     target = source if config.equal_lengths else target
-    generator = torch.Generator().manual_seed(seed)
-    module = torch_bridge.twin(config).to(dtype).eval()
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
-                # Matrices as wide as their inputs, so that values stay of order one through every layer
-                scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + _is_scale(name))
+    module = random_twin(config, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)
     return Pair(
         config,
@@ -57,6 +47,19 @@ def pair(
         ragged(config.source_vocab_size, config.source_pad_id, batch, source, seed),
         ragged_target(config, batch, target, seed),
     )
+
+
+def random_twin(config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored."""
+    generator = torch.Generator().manual_seed(seed)
+    module = torch_bridge.twin(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
+                # Matrices as wide as their inputs, so that values stay of order one through every layer
+                scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
+                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + _is_scale(name))
+    return module
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:

@@ -18,6 +18,7 @@ def _as_a_user(tmp_path_factory):
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_a_document_is_trained_asked_and_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
+    attention = ["--attention", page] if name == "blog2023" else []  # whose target is padded to its source
     told = runs.train("--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW)
     assert told.code == 0, told.err
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
@@ -25,12 +26,12 @@ def test_a_document_is_trained_asked_and_converted(name: str, tmp_path, capsys):
 
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in LINES))
     capsys.readouterr()
-    assert runs.main("translate", "--run", run, "--input", tmp_path / "lines", "--attention", page) == 0
+    assert runs.main("translate", "--run", run, "--input", tmp_path / "lines", *attention) == 0
     told_now = capsys.readouterr()
     lines = told_now.out.splitlines()
     assert len(lines) == len(LINES) and lines[2] == ""
     assert ("decoding runs the whole decoder again at each token" in told_now.err) == (name == "blog2023")
-    assert "<html" in page.read_text()
+    assert not attention or "<html" in page.read_text()
 
     weights, again = tmp_path / "weights.safetensors", tmp_path / "again.safetensors"
     assert runs.main("convert", run, weights) == 0
