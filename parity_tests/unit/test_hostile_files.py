@@ -1,6 +1,7 @@
 """Files made to do harm: each is refused in one line, runs nothing, takes no memory to speak of, and no time."""
 
 import contextlib
+import os
 import sys
 import time
 import tracemalloc
@@ -15,7 +16,17 @@ from jax_transformer.errors import InputError, UnsafeFileError
 from parity_tests.unit import helpers, hostile, hostile_containers
 
 # What reading a file does to be seen by an audit hook, beside opening that file
-HARMLESS = ("os.scandir", "os.listdir", "sys._getframe", "object.__getattr__", "gc.", "cpython.", "array.", "sys.unraisablehook")
+HARMLESS = (
+    "builtins.id",
+    "os.scandir",
+    "os.listdir",
+    "sys._getframe",
+    "object.__getattr__",
+    "gc.",
+    "cpython.",
+    "array.",
+    "sys.unraisablehook",
+)
 MOST_MEMORY = 4_000_000
 SECONDS = 2.0  # on a busy machine; alone, the worst takes a third of one
 
@@ -42,7 +53,7 @@ def nothing_runs(folder: Path) -> Iterator[None]:
         yield
     finally:
         _watched.clear()
-    assert _seen == []
+        assert _seen == []
 
 
 def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
@@ -135,6 +146,9 @@ def test_the_hook_sees_what_a_pickle_runs(path):
         content = archive.read("a/data.pkl")
     with pytest.raises(AssertionError, match=r"pickle\.find_class"), nothing_runs(path.parent):
         pickle.loads(content)
+    with pytest.raises(AssertionError, match=r"os\.mkdir"), nothing_runs(path.parent):
+        os.mkdir(sentinel.with_name("other"))
+        raise InputError("a refusal hides nothing")
     assert sentinel.exists()
 
 

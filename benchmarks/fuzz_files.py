@@ -1,0 +1,210 @@
+"""Damages valid files at random and reads them: every damaged one has to be refused, or read within its own size. See docs/untrusted-files.md.
+
+``python benchmarks/fuzz_files.py --seconds 60`` exits with 1 where anything else happened, and keeps the file that did it.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jax_transformer.convert.files import pt, safetensors, tensors, zipped
+from jax_transformer.errors import InputError, UnsafeFileError
+from parity_tests.unit import hostile, hostile_containers
+
+INTERESTING = (0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+OPCODES = (
+    b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
+)
+MEMORY, SECONDS = 4_000_000, 10.0  # beside 100 times the file; with memory traced, on a busy machine
+HARMLESS = ("open", "builtins.id", "os.scandir", "os.listdir", "sys._getframe", "gc.", "cpython.", "tempfile.")
+
+Draw = random.Random
+_watching: list[bool] = []
+_seen: list[str] = []
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching and not event.startswith(HARMLESS):
+        _seen.append(f"{event} {arguments!r}"[:200])
+
+
+def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Valid files of every kind, ours, PyTorch's where it is installed, and by hand."""
+    random_arrays = np.random.default_rng(0)
+    weight = random_arrays.normal(size=(3, 4)).astype(np.float32)
+    arrays = {str(dtype): np.zeros(3, dtype) for dtype in tensors.DTYPES.values()}
+    state = {
+        "model": {"a.weight": weight, "tied": weight, **arrays},
+        "epoch": 3,
+        "betas": (0.9, 0.999),
+        "name": "é",
+        "raw": b"\xff",
+        "none": [None, True],
+    }
+    pt.write(folder / "ours.pt", state)
+    yield "pt", (folder / "ours.pt").read_bytes()
+    yield "pt", hostile.file(b"](" + hostile.tensor() + hostile.tensor(shape=hostile.numbers(2, 2), stride=hostile.numbers(1, 2)) + b"e")
+    yield "pt", hostile.file(b"]\x94(" + hostile.short("a") + b"\x94h\x01N\x86e", 4)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        module = torch.nn.Linear(2, 3)
+        for protocol in (2, 4):
+            torch.save(
+                {"model": module.state_dict(), "p": module.weight, "n": [1, 2.5, torch.float32]},
+                folder / "torch.pt",
+                pickle_protocol=protocol,
+            )
+            yield "pt", (folder / "torch.pt").read_bytes()
+    safetensors.write(
+        folder / "good.safetensors", {"a": weight, "b": np.arange(5, dtype=np.int8), "c": np.array(1.0), "d": np.ones(2, bool)}
+    )
+    yield "safetensors", (folder / "good.safetensors").read_bytes()
+    yield "safetensors", hostile_containers.good_safetensors()
+    yield "index", json.dumps({"metadata": {"total_size": 9}, "weight_map": dict.fromkeys("abcd", "good.safetensors")}).encode()
+
+
+def mutated(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
+    """One to a few random changes."""
+    made = bytearray(content)
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
+        at, length = draw.randrange(len(made) + 1), draw.choice((1, 1, 2, 4, 8, 16, 64))
+        match draw.randrange(8):
+            case 0 if at < len(made):
+                made[at] ^= 1 << draw.randrange(8)
+            case 1:
+                made[at : at + length] = draw.randbytes(length)
+            case 2:
+                del made[at : at + length]
+            case 3:
+                made[at:at] = draw.randbytes(length)
+            case 4:
+                made[at:at] = made[at : at + length] * draw.choice((1, 2, 100))
+            case 5:
+                width = draw.choice((1, 2, 4, 8))
+                made[at : at + width] = struct.pack("<Q", draw.choice(INTERESTING))[:width]
+            case 6:
+                other = draw.choice(others)
+                begin = draw.randrange(len(other))
+                made[at : at + length] = other[begin : begin + draw.choice((length, 200))]
+            case 7:
+                made[at : at + 1] = bytes([draw.choice(OPCODES)])
+    return bytes(made[: draw.randrange(len(made) + 1)] if draw.random() < 0.03 else made)
+
+
+def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
+    """A zip file whose checksums are right, with a member changed, or with random instructions as its pickle."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(content)
+        with zipped.Archive(file.name) as archive:
+            members = [(name, archive.read(name).tobytes()) for name in archive.members]
+    number = draw.choice((0, 0, 0, 0, draw.randrange(len(members))))
+    name, inner = members[number]
+    if draw.random() < 0.15 and name.endswith("data.pkl"):
+        inner = (
+            b"\x80\x02" + b"".join(bytes([draw.choice(OPCODES)]) + draw.choice((b"", b"\0", hostile.text("a"))) for _ in range(40)) + b"."
+        )
+    members[number] = (name, mutated(draw, inner, others))
+    return hostile.zipped(members)
+
+
+def deep_safetensors(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
+    """A file whose header is changed and has the right length."""
+    length = int.from_bytes(content[:8], "little")
+    return hostile_containers.safetensors(mutated(draw, content[8 : 8 + length], others), content[8 + length :])
+
+
+def changed(draw: Draw, kind: str, content: bytes, others: list[bytes]) -> bytes:
+    deep: dict[str, Callable[[Draw, bytes, list[bytes]], bytes]] = {"pt": deep_pt, "safetensors": deep_safetensors}
+    if kind in deep and draw.random() < 0.7:
+        return deep[kind](draw, content, others)
+    return mutated(draw, content, others)
+
+
+def judged(path: Path, kind: str) -> tuple[str, float, int]:
+    """What became of a file, the seconds and the bytes it took. Raises AssertionError, or whatever a reader raised, where it must not be so."""
+    size = path.stat().st_size
+    if kind == "index":
+        size += path.with_name("good.safetensors").stat().st_size
+    read, describe = (pt.read, pt.describe) if kind == "pt" else (safetensors.read, safetensors.describe)
+    began, outcome = time.monotonic(), "read"
+    _seen.clear()
+    _watching.append(True)
+    tracemalloc.start()
+    try:
+        described = describe(path)
+        try:
+            arrays = [leaf for _, leaf in pt.leaves(read(path)) if isinstance(leaf, np.ndarray)]
+        except UnsafeFileError as error:
+            raise AssertionError(f"described, and then refused: {error}") from error
+        wanted = [leaf.shape if isinstance(leaf, pt.Described) else leaf for _, leaf in pt.leaves(described)] if kind == "pt" else None
+        assert wanted is None or [array.shape for array in arrays] == [shape for shape in wanted if type(shape) is tuple]
+        assert sum({id(array): array.nbytes for array in arrays}.values()) <= size, "more numbers than the file has"
+    except (InputError, UnsafeFileError) as error:
+        outcome = f"exit code {error.exit_code}"
+        assert str(error).isprintable() and len(str(error)) < 1000, "not one line"
+    finally:
+        memory = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        _watching.clear()
+    assert memory < MEMORY + 100 * size, f"{memory:,} bytes for a file of {size:,}"
+    assert time.monotonic() - began < SECONDS, f"{time.monotonic() - began:.1f} s"
+    assert not _seen, f"the system saw {_seen}"
+    return outcome, time.monotonic() - began, memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="how long (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random changes (%(default)s)")
+    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for the files that are findings (%(default)s)")
+    options = parser.parse_args()
+    draw, outcomes, findings = Draw(options.seed), Counter[tuple[str, str]](), Counter[str]()
+    slowest, most = 0.0, 0
+    sys.addaudithook(_hook)
+    with tempfile.TemporaryDirectory() as name:
+        folder, end = Path(name), time.monotonic() + options.seconds
+        found = list(seeds(folder))
+        for kind, content in found:
+            (folder / "good").write_bytes(content)
+            assert judged(folder / "good", kind)[0] == "read", f"a valid {kind} file is refused"
+        while time.monotonic() < end:
+            kind, content = draw.choice(found)
+            path = folder / "fuzzed"
+            path.write_bytes(changed(draw, kind, content, [each for _, each in found]))
+            try:
+                outcome, seconds, memory = judged(path, kind)
+                outcomes[kind, outcome] += 1
+                slowest, most = max(slowest, seconds), max(most, memory)
+            except Exception as error:
+                said = f"{kind}: {type(error).__name__}: {error}"[:300]
+                if not findings[said]:
+                    options.keep.mkdir(parents=True, exist_ok=True)
+                    (options.keep / f"{options.seed}-{len(findings)}.{kind}").write_bytes(path.read_bytes())
+                    print(said, file=sys.stderr, flush=True)
+                findings[said] += 1
+    kinds = ("pt", "safetensors", "index")
+    print("| kind | files | read | exit code 3 | exit code 4 |\n|---|---|---|---|---|")
+    for kind in kinds:
+        numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]
+        print(f"| {kind} | {sum(numbers):,} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    print(f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest {most / 1e6:.1f} MB (both with memory traced)")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
