@@ -124,6 +124,7 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
     console.refused(2, ["--dry-run"], "convert", folder, tmp_path / "a.pt", carry, "--dry-run")
     console.refused(2, ["between a run and a PyTorch file"], "convert", folder, tmp_path / "a.safetensors", carry)
     assert console.say("convert", folder, tmp_path / "a.pt", carry, "--weights", "100")[0] == 0
+    console.refused(2, ["give --training"], "convert", tmp_path / "a.pt", folder / "checkpoints/300")
     console.refused(3, ["holds step 200"], "convert", tmp_path / "a.pt", folder, carry)
     console.refused(2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry)
     (folder / "train_config.json").unlink()

@@ -1,10 +1,9 @@
 """What kind of thing holds weights: known by content where it is there, by name where it is still to be written. Loads no jax."""
 
 import enum
-import json
 from pathlib import Path
-from typing import Any
 
+from jax_transformer.convert.files import safetensors
 from jax_transformer.errors import ConfigError, InputError
 
 MANIFEST = "manifest.json"
@@ -43,7 +42,7 @@ def of(path: Path) -> Kind:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if start[:4] == b"PK\x03\x04" or start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         return Kind.PT  # a zip, or the bare pickle of before PyTorch 1.6, which its reader refuses with a hint
-    if start[:1] == b"{" and start[7:8] != b"\0" and is_index(path):  # a header's length ends in zeros
+    if safetensors.is_index(path):
         return Kind.SHARDED
     if start[8:9] == b"{":
         return Kind.SAFETENSORS
@@ -56,17 +55,6 @@ def _of_folder(path: Path) -> Kind:
     if (path / CONFIG).is_file() and (path / "checkpoints").is_dir():
         return Kind.RUN
     raise InputError(f"{path}: neither a run folder ({CONFIG} and checkpoints/) nor one checkpoint of a run ({MANIFEST})")
-
-
-def is_index(path: Path) -> bool:
-    """Whether a file is the index of several safetensors files."""
-    if path.stat().st_size > 64 * 2**20:
-        return False
-    try:
-        content: Any = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and isinstance(content.get("weight_map"), dict)
 
 
 def wanted(path: Path) -> Kind:

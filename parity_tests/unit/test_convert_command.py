@@ -229,6 +229,21 @@ def test_integers_cross_between_files(tmp_path):
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"])
+def test_other_numbers_cross_where_the_file_has_a_name_for_them(console, tmp_path, kind):
+    dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+    pt.write(tmp_path / "a.pt", {"x": np.zeros((2, 3), dtype), "scalar": np.ones((), dtype), "none": np.ones((0, 3), dtype)})
+    out = tmp_path / "b.safetensors"
+    if kind in ("complex128", "float8_e4m3fnuz"):
+        console.refused(3, [out, f"x is {kind}", f"scalar is {kind}"], "convert", tmp_path / "a.pt", out)
+        return
+    assert console.say("convert", tmp_path / "a.pt", out)[0] == 0
+    assert kind in console.say("inspect", out)[1]
+    assert console.say("convert", out, tmp_path / "c.pt")[0] == 0
+    before, after = pt.read(tmp_path / "a.pt"), pt.read(tmp_path / "c.pt")
+    assert before.keys() == after.keys() and not runs.differing(before, after)
+
+
 def test_a_cast_says_what_it_loses(console, tmp_path):
     state = {"a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]), "b": np.array([3], np.int64), "c": np.array([0.5, -1e9])}
     code, out, _ = console.say("convert", write(tmp_path / "a.safetensors", state), tmp_path / "b.pt", "--dtype", "float16")

@@ -11,11 +11,13 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import casting, infer, kinds, planning, rules
+from jax_transformer.convert.files import safetensors
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Plan
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.exchange import sources, verify, writing
 from jax_transformer.training.exchange.sources import Source
+from jax_transformer.training.run_folder import RunFolder
 
 State = dict[str, np.ndarray]
 
@@ -157,6 +159,8 @@ def prepare(request: Request) -> Prepared:
     kind = kinds.wanted(target)
     writing.check_free(target, kind, force=request.force)
     source = sources.find(request.source, weights=request.weights, key=request.key, strip_prefix=request.strip_prefix)
+    if kind is Kind.SAFETENSORS:
+        _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
     settled = _settle(request, source, target, kind)
@@ -168,8 +172,18 @@ def prepare(request: Request) -> Prepared:
     return Prepared(request, source, target, kind, model, replace(made, inferred=inferred), kept, wrong)
 
 
+def _check_dtypes(source: Source, target: Path) -> None:
+    """Raises InputError that names every tensor of a dtype that a .safetensors file has no name for."""
+    known = {dtype.name for dtype in safetensors.DTYPES.values()}
+    odd = [f"{name} is {tensor.dtype}" for name, tensor in source.tensors.items() if tensor.dtype not in known]
+    if odd:
+        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(odd)}")
+
+
 def _settle(request: Request, source: Source, target: Path, kind: Kind) -> infer.Inferred | None:
     """The configuration, where one is needed or given."""
+    if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
+        raise ConfigError(f"{target}: lies in a run that was trained, which could not go on from weights alone: give --training")
     around = source.config or (sources.config_around(target) if kind is Kind.STEP else None)
     if around is not None:
         if request.description != Description():

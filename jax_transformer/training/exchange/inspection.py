@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.convert import kinds
+from jax_transformer.convert.files import safetensors
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Described, plain
 from jax_transformer.errors import InputError
@@ -60,16 +61,9 @@ def inspect(path: str | Path) -> Contents:
         return _pt(path)
     if kind.is_file:
         found = sources.find(path)
-        files = [path, *shards(path)] if kind is Kind.SHARDED else [path]
+        files = dict.fromkeys([path, *safetensors.files(path)])
         return Contents(str(path), kind.value, dict(found.tensors), {}, [], {file.name: file_sha256(file) for file in files})
     return _checkpoint(path, kind)
-
-
-def shards(index: Path) -> list[Path]:
-    """The files that an index names, which its reader has checked."""
-    import json
-
-    return [index.parent / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
 
 
 def _pt(path: Path) -> Contents:

@@ -15,8 +15,6 @@ from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Described, Note, without_prefix
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, nearest
 
-_SAFETENSORS_DTYPES = {"BF16": "bfloat16", "BOOL": "bool"} | {f"F{n}": f"float{n}" for n in (16, 32, 64)}
-_SAFETENSORS_DTYPES |= {f"{sign}{n}": f"{'u' if sign == 'U' else ''}int{n}" for sign in "IU" for n in (8, 16, 32, 64)}
 _USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weights")
 
 
@@ -56,7 +54,7 @@ def find(path: str | Path, *, weights: str = "auto", key: str | None = None, str
 
 
 def _safetensors(path: Path, kind: Kind) -> Source:
-    tensors = {name: Described(shape, _SAFETENSORS_DTYPES.get(dtype, dtype)) for name, (shape, dtype) in safetensors.describe(path).items()}
+    tensors = {name: Described(shape, safetensors.DTYPES[dtype].name) for name, (shape, dtype) in safetensors.describe(path).items()}
     return Source(path, kind, str(path), tensors, lambda: safetensors.read(path))
 
 
