@@ -97,11 +97,8 @@ def _seen(probed: Shapes, found: Shapes, probe: TransformerConfig) -> dict[str, 
         if len(found.get(name, ())) != len(shape):
             continue
         for length, is_ in zip(shape, found[name], strict=True):
-            for times in (1, 2, 3):
-                field = values.get(length // times) if length % times == 0 else None
-                if field is not None and is_ % times == 0:
-                    votes[field][is_ // times] += 1
-                    break
+            if length in values:
+                votes[values[length]][is_] += 1
     return {name: counter.most_common(1)[0][0] for name, counter in votes.items() if counter}
 
 
