@@ -29,7 +29,7 @@ from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
 from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.step import TrainState
-from parity_tests.unit.runs import as_a_user, metrics, write_text
+from parity_tests.unit.runs import as_a_user, main, metrics, write_text
 from torch_reference import training
 
 N = 4  # updates in each leg
@@ -301,13 +301,9 @@ def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: P
     before = list(loop.losses(N))
     torch.save(loop.state(), tmp_path / "n.pt")
     with as_a_user(tmp_path):
-        carried_state.from_file(tmp_path / "n.pt", run)
+        assert main("convert", tmp_path / "n.pt", run, "--training") == 0
         recipe.train(dataclasses.replace(flight.options, run=str(run), log_every=1))
-        carried_state.to_file(run, tmp_path / "end.pt")
-        with pytest.raises(ConfigError, match="at step 14 already"):
-            carried_state.from_file(tmp_path / "n.pt", run)
-        with pytest.raises(InputError, match="exists already"):
-            carried_state.to_file(run, tmp_path / "end.pt")
+        assert main("convert", run, tmp_path / "end.pt", "--training") == 0
     told = {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
     assert sorted(told) == list(range(N + 1, flight.options.steps + 1))
     rest = list(loop.losses(flight.options.steps - N))

@@ -17,12 +17,11 @@ from jax_transformer import convert, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import optimizer as moments_of
 from jax_transformer.convert import rules
-from jax_transformer.convert.files import pt
 from jax_transformer.convert.optimizer import Moments
 from jax_transformer.convert.optimizer_groups import ADAM, ADAMW
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, lock, optimizer, optimizer_state, resume, step
+from jax_transformer.training import checkpoint, optimizer, optimizer_state, resume, step
 from jax_transformer.training.options import OptimizerOptions, TrainOptions
 from jax_transformer.training.run_folder import RunFolder, parsed
 from jax_transformer.training.step import TrainState
@@ -132,54 +131,6 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
 
 
 # A run's state on the disk
-
-
-def to_file(run: str | Path, destination: str | Path, at: int | None = None, parameter_names: Sequence[str] | None = None) -> Path:
-    """Write a run's checkpoint of step ``at``, its newest where None, as a ``.pt`` file that a PyTorch loop goes on from.
-
-    Without ``parameter_names`` the PyTorch twin is asked for them, which needs torch. Raises CheckpointError for a checkpoint that is missing,
-    damaged, or float64 while JAX is in 32-bit mode; ConfigError as :func:`to_checkpoint`; InputError where ``destination`` exists.
-    """
-    folder, target = RunFolder(Path(run)), Path(destination)
-    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
-    at = folder.last_step() if at is None else at
-    if at not in checkpoint.steps(folder.checkpoints):
-        raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint{'' if at is None else f' of step {at}'}")
-    if target.exists():
-        raise InputError(f"{target}: exists already, and is not overwritten")
-    names = _names_of_twin(config) if parameter_names is None else parameter_names
-    pt.write(target, to_checkpoint(load(folder, at), options, config, names))
-    return target
-
-
-def from_file(source: str | Path, run: str | Path) -> Path:
-    """Put a PyTorch loop's checkpoint into a run folder, from which ``train`` then goes on, and return where it is.
-
-    Raises InputError and ConfigError as :func:`from_checkpoint`, ConfigError too where the run has a checkpoint of that step or a later one, from
-    which it would go on instead; LockedError while it is being trained.
-    """
-    folder, saved = RunFolder(Path(run)), pt.read(source)
-    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
-    with lock.hold(folder.path):
-        if not isinstance(saved, Mapping):
-            raise InputError(f"{source}: no training checkpoint, but a {type(saved).__name__}")
-        state = from_checkpoint(saved, options, config)
-        last = folder.last_step()
-        if last is not None and last >= int(state.step):
-            raise ConfigError(
-                f"{folder.path} is at step {last} already, and {source} at step {int(state.step)}: the run would not go on from it"
-            )
-        return save(folder, state)
-
-
-def _names_of_twin(config: TransformerConfig) -> list[str]:
-    try:
-        from jax_transformer.convert import torch_bridge
-    except ImportError:
-        raise ConfigError(
-            "the order of PyTorch's parameters is asked of its module, and torch is not installed; give parameter_names"
-        ) from None
-    return [name for name, _ in torch_bridge.twin(config).named_parameters()]
 
 
 def load(folder: RunFolder, at: int) -> TrainState:
