@@ -119,7 +119,7 @@ def convert(options: ConvertOptions) -> int:
     prepared = exchange.prepare(request)
     if options.dry_run:
         planning.refuse(prepared.wrong)
-        _show(exchange.Planned(prepared), as_json=options.json)
+        _show(exchange.Planned(prepared.plan, prepared.kept), as_json=options.json)
     else:
         _show(exchange.convert(prepared), as_json=options.json)
     return 0

@@ -1,7 +1,6 @@
 """The method of a conversion: find, settle the model, plan, read, move, write, check."""
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,8 @@ from jax_transformer.convert.files import safetensors
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Plan
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.exchange import sources, verify, writing
+from jax_transformer.training.exchange import report, sources, verify, writing
+from jax_transformer.training.exchange.report import Outcome
 from jax_transformer.training.exchange.sources import Source
 from jax_transformer.training.run_folder import RunFolder
 
@@ -101,55 +101,6 @@ class Prepared:
     kept: Mapping[str, Any]
     wrong: list[str]
     """Why it cannot."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What would be done."""
-
-    prepared: Prepared
-
-    def lines(self) -> Iterator[str]:
-        yield from said_of_sizes(self.prepared.plan, self.prepared.kept)
-        yield from self.prepared.plan.lines()
-        yield "nothing was written"
-
-    def to_data(self) -> dict[str, Any]:
-        return {"plan": self.prepared.plan.to_data(), "kept": dict(self.prepared.kept)}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What was done."""
-
-    plan: Plan
-    summary: str
-    kept: Mapping[str, Any]
-    loss: casting.Loss | None
-    checked: verify.Checked
-    sha256: str
-    """Of the file; of a folder, whose bytes hold the time of writing, of its weights by name, dtype, shape and bytes."""
-
-    def lines(self) -> Iterator[str]:
-        yield self.summary
-        yield from said_of_sizes(self.plan, self.kept)
-        yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
-        yield from (f"not carried: {planning.plain(note.name)}: {note.reason}" for note in self.plan.dropped)
-        yield from self.loss.lines() if self.loss is not None else ()
-        yield self.checked.line()
-        yield f"sha256 {self.sha256}"
-
-    def to_data(self) -> dict[str, Any]:
-        loss = vars(self.loss) if self.loss is not None else None
-        return {"plan": self.plan.to_data(), "kept": dict(self.kept), "cast": loss, "check": vars(self.checked), "sha256": self.sha256}
-
-
-def said_of_sizes(what: Plan, kept: Mapping[str, Any]) -> Iterator[str]:
-    """Which sizes were read, and which were not."""
-    if what.inferred:
-        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in what.inferred.items())}"
-    if kept:
-        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in kept.items())}"
 
 
 def prepare(request: Request) -> Prepared:
@@ -244,7 +195,7 @@ def convert(prepared: Prepared) -> Outcome:
     summary = (
         f"{source.title} -> {prepared.target}: {len(result)} tensors, {sum(array.size for array in result.values()):,} numbers, {dtypes}"
     )
-    sha256 = file_sha256(prepared.target) if kind.is_file else content_sha256(result)
+    sha256 = report.file_sha256(prepared.target) if kind.is_file else report.content_sha256(result)
     return Outcome(prepared.plan, summary, prepared.kept, loss, checked, sha256)
 
 
@@ -264,18 +215,3 @@ def _sides(model: Model, before: State, after: Mapping[str, np.ndarray], *, from
     if to_torch:
         return dict(after), rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
     return before if from_torch else rules.to_torch(model.table, before), dict(after)
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def content_sha256(state: Mapping[str, np.ndarray]) -> str:
-    """Of every array's name, dtype, shape and bytes, in the order of names."""
-    found = hashlib.sha256()
-    for name in sorted(state):
-        array = state[name]
-        found.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()

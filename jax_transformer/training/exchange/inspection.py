@@ -11,7 +11,7 @@ from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Described, plain
 from jax_transformer.errors import InputError
 from jax_transformer.training.exchange import sources
-from jax_transformer.training.exchange.conversion import file_sha256
+from jax_transformer.training.exchange.report import file_sha256
 
 
 @dataclass(frozen=True)
