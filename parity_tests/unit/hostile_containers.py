@@ -64,8 +64,8 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a directory elsewhere": patched(good, end + 16, struct.pack("<L", start - 1)),
         "a directory far away": patched(good, end + 16, b"\xfe\xff\xff\xff"),
         "a directory of 4 GB": patched(good, end + 12, b"\xff\xff\xff\xff"),
-        "encrypted": patched(good, first + 8, b"\x01\x00"),
-        "patched data": patched(good, first + 8, b"\x20\x00"),
+        "encrypted": patched(patched(good, 6, b"\x01\x00"), first + 8, b"\x01\x00"),
+        "patched data": patched(patched(good, 6, b"\x20\x00"), first + 8, b"\x20\x00"),
         "stored, but the header says deflated": patched(good, 8, b"\x08\x00"),
         "deflated, but the header says stored": patched(good, first + 10, b"\x08\x00"),
         "larger than the file": patched(good, first + 20, struct.pack("<LL", 2**30, 2**30)),
@@ -120,20 +120,22 @@ def _deflated_storage() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """Members whose data hold the next member, so that little bytes are read many times."""
-    body, entries = b"", b""
-    for number in reversed(range(200)):
-        name = f"a/data/{number}".encode()
+    """A good file with more members, whose data hold the next member, so that few bytes are read many times."""
+    good, body, entries = hostile.zipped(GOOD), b"", b""
+    start, end = good.index(b"PK\x01\x02"), len(good) - 22
+    names = [f"a/data/{number}".encode() for number in range(1, 200)]
+    for name in reversed(names):
         fields = (20, 0, 0, 0, 33, zlib.crc32(body), len(body), len(body), len(name), 0)
         body = struct.pack("<4s5H3L2H", b"PK\x03\x04", *fields) + name + body
     at = 0
-    for number in range(200):
-        name = f"a/data/{number}".encode()
+    for name in names:
         content = body[at + 30 + len(name) :]
         sizes = (zlib.crc32(content), len(content), len(content), len(name))
-        entries += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, at) + name
+        entries += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, start + at) + name
         at += 30 + len(name)
-    return body + entries + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 200, 200, len(entries), len(body), 0)
+    number, directory = len(names) + len(GOOD), good[start:end] + entries
+    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, len(directory), start + len(body), 0)
+    return good[:start] + body + directory + last
 
 
 def no_archives() -> Iterator[tuple[str, bytes]]:

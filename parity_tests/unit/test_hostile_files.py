@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -27,6 +28,7 @@ HARMLESS = (
     "array.",
     "sys.unraisablehook",
 )
+ROOT = Path(__file__).parents[2]
 MOST_MEMORY = 4_000_000
 SECONDS = 2.0  # on a busy machine; alone, the worst takes a third of one
 
@@ -200,11 +202,31 @@ def test_an_index_names_the_files_beside_it(path):
     assert check(hostile_containers.indexes(), path.with_name("index.json"), safetensors.read) > 20
 
 
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_the_commands_refuse_in_one_line(command: str, path):
+    """One file of each kind; the same readers are behind both."""
+    sentinel, family = path.parent / "sentinel", dict(hostile_containers.archives())
+    files = {
+        "gadget.pt": (4, hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))),
+        "gadget.safetensors": (4, hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))),
+        "bomb.pt": (4, family["a deflated gigabyte"]),
+        "damaged.pt": (3, family["a damaged storage" if command == "convert" else "a damaged pickle"]),
+        "hole.safetensors": (4, dict(hostile_containers.headers())["a hole"]),
+    }
+    for file, (code, content) in files.items():
+        (path.parent / file).write_bytes(content)
+        arguments = [command, str(path.parent / file), *([str(path.parent / "new"), "--preset", "small"] if command == "convert" else [])]
+        done = subprocess.run([sys.executable, "-m", "jax_transformer", *arguments], capture_output=True, text=True, cwd=ROOT)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), f"{file}: {done}"
+        assert str(path.parent / file) in done.stderr
+    assert not sentinel.exists() and not (path.parent / "new").exists()
+
+
 def test_all_together_are_many():
     families = (hostile.gadgets("x"), hostile.protocols(), hostile.bombs(), hostile.lies(), hostile_containers.archives())
     others = (hostile_containers.no_archives(), hostile_containers.headers(), hostile_containers.indexes(), iter(hostile.MACHINE.items()))
     contents = [content for family in (*families, *others) for _, content in family]
-    assert len(set(contents)) > 500
+    assert len(set(contents)) > 700
 
 
 def test_limits_of_number(path, monkeypatch):
@@ -216,3 +238,16 @@ def test_limits_of_number(path, monkeypatch):
     path.write_bytes(hostile.file(b"}"))
     with pytest.raises(UnsafeFileError, match="4 members, more than 3"):
         pt.read(path)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_the_fuzz_command_finds_what_is_no_refusal(fault: bool, tmp_path, monkeypatch, capsys):
+    from benchmarks import fuzz_files
+
+    if fault:  # as if a text that is no UTF-8 were not expected
+        monkeypatch.setattr(pickled._Machine, "text", lambda _, raw: raw.decode("utf-8"))
+    monkeypatch.setattr(sys, "argv", ["fuzz_files.py", "--seconds", "2", "--keep", str(tmp_path / "kept")])
+    assert fuzz_files.main() == int(fault)
+    told = capsys.readouterr()
+    assert ("UnicodeDecodeError" in told.err) == (tmp_path / "kept").exists() == fault
+    assert "| pt |" in told.out and (fault or "\n0 findings" in told.out)

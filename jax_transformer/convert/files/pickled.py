@@ -1,6 +1,6 @@
 """An interpreter for the pickles inside PyTorch's files. It builds plain containers and calls nothing but the functions it is given.
 
-A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need 40 of its 68 instructions; the others are refused,
+A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need 43 of its 68 instructions; the others are refused,
 as is every name that the caller has not listed. A name found in a file is only ever looked up in that list: nothing is imported.
 """
 
