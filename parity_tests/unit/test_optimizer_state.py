@@ -248,14 +248,6 @@ def test_into_any_optax_chain_and_out_again(kind: str):
     assert_same(optimizer.to_torch(again, TABLE, SHAPES, NAMES), saved(kind))
 
 
-def test_the_state_shares_no_memory_with_the_arrays():
-    moments = optimizer.from_torch(saved("sgd"), TABLE, SHAPES, NAMES)
-    state = optimizer_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
-    before = float(state.trace["norm.bias"][0])
-    moments.first["norm.bias"][0] += 1
-    assert float(state.trace["norm.bias"][0]) == before
-
-
 def test_another_optax_state_is_refused():
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     with pytest.raises(ConfigError, match="not that of adamw: it holds TraceState"):

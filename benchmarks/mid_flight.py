@@ -1,0 +1,175 @@
+"""One training run across two switches of framework, PyTorch → JAX → PyTorch, against the run that stays in either. See docs/mid-flight.md.
+
+``python benchmarks/mid_flight.py`` trains on the built-in task, in float64 and in float32, with every switch through a .pt file, prints a Markdown
+table and draws the loss curve.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jax_transformer import codec, transformer
+from jax_transformer.convert import torch_bridge
+from jax_transformer.convert.files import pt
+from jax_transformer.data import batches
+from jax_transformer.training import carried_state, corpus, curves, optimizer, step
+from jax_transformer.training.data_options import DataOptions
+from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.transformer import Transformer
+from torch_reference import training
+
+DTYPES = ("float64", "float32")
+SWITCHED, STAYED = "switched", "stayed in PyTorch"
+STAYED_JAX = "stayed in JAX"
+
+
+@dataclass
+class Bench:
+    """A run folder before its first step, and the legs of training over it."""
+
+    run: training.Run
+    options: TrainOptions
+    corpus: corpus.Corpus
+    train_step: step.TrainStep
+
+    @classmethod
+    def prepare(cls, path: Path, steps: int) -> "Bench":
+        rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+        sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "encoder_layers": 2, "decoder_layers": 2, "max_length": 64}
+        options = TrainOptions(
+            steps=steps,
+            model=ModelOptions("small", **sizes, **rates),
+            data=DataOptions(tokens_per_batch=256, buckets=1),
+            optimizer=OptimizerOptions(learning_rate=3e-3, warmup_steps=steps // 10, epsilon=1e-8),
+        )
+        folder = RunFolder(path)
+        path.mkdir(parents=True)
+        made = corpus.prepare(options, folder)
+        folder.write(folder.train_config, codec.to_json(options))
+        corpus.record(made, folder)
+        rule = optimizer.make(options.optimizer, steps)
+        return cls(training.read(path), options, made, step.make_step(made.config, rule, options.optimizer.label_smoothing))
+
+    def begin(self, dtype: str) -> dict[str, Any]:
+        """The initial weights of ``train``."""
+        model = Transformer(self.corpus.config, rngs=nnx.Rngs(params=self.options.seed))
+        arrays = {name: jnp.asarray(array, dtype) for name, array in transformer.flatten(model).items()}
+        state = step.initial_state(transformer.unflatten(model.config, arrays), optimizer.make(self.options.optimizer, self.options.steps))
+        return self.from_jax(state)
+
+    def from_jax(self, state: step.TrainState) -> dict[str, Any]:
+        names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
+        return carried_state.to_checkpoint(state, self.options, self.corpus.config, names)
+
+    def in_torch(self, source: Path, destination: Path, updates: int) -> list[float]:
+        loop = training.Loop(self.run, torch_bridge.twin(self.corpus.config))
+        loop.load(torch.load(source, weights_only=True))
+        losses = list(loop.losses(updates))
+        torch.save(loop.state(), destination)
+        return losses
+
+    def in_jax(self, source: Path, destination: Path, updates: int) -> list[float]:
+        state, losses = carried_state.from_checkpoint(pt.read(source), self.options, self.corpus.config), []
+        first = int(state.step)
+        for batch in batches.train_stream(self.corpus.train, self.corpus.plan, first, first + updates):
+            state, measured = self.train_step(state, [batch], jax.random.key(0))
+            losses.append(float(measured["loss"]))
+        pt.write(destination, self.from_jax(state))
+        return losses
+
+
+def flights(bench: Bench, folder: Path, dtype: str, updates: int) -> Iterator[tuple[str, list[float], dict[str, Any]]]:
+    """Each way to make three times ``updates`` steps: its name, losses and last checkpoint."""
+    folder.mkdir()
+    start, end = folder / "0.pt", folder / "end.pt"
+    pt.write(start, bench.begin(dtype))
+    for name, legs in (
+        (STAYED, [bench.in_torch]),
+        (STAYED_JAX, [bench.in_jax]),
+        (SWITCHED, [bench.in_torch, bench.in_jax, bench.in_torch]),
+    ):
+        files = [start, *(folder / f"{name} {i}.pt" for i in range(1, len(legs))), end]
+        losses = []
+        for leg, source, destination in zip(legs, files, files[1:], strict=False):
+            print(f"{dtype}, {name}: from update {len(losses)}", file=sys.stderr, flush=True)
+            losses += leg(source, destination, 3 * updates // len(legs))
+        yield name, losses, pt.read(end)
+        end.unlink()
+
+
+def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, float]:
+    """The largest difference of a weight, and of one that the model's output depends on: a key's bias has no gradient but rounding."""
+    errors = {name: np.abs(np.float64(ours["model"][name]) - theirs["model"][name]) for name in ours["model"]}
+    all_of_them = max(float(error.max()) for error in errors.values())
+    for name, error in errors.items():
+        if name.endswith("in_proj_bias"):  # query, key, value
+            errors[name] = np.delete(error, np.s_[len(error) // 3 : 2 * len(error) // 3])
+    return all_of_them, max(float(error.max()) for error in errors.values())
+
+
+def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int) -> None:
+    """The curve above, in float64; below, how far each way is from the one that stayed in PyTorch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context(curves.STYLE):
+        figure, (above, below) = plt.subplots(2, sharex=True, figsize=(8, 6), height_ratios=(3, 2), layout="constrained")
+        now = np.arange(1, 3 * updates + 1)
+        above.plot(now, losses["float64"][STAYED], color="#bbbbbb", linewidth=5, label=STAYED)
+        for leg, (framework, color) in enumerate((("PyTorch", curves.ORANGE), ("JAX", curves.BLUE), ("PyTorch again", curves.ORANGE))):
+            part = slice(leg * updates, (leg + 1) * updates)
+            above.plot(now[part], losses["float64"][SWITCHED][part], color=color, linewidth=1.2, label=framework)
+        above.set(title="One run, two switches of framework", ylabel="loss, nats a token")
+        above.legend()
+        for dtype, color in (("float32", curves.GREEN), ("float64", curves.BLUE)):
+            apart = np.abs(np.subtract(losses[dtype][SWITCHED], losses[dtype][STAYED]))
+            below.plot(now[apart > 0], apart[apart > 0], ".", color=color, label=f"{dtype}, where not the same")
+        below.set(yscale="log", xlabel="update", ylabel="|difference of loss|\nto the run that stayed", ylim=(1e-17, 1))
+        below.legend()
+        for axes in (above, below):
+            for switch in (updates, 2 * updates):
+                axes.axvline(switch + 0.5, color="#888888", linestyle=":")
+        figure.savefig(picture, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=40, help="in each of the three legs (%(default)s)")
+    parser.add_argument("--plot", type=Path, default=Path("mid-flight.png"), help="the picture (%(default)s)")
+    told = parser.parse_args()
+    torch.set_num_threads(1)  # so that the pools of two frameworks do not hinder each other
+    losses: dict[str, dict[str, list[float]]] = {}
+    rows = ["| | losses apart | weights apart | without key biases |", "|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as temporary:
+        bench = Bench.prepare(Path(temporary) / "run", 3 * told.updates)
+        for dtype in DTYPES:
+            with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+                found = {name: (curve, end) for name, curve, end in flights(bench, Path(temporary) / dtype, dtype, told.updates)}
+            losses[dtype] = {name: curve for name, (curve, _) in found.items()}
+            for name in (SWITCHED, STAYED_JAX):
+                apart = np.abs(np.subtract(losses[dtype][name], losses[dtype][STAYED])).max()
+                weights = weights_apart(found[name][1], found[STAYED][1])
+                rows.append(f"| {dtype}: {name} | {apart:.1e} | {weights[0]:.1e} | {weights[1]:.1e} |")
+    draw(told.plot, losses, told.updates)
+    curve = losses["float64"][SWITCHED]
+    print(f"{3 * told.updates} updates, loss {curve[0]:.2f} to {curve[-1]:.2f}; each against the run that stayed in PyTorch:\n")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
