@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
