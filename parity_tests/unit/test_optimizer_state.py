@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from jax_transformer import convert
 from jax_transformer.convert import optimizer, rules
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import optimizer_state
@@ -267,3 +268,7 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
         optimizer_state.into_optax(fresh, optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
     with pytest.raises(InputError, match=r"are float32 .* the parameter is float64"):
         optimizer_state.into_optax(fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0)
+
+
+def test_the_front_door_has_the_optimizers_counterparts():
+    assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (optimizer.from_torch, optimizer.to_torch)
