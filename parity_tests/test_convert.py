@@ -10,9 +10,10 @@ from jax_transformer.errors import InputError
 from parity_tests.cases import CASES, ODD
 from parity_tests.twins import as_torch, pair, random_twin
 
+DTYPES = [(case, torch.float64) for case in CASES] + [(CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+
+@pytest.mark.parametrize(("case", "dtype"), DTYPES, ids=str)
 def test_there_and_back_bit_for_bit(case, dtype):
     state = random_twin(case.config).to(dtype).state_dict()
     again = jt.convert.to_torch(jt.convert.from_torch(state, case.config))

@@ -53,8 +53,11 @@ def likely_end(both: Pair) -> int:
     return config.eos_id if token == config.target_pad_id else token
 
 
-# Each case with one search, so that each search meets a quarter of the cases
-@pytest.mark.parametrize(("case", "search"), list(zip(SEARCHED, itertools.cycle(SEARCHES))), ids=str)
+# Each with one search, so that each search meets a quarter of them; what decides tokens one by one is compared for every case above
+BEAMS = ["deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023", "blog2023_repaired", "vaswani2017_base", "small"]
+
+
+@pytest.mark.parametrize(("case", "search"), list(zip([case for case in CASES if case.name in BEAMS], itertools.cycle(SEARCHES))), ids=str)
 def test_beam_token_for_token(case, search):
     (size, alpha), config = search, case.config
     both = pair(config, batch=3, source=9)

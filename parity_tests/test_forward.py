@@ -33,7 +33,7 @@ def test_level(case: Case, dtype: torch.dtype, level: str):
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "small"])
 def test_every_length(name: str):
-    sizes = dict(vocab_size=13, d_model=6, num_heads=2, num_layers=1, max_length=12)
+    sizes = dict(vocab_size=13, d_model=6, num_heads=2, num_layers=1, max_length=8)
     config = jt.preset(name, **sizes)
     both = pair(config)
     for length in range(1, config.max_length + 1):
