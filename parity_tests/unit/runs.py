@@ -96,12 +96,12 @@ def start(*arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transfo
 
 @dataclass
 class Told:
-    """A finished command: its exit code, what it said, and the jitted train steps that it made."""
+    """A finished command: its exit code, what it said, and of each jitted train step that it made, how many programs were compiled."""
 
     code: int
     out: str
     err: str
-    steps: list[Any]
+    programs: list[int]
 
 
 def train(*arguments: str | Path) -> Told:
@@ -116,7 +116,7 @@ def train(*arguments: str | Path) -> Told:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(step, "make_step", record)
         code = main("train", *arguments)
-    return Told(code, out.getvalue(), err.getvalue(), made)
+    return Told(code, out.getvalue(), err.getvalue(), [one.programs() for one in made])
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """``convert`` and ``inspect``: plans, sizes from shapes, strictness, casts, replacing, and what a kill leaves."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -216,7 +217,8 @@ def test_every_bit_crosses(config, config_file, dtype, tmp_path):
     convert(tmp_path / "7", tmp_path / "run2", description=exchange.Description(str(config_file)))
     outcome = convert(tmp_path / "run2", tmp_path / "c.safetensors", check=True)
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
-    assert "not all weights are finite" in outcome.checked.how
+    why = "not all weights are finite" if importlib.util.find_spec("torch") else "PyTorch is not installed"
+    assert why in outcome.checked.how
 
 
 def test_integers_cross_between_files(tmp_path):

@@ -76,7 +76,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
     told = train("--run", run, *text)
     assert (told.code, told.out) == (0, f"{run}\n")
     assert f"continuing at step {stopped}" in told.err
-    assert told.steps[0].programs() == 1
+    assert told.programs == [1]
     assert_same_end(run, whole)
 
 
