@@ -116,7 +116,7 @@ def train(*arguments: str | Path) -> Told:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(step, "make_step", record)
         code = main("train", *arguments)
-    return Told(code, out.getvalue(), err.getvalue(), [one.programs() for one in made])
+    return Told(code, out.getvalue(), err.getvalue(), [one.programs() for one in made if isinstance(one, step.TrainStep)])
 
 
 @dataclass
