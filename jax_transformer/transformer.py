@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import inputs
-from jax_transformer.config import EmbeddingScale, PositionsAt, StackConfig, TransformerConfig, Tying
+from jax_transformer.config import EmbeddingScale, LogitScale, Positions, PositionsAt, StackConfig, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import cache as caches
 from jax_transformer.nn import masks
@@ -20,8 +20,9 @@ from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embedding import Embedding
 from jax_transformer.nn.linear import output
-from jax_transformer.nn.norm import LayerNorm
-from jax_transformer.nn.positions import PositionTable
+from jax_transformer.nn.norm import norm
+from jax_transformer.nn.positions import Frozen, PositionTable
+from jax_transformer.nn.relative import RelativeBias
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -41,25 +42,34 @@ class Attention(NamedTuple):
 
 
 class Stack(nnx.Module):
-    """Positions, blocks and, where there is one, a final norm: an encoder or a decoder without its embedding."""
+    """Positions, blocks and norms before and behind them where there are some: an encoder or a decoder without its embedding."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.EMBEDDING else None
+        self.relative = RelativeBias(config, stack, rngs=rngs) if stack.positions is Positions.RELATIVE else None
+        self.embedding_norm = norm(config) if stack.embedding_norm else None
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
-        self.final_norm = LayerNorm(config) if stack.final_norm else None
+        self.final_norm = norm(config) if stack.final_norm else None
 
     def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None) -> tuple[Hidden, list[BlockResult]]:
         """The last block's output, normed where configured, and every block's result. ``x`` are token embeddings."""
         if self.positions is not None:
-            x = self.positions(x, context.positions)
+            x = self.positions(x, context.positions, context.valid, whole=context.length is None)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self.relative is not None:
+            keys = context.positions if context.key_positions is None else context.key_positions
+            context = context._replace(self_bias=self.relative(context.positions, keys))
         for i in range(self.config.embedding_dropouts):
             x = dropout.scope(f"embedding.{i}" if i else "embedding")(x, self.config.embedding_dropout)
         results: list[BlockResult] = []
         for i, block in enumerate(self.blocks):
             results.append(block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i]))
             x = results[-1].x
-        return (self.final_norm(x) if self.final_norm is not None else x), results
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return (dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x), results
 
 
 class Encoder(Stack):
@@ -85,7 +95,7 @@ class Encoder(Stack):
         mask = masks.visible(
             self.config.encoder.self_mask, source_valid=valid, target_valid=None, query_positions=positions, key_positions=positions
         )
-        return self(x, Context(None, mask, None, positions), dropout)
+        return self(x, Context(None, mask, None, positions, valid=valid), dropout)
 
 
 class Decoder(Stack):
@@ -115,14 +125,16 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
-        tied = config.tying is Tying.ALL
-        self.source_embedding = None if tied else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
+        shared = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
+        self.source_embedding = None if shared else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
         self.target_embedding = Embedding(config, config.target_vocab_size, config.decoder.init, rngs=rngs)
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
-        self.output = output(config, rngs=rngs) if config.tying is Tying.NONE else None
-        if config.tying is not Tying.NONE and config.output_bias:
+        self.output = output(config, rngs=rngs) if config.tying in (Tying.NONE, Tying.EMBEDDINGS) else None
+        if self.output is None and config.output_bias:
             self.output_bias = nnx.Param(jnp.zeros(config.target_vocab_size, jnp.float32))
+        if config.logits_bias:
+            self.logits_bias = Frozen(jnp.zeros(config.target_vocab_size, jnp.float32))
 
     def __call__(
         self, source: SourceIds, target: TargetIds, *, rngs: Randomness = None, return_attention: bool = False
@@ -194,8 +206,8 @@ class Transformer(nnx.Module):
         self_mask, cross_mask = self.decoder.masks(cache.source_valid, target_valid, position, places)
         if beams > 1:
             self_mask = cache.ancestors() if self_mask is None else self_mask & cache.ancestors()
-        x = self._embed(self.target_embedding, tokens)
-        x, results = self.decoder(x, Context(None, self_mask, cross_mask, position, length), Dropout(), cache)
+        x = self._embed(self.target_embedding, tokens, here)
+        x, results = self.decoder(x, Context(None, self_mask, cross_mask, position, length, here, places), Dropout(), cache)
         blocks = tuple(r.cache for r in results if r.cache is not None)
         return self._logits(x), cache._replace(blocks=blocks, target_valid=target_valid, length=length + 1)
 
@@ -214,27 +226,31 @@ class Transformer(nnx.Module):
 
     def _encode(self, source: Int[Array, "b s"], dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
-        return self.encoder.read(self._embed(table, source), source != self.config.source_pad_id, dropout.scope("encoder"))
+        valid = source != self.config.source_pad_id
+        return self.encoder.read(self._embed(table, source, valid), valid, dropout.scope("encoder"))
 
     def _decode(
         self, memory: Memory, source_valid: Bool[Array, "b s"], target: Int[Array, "b t"], dropout: Dropout
     ) -> tuple[Hidden, list[BlockResult]]:
         positions = _places(target.shape[1])
-        self_mask, cross_mask = self.decoder.masks(source_valid, target != self.config.target_pad_id, positions, positions)
-        context = Context(memory, self_mask, cross_mask, positions)
-        return self.decoder(self._embed(self.target_embedding, target), context, dropout.scope("decoder"))
+        valid = target != self.config.target_pad_id
+        self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
+        context = Context(memory, self_mask, cross_mask, positions, valid=valid)
+        return self.decoder(self._embed(self.target_embedding, target, valid), context, dropout.scope("decoder"))
 
-    def _embed(self, table: Embedding, ids: Int[Array, "b n"]) -> Hidden:
-        x = table(ids)
+    def _embed(self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Hidden:
+        x = table(ids, valid)
         if self.config.embedding_scale is EmbeddingScale.SQRT_D_MODEL:
             x = x * jnp.asarray(math.sqrt(self.config.d_model), x.dtype)
         return x
 
     def _logits(self, x: Hidden) -> Logits:
-        if self.output is not None:
-            return self.output(x)
-        logits = self.target_embedding.attend(x)
-        return logits + self.output_bias[...].astype(logits.dtype)[None, None] if self.config.output_bias else logits
+        if self.config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL:
+            x = x * jnp.asarray(self.config.d_model**-0.5, x.dtype)
+        logits = self.target_embedding.attend(x) if self.output is None else self.output(x)
+        if self.output is None and self.config.output_bias:
+            logits = logits + self.output_bias[...].astype(logits.dtype)[None, None]
+        return logits + self.logits_bias[...].astype(logits.dtype)[None, None] if self.config.logits_bias else logits
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:

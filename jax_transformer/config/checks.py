@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from jax_transformer.config.dialects import Mask, Part, PositionIndex, Positions, PositionsAt, Residual, Tying
+from jax_transformer.config.dialects import Mask, Part, PositionIndex, Positions, PositionsAt, Residual, Sinusoids, Tying
 from jax_transformer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +18,15 @@ def check_sizes(config: "TransformerConfig") -> None:
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
     for name in ("encoder", "decoder"):
-        if getattr(config, name).layers < 1:
-            raise ConfigError(f"{name}.layers={getattr(config, name).layers} must be at least 1")
-    if config.head_dim is None and config.d_model % config.num_heads:
-        raise ConfigError(f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}")
+        stack: StackConfig = getattr(config, name)
+        for field, least in (("layers", 1), ("num_heads", 1), ("d_ff", 1), ("position_offset", 0)):
+            value = getattr(stack, field)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}.{field}={value} must be at least {least}")
+        if config.head_dim is None and config.d_model % config.heads(stack):
+            which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
+            raise ConfigError(f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}")
+        check_relative(name, stack)
     for name in ("encoder", "decoder"):
         exponent = getattr(config, name).position_exponent
         if not 0 < exponent < math.inf:
@@ -33,11 +38,28 @@ def check_sizes(config: "TransformerConfig") -> None:
     sinusoidal = (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
     if config.d_model % 2 and (config.encoder.positions in sinusoidal or config.decoder.positions in sinusoidal):
         raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
-    if config.tying is Tying.ALL and config.source_vocab_size != config.target_vocab_size:
+    if Sinusoids.TENSOR2TENSOR in (config.encoder.sinusoids, config.decoder.sinusoids) and config.d_model < 4:
+        raise ConfigError(f"d_model={config.d_model} must be at least 4: the first and the last of tensor2tensor's wavelengths differ")
+    if config.tying in (Tying.ALL, Tying.EMBEDDINGS) and config.source_vocab_size != config.target_vocab_size:
         sizes = f"source_vocab_size={config.source_vocab_size}, target_vocab_size={config.target_vocab_size}"
-        raise ConfigError(f"tying='all' needs one vocabulary: {sizes}")
+        raise ConfigError(f"tying='{config.tying.value}' needs one vocabulary: {sizes}")
     if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
         raise ConfigError(f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}")
+
+
+def check_relative(name: str, stack: "StackConfig") -> None:
+    """Half of a direction's buckets are for single distances, the others for longer and longer ranges up to the largest distance."""
+    if stack.positions not in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+        return
+    directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+    least, single = 2 * directions, stack.relative_buckets // directions // 2
+    if stack.relative_buckets < least or stack.relative_buckets % directions:
+        raise ConfigError(f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, at least {least}")
+    if stack.relative_max_distance <= single:
+        distance = f"{name}.relative_max_distance={stack.relative_max_distance}"
+        raise ConfigError(f"{distance} must be over the {single} distances that have a bucket of their own")
+    if Part.SELF not in stack.parts:
+        raise ConfigError(f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention")
 
 
 def check_rates(config: "TransformerConfig") -> None:

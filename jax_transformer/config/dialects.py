@@ -33,6 +33,13 @@ class NormPlacement(enum.StrEnum):
     PRE = "pre"
 
 
+class Norm(enum.StrEnum):
+    """What a norm computes."""
+
+    LAYER = "layer"  # mean 0, variance 1, a scale and a bias: Ba et al. 2016
+    RMS = "rms"  # root mean square 1 and a scale, the mean left alone: Zhang and Sennrich 2019; T5
+
+
 class DropoutSite(enum.StrEnum):
     """Where a branch's dropout stands: on its output before the sum (Vaswani et al. 2017), or on what leaves the block's norm."""
 
@@ -70,6 +77,7 @@ class Activation(enum.StrEnum):
     RELU = "relu"
     GELU = "gelu"  # exact, by erf: what torch.nn.functional.gelu computes by default
     GELU_TANH = "gelu_tanh"  # Hendrycks and Gimpel's approximation: what jax.nn.gelu computes by default
+    SILU = "silu"  # x · sigmoid(x), Swish with β = 1: Marian
 
 
 class ScoreScale(enum.StrEnum):
@@ -88,7 +96,17 @@ class Positions(enum.StrEnum):
         "sinusoidal_stored"  # the same as a table that belongs to the checkpoint: loaded, used and given back as it is, never trained
     )
     LEARNED = "learned"
+    RELATIVE = "relative"  # nothing is added: self-attention's scores get a bias by distance, one table for all blocks of a stack (T5)
+    RELATIVE_PER_BLOCK = "relative_per_block"  # the same with a table in every block (UMT5)
     NONE = "none"
+
+
+class Sinusoids(enum.StrEnum):
+    """Where the sines and cosines of a position stand in its row, and their wavelengths."""
+
+    INTERLEAVED = "interleaved"  # sin, cos, sin, cos: Vaswani et al. 2017
+    HALVES = "halves"  # the same numbers, all sines before all cosines: Marian, Pegasus
+    TENSOR2TENSOR = "tensor2tensor"  # in halves, wavelengths from 2π to exactly 10000 · 2π: tensor2tensor, fairseq, M2M100
 
 
 class PositionsAt(enum.StrEnum):
@@ -105,6 +123,7 @@ class PositionIndex(enum.StrEnum):
     TRUNCATED_COSINE = (
         "truncated_cosine"  # int(cos(2π · 0.73 · position)): 1, 0, 0, …, and -1, which no table has, at 50 ("Transformer Deep Dive")
     )
+    NOT_PADDING = "not_padding"  # the count of tokens before it that are not padding; padding itself gets no row (fairseq, M2M100)
 
 
 class EmbeddingScale(enum.StrEnum):
@@ -114,11 +133,19 @@ class EmbeddingScale(enum.StrEnum):
     SQRT_D_MODEL = "sqrt_d_model"  # Vaswani et al. 2017, section 3.4
 
 
+class LogitScale(enum.StrEnum):
+    """What the decoder's output is multiplied by before the output layer."""
+
+    NONE = "none"
+    INVERSE_SQRT_D_MODEL = "inverse_sqrt_d_model"  # where the layer is tied to embeddings: T5 version 1
+
+
 class Tying(enum.StrEnum):
     """Which of source embedding, target embedding and output layer are one matrix (Press and Wolf 2017)."""
 
     NONE = "none"
     OUTPUT = "output"  # the target embedding is also the output layer
+    EMBEDDINGS = "embeddings"  # source and target embedding are one, the output layer is another (T5 version 1.1)
     ALL = "all"  # all three; both sides share one vocabulary
 
 
@@ -139,6 +166,15 @@ class Layout(enum.StrEnum):
     FROM_SCRATCH = "from_scratch"
     PART2_ENCODER = "part2_encoder"  # its encoder, with lesson10's names around it
     BLOG2023 = "blog2023"
+    # The families of Hugging Face transformers, by their model_type
+    BART = "bart"
+    MBART = "mbart"
+    MARIAN = "marian"
+    M2M_100 = "m2m_100"
+    PEGASUS = "pegasus"
+    T5 = "t5"
+    MT5 = "mt5"
+    UMT5 = "umt5"
 
 
 class DropoutMasks(enum.StrEnum):

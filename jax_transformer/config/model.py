@@ -21,9 +21,11 @@ from jax_transformer.config.dialects import (
     HeadMerge,
     Init,
     Layout,
+    LogitScale,
     Mask,
     MaskFill,
     Mixing,
+    Norm,
     NormPlacement,
     Part,
     PositionIndex,
@@ -31,6 +33,7 @@ from jax_transformer.config.dialects import (
     PositionsAt,
     Residual,
     ScoreScale,
+    Sinusoids,
     Tying,
 )
 from jax_transformer.errors import ConfigError, nearest
@@ -59,13 +62,27 @@ class StackConfig:
     position_index: PositionIndex = PositionIndex.ORDER
     position_exponent: float = 1.0
     """Of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d); 1 in Vaswani et al. 2017, 2 in "Transformers from scratch part 2"."""
+    position_offset: int = 0
+    """The row of the first position: 2 in BART, whose table has as many rows more."""
+    sinusoids: Sinusoids = Sinusoids.INTERLEAVED
+    relative_buckets: int = 32
+    """Of relative positions: how many biases a head has for distances, and"""
+    relative_max_distance: int = 128
+    """from which distance on all share the last one (Raffel et al. 2020)."""
+    num_heads: int | None = None
+    d_ff: int | None = None
+    """The model's own where None."""
     activation: Activation = Activation.RELU
+    gated: bool = False
+    """Whether the feed-forward's activation is multiplied by a second projection of its input (Shazeer 2020)."""
     mixing: Mixing = Mixing.WEIGHTED
     head_merge: HeadMerge = HeadMerge.CONCATENATED
     attention_dropout: float | None = None
     """The model's ``attention_dropout`` where None."""
     init: Init | None = None
     """The model's ``init`` where None."""
+    embedding_norm: bool = False
+    """A norm on the sum of token embeddings and positions, before its dropout (BART)."""
     final_norm: bool = False
     self_mask: tuple[Mask, ...] = ()
     cross_mask: tuple[Mask, ...] = ()
@@ -91,6 +108,7 @@ class TransformerConfig:
     decoder: StackConfig
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` where None."""
+    norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
     bias: bool = True
@@ -98,9 +116,14 @@ class TransformerConfig:
     attention_bias: bool | None = None
     """Whether the four projections of attention have biases; as ``bias`` where None."""
     output_bias: bool = True
+    logits_bias: bool = False
+    """A bias of the logits that belongs to the checkpoint and is never trained: ``final_logits_bias`` of Hugging Face's models."""
+    logit_scale: LogitScale = LogitScale.NONE
     score_scale: ScoreScale = ScoreScale.HEAD_DIM
     mask_fill: MaskFill = MaskFill.EXCLUDED
     embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
+    padding_trained: bool = True
+    """Whether looking up padding gives its embedding a gradient; none with ``torch.nn.Embedding(padding_idx=...)``."""
     tying: Tying = Tying.NONE
     dropout: float = 0.1
     """On the output of every branch."""
@@ -112,6 +135,8 @@ class TransformerConfig:
     """On the sum of token embeddings and positions."""
     embedding_dropouts: int = 1
     """How many such dropouts follow one another (two in the 2023-06-05 post)."""
+    final_dropout: bool = False
+    """Whether ``dropout`` stands behind the stacks' final norm, too (T5)."""
     dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
     dropout_masks: DropoutMasks = DropoutMasks.HASH
     init: Init = Init.XAVIER
@@ -132,12 +157,20 @@ class TransformerConfig:
         """Width of one head."""
         return self.head_dim or self.d_model // self.num_heads
 
+    def heads(self, stack: StackConfig) -> int:
+        """How many heads an attention of that stack has."""
+        return stack.num_heads or self.num_heads
+
+    def head_width_of(self, stack: StackConfig) -> int:
+        """Width of one of them."""
+        return self.head_dim or self.d_model // self.heads(stack)
+
     @property
     def longest(self) -> int:
         """The most tokens that a source or target may have: ``max_length``, or as many as have a row in the tables of both stacks."""
         found = self.max_length
         for stack in (self.encoder, self.decoder):
-            if stack.positions is not Positions.NONE and stack.position_index is not PositionIndex.ORDER:
+            if stack.positions is not Positions.NONE and stack.position_index is PositionIndex.TRUNCATED_COSINE:
                 rows = (position_row(stack.position_index, i) for i in range(found))
                 found = next((i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found)
         return found
@@ -191,7 +224,7 @@ class TransformerConfig:
 
 def position_row(rule: PositionIndex, position: int) -> int:
     """The row of the table that a position takes."""
-    if rule is PositionIndex.ORDER:
+    if rule is not PositionIndex.TRUNCATED_COSINE:
         return position
     cosine = math.cos(2 * math.pi * 0.73 * position)
     return int(struct.unpack("f", struct.pack("f", cosine))[0])  # in float32 cos(73π) is -1, in float64 a little more

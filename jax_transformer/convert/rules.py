@@ -21,15 +21,27 @@ class Each(enum.Enum):
     SAME = "same"
     TRANSPOSE = "transpose"  # torch.nn.Linear keeps (outputs, inputs), Flax (inputs, outputs)
     SQUEEZE_1 = "squeeze axis 1"  # a table kept with a batch axis in the middle, (length, 1, d)
+    SQUEEZE_0 = "squeeze axis 0"  # a vector kept as a row, (1, v)
 
     def to_flax(self, part: np.ndarray) -> np.ndarray:
-        return {Each.SAME: lambda: part, Each.TRANSPOSE: lambda: part.T, Each.SQUEEZE_1: lambda: part[:, 0]}[self]()
+        return {
+            Each.SAME: lambda: part,
+            Each.TRANSPOSE: lambda: part.T,
+            Each.SQUEEZE_1: lambda: part[:, 0],
+            Each.SQUEEZE_0: lambda: part[0],
+        }[self]()
 
     def to_torch(self, part: np.ndarray) -> np.ndarray:
-        return {Each.SAME: lambda: part, Each.TRANSPOSE: lambda: part.T, Each.SQUEEZE_1: lambda: part[:, None]}[self]()
+        return {
+            Each.SAME: lambda: part,
+            Each.TRANSPOSE: lambda: part.T,
+            Each.SQUEEZE_1: lambda: part[:, None],
+            Each.SQUEEZE_0: lambda: part[None],
+        }[self]()
 
     def torch_shape(self, shape: Shape) -> Shape:
-        return {Each.SAME: shape, Each.TRANSPOSE: shape[::-1], Each.SQUEEZE_1: (*shape[:1], 1, *shape[1:])}[self]
+        shapes = {Each.SAME: shape, Each.TRANSPOSE: shape[::-1], Each.SQUEEZE_1: (*shape[:1], 1, *shape[1:]), Each.SQUEEZE_0: (1, *shape)}
+        return shapes[self]
 
 
 class Several(enum.Enum):

@@ -22,6 +22,7 @@ def attend(
     k: Keys,
     v: Keys,
     mask: Bool[Array, "#b #h #q k"] | None,
+    bias: Float[Array, "#b h q k"] | None = None,
     *,
     scale: float,
     rate: float = 0.0,
@@ -30,13 +31,15 @@ def attend(
     fill: MaskFill = MaskFill.EXCLUDED,
     mixing: Mixing = Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
-    """The values mixed by softmax(scale · q·k), and the weights that mixed them (after dropout).
+    """The values mixed by softmax(scale · q·k + bias), and the weights that mixed them (after dropout).
 
     A masked key has weight exactly 0; what a query gets that may see no key is ``fill``'s to say. ``k`` and ``v`` are (b, k, h, e), or with
     ``columns`` (b, h, e, k).
     """
     axes = "bhek" if columns else "bkhe"
     scores = jnp.einsum(f"bqhe,{axes}->bhqk", q * jnp.asarray(scale, q.dtype), k)
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)
     weights = masked_softmax(scores, mask, fill, scale=scale)
     if dropout is not None:
         weights = dropout(weights, rate)
@@ -58,9 +61,9 @@ def masked_softmax(
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype)) if fill is MaskFill.EXCLUDED else weights
 
 
-def score_scale(config: TransformerConfig) -> float:
+def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
     """What scores are multiplied by."""
-    width = {ScoreScale.HEAD_DIM: config.head_width, ScoreScale.D_MODEL: config.d_model, ScoreScale.NONE: 1}[config.score_scale]
+    width = {ScoreScale.HEAD_DIM: config.head_width_of(stack), ScoreScale.D_MODEL: config.d_model, ScoreScale.NONE: 1}[config.score_scale]
     return 1.0 / math.sqrt(width)
 
 
@@ -68,9 +71,9 @@ class MultiHeadAttention(nnx.Module):
     """Query, key, value and output projections around :func:`attend`; all kernels are matrices (d, h·e) and (h·e, d)."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.heads, self.width = config.num_heads, config.head_width
+        self.heads, self.width = config.heads(stack), config.head_width_of(stack)
         self.scale, self.rate = (
-            score_scale(config),
+            score_scale(config, stack),
             config.attention_dropout if stack.attention_dropout is None else stack.attention_dropout,
         )
         self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
@@ -91,6 +94,7 @@ class MultiHeadAttention(nnx.Module):
         keys_values: tuple[Keys, Keys],
         mask: Bool[Array, "#b #h #q k"] | None,
         dropout: Dropout,
+        bias: Float[Array, "#b h q k"] | None = None,
         *,
         columns: bool = False,
     ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"]]:
@@ -101,6 +105,7 @@ class MultiHeadAttention(nnx.Module):
             keys,
             values,
             mask,
+            bias,
             scale=self.scale,
             rate=self.rate,
             dropout=dropout.scope("weights"),

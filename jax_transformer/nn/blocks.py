@@ -6,13 +6,14 @@ from typing import NamedTuple
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import Branch, Part, StackConfig, TransformerConfig
+from jax_transformer.config import Branch, Part, Positions, StackConfig, TransformerConfig
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.nn.cache import BlockCache
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.feed_forward import FeedForward
-from jax_transformer.nn.norm import LayerNorm
+from jax_transformer.nn.norm import norm
 from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.relative import RelativeBias
 from jax_transformer.nn.residual import ResidualBranch
 
 Hidden = Float[Array, "b n d"]
@@ -27,6 +28,12 @@ class Context(NamedTuple):
     cross_mask: Bool[Array, "#b 1 #q s"] | None
     positions: Int[Array, " n"]
     length: Int[Array, ""] | None = None
+    valid: Bool[Array, "b n"] | None = None
+    """False where the input is padding; None where there are no ids to tell."""
+    key_positions: Int[Array, " k"] | None = None
+    """Of self-attention's keys; those of the input where None."""
+    self_bias: Float[Array, "1 h q k"] | None = None
+    """What the stack adds to self-attention's scores."""
 
 
 class BlockResult(NamedTuple):
@@ -42,7 +49,7 @@ class Idle(nnx.Module):
     """A part and a norm that a block owns and never computes: they belong to the checkpoint, and no optimizer sees them."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs):
-        for name, module in (("part", _part(config, stack, branch.parts[0], rngs=rngs)), ("norm", LayerNorm(config))):
+        for name, module in (("part", _part(config, stack, branch.parts[0], rngs=rngs)), ("norm", norm(config))):
             setattr(self, name, module)
         for _, owner in list(nnx.iter_modules(self)):
             for name, value in list(vars(owner).items()):
@@ -62,6 +69,7 @@ class Block(nnx.Module):
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
+        self.relative = RelativeBias(config, stack, rngs=rngs) if stack.positions is Positions.RELATIVE_PER_BLOCK else None
         if stack.idle:
             self.idle = nnx.List([Idle(config, stack, branch, rngs=rngs) for branch in stack.idle])
 
@@ -83,7 +91,8 @@ class Block(nnx.Module):
                 assert context.memory is not None, "a decoder block needs the memory or a cache of it"
                 keys_values = attention.keys_values(context.memory)
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
-            y, weights[part] = attention(y, keys_values, mask, drop, columns=cache is not None)
+            bias = self._bias(context) if part is Part.SELF else None
+            y, weights[part] = attention(y, keys_values, mask, drop, bias, columns=cache is not None)
             return y
 
         def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
@@ -95,6 +104,11 @@ class Block(nnx.Module):
             drop = dropout.scope(f"branches.{i}")
             x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
         return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)
+
+    def _bias(self, context: Context) -> Float[Array, "1 h q k"] | None:
+        if self.relative is None:
+            return context.self_bias
+        return self.relative(context.positions, context.positions if context.key_positions is None else context.key_positions)
 
 
 def _part(config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs) -> nnx.Module:

@@ -18,21 +18,28 @@ def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array,
         Activation.RELU: jax.nn.relu,
         Activation.GELU: lambda x: jax.nn.gelu(x, approximate=False),
         Activation.GELU_TANH: lambda x: jax.nn.gelu(x, approximate=True),
+        Activation.SILU: jax.nn.silu,
     }[kind]
 
 
 class FeedForward(nnx.Module):
-    """``down(dropout(activation(up(x))))``, of x and its positions where the configuration adds them here."""
+    """``down(dropout(activation(up(x))))``, or where gated ``down(dropout(activation(up(x)) * gate(x)))``, of x and its positions where the
+    configuration adds them here."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.activation, self.rate = stack.activation, config.activation_dropout
         init = stack.init or config.init
         self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.FEED_FORWARD else None
-        self.up = linear(config, init, config.d_model, config.d_ff, bias=config.bias, rngs=rngs)
-        self.down = linear(config, init, config.d_ff, config.d_model, bias=config.bias, rngs=rngs)
+        d_ff = stack.d_ff or config.d_ff
+        self.up = linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs)
+        self.gate = linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs) if stack.gated else None
+        self.down = linear(config, init, d_ff, config.d_model, bias=config.bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout) -> Float[Array, "b n d"]:
         """``positions`` are those of x in its sequence."""
         if self.positions is not None:
             x = self.positions(x, positions)
-        return self.down(dropout.scope("activation")(activation(self.activation)(self.up(x)), self.rate))
+        y = activation(self.activation)(self.up(x))
+        if self.gate is not None:
+            y = y * self.gate(x)
+        return self.down(dropout.scope("activation")(y, self.rate))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Norm, TransformerConfig
 
 
 def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
@@ -16,6 +16,29 @@ def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d
     centered = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centered).mean(axis=-1, keepdims=True)
     return centered * jax.lax.rsqrt(variance + jnp.asarray(epsilon, x.dtype))
+
+
+def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
+    """Mean square 1 along the last axis, with ``epsilon`` inside the root: Zhang and Sennrich 2019."""
+    return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype))
+
+
+def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
+    """The norm that the configuration names."""
+    return {Norm.LAYER: LayerNorm, Norm.RMS: RMSNorm}[config.norm](config)
+
+
+class RMSNorm(nnx.Module):
+    """:func:`root_mean_square`, then a learned scale. 16-bit input is computed in float32 and rounded once."""
+
+    def __init__(self, config: TransformerConfig):
+        self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
+        self.scale = nnx.Param(jnp.ones(config.d_model, jnp.float32))
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
+        dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
+        return (root_mean_square(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]).astype(result_dtype)
 
 
 class LayerNorm(nnx.Module):

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jax_transformer.config import Branch, DropoutSite, NormPlacement, Residual, TransformerConfig
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.norm import LayerNorm
+from jax_transformer.nn.norm import norm
 
 Hidden = Float[Array, "b n d"]
 
@@ -18,7 +18,7 @@ class ResidualBranch(nnx.Module):
     def __init__(self, config: TransformerConfig, branch: Branch):
         self.placement, self.site, self.source = config.norm_placement, config.dropout_site, branch.residual
         self.rate = config.dropout if branch.dropout is None else branch.dropout
-        self.norm = LayerNorm(config)
+        self.norm = norm(config)
 
     def __call__(self, x: Hidden, branch: Callable[[Hidden], Hidden], memory: Float[Array, "b s d"] | None, dropout: Dropout) -> Hidden:
         """Post-norm ``norm(x + f(x))``, pre-norm ``x + f(norm(x))``, with dropout on f or, after the norm, on the result."""

@@ -173,7 +173,7 @@ def edited(path: str, value) -> str:
         ("norm_placement", "pre-norm", "norm_placement='pre-norm' is not one of post, pre (did you mean 'pre'?)"),
         ("norm_placement", "PRE", "norm_placement='PRE' is not one of post, pre"),
         ("norm_placement", ["pre"], "norm_placement=['pre'] is not one of post, pre (did you mean 'pre'?)"),
-        ("encoder/activation", "geluu", "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh (did you mean 'gelu'?)"),
+        ("encoder/activation", "geluu", "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu (did you mean 'gelu'?)"),
         ("decoder/mixing", "sum", "decoder.mixing='sum' is not one of weighted, summed (did you mean 'summed'?)"),
         ("encoder/head_merge", "rawr", "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)"),
         ("mask_fill", "exclude", "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 (did you mean 'excluded'?)"),

@@ -2,7 +2,7 @@
 
 from jax_transformer.config import Layout, TransformerConfig
 from jax_transformer.convert.rules import Table
-from jax_transformer.convert.tables import blog2023, deep_dive, from_scratch, part2_encoder, torch_nn
+from jax_transformer.convert.tables import bart, blog2023, deep_dive, from_scratch, part2_encoder, t5, torch_nn
 
 _PAGES = {
     Layout.TORCH_NN: torch_nn.table,
@@ -11,6 +11,8 @@ _PAGES = {
     Layout.FROM_SCRATCH: from_scratch.table,
     Layout.PART2_ENCODER: part2_encoder.table,
     Layout.BLOG2023: blog2023.table,
+    **dict.fromkeys((Layout.BART, Layout.MBART, Layout.MARIAN, Layout.M2M_100, Layout.PEGASUS), bart.table),
+    **dict.fromkeys((Layout.T5, Layout.MT5, Layout.UMT5), t5.table),
 }
 
 

@@ -1,0 +1,47 @@
+"""Biases of attention's scores by the distance between query and key: Raffel et al. 2020, section 2.1."""
+
+import math
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_transformer.config import Mask, StackConfig, TransformerConfig
+
+
+@lru_cache(maxsize=8)
+def buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]:
+    """The bucket of each distance below ``length``, of ``count`` buckets for one direction.
+
+    The first half of them are for single distances. The others grow with the logarithm up to ``max_distance``, beyond which all is the last
+    bucket. In float32 and in this order of operations, as transformers computes it: an edge between two buckets depends on its rounding.
+    """
+    single = count // 2
+    distances = np.arange(length)
+    ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(single)
+    scaled = np.log(ratios) / np.float32(math.log(max_distance / single)) * np.float32(count - single)
+    return np.where(distances < single, distances, np.minimum(single + scaled.astype(np.int64), count - 1)).astype(np.int32)
+
+
+class RelativeBias(nnx.Module):
+    """A number for every head and bucket. Where keys may stand behind their query, one half of the buckets is for those."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        self.length, self.max_distance = config.max_length, stack.relative_max_distance
+        self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+        self.dtype = config.compute_dtype
+        shape = (stack.relative_buckets, config.heads(stack))
+        self.embedding = nnx.Param(nnx.initializers.normal(config.d_model**-0.5)(rngs.params(), shape, jnp.float32))
+
+    def __call__(self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]) -> Float[Array, "1 h q k"]:
+        """What is added to the scores."""
+        table = self.embedding[...]
+        count = table.shape[0] // self.directions
+        distances = key_positions[None, :] - query_positions[:, None]
+        index = jnp.asarray(buckets(self.length, count, self.max_distance))[jnp.abs(distances)]
+        behind = distances > 0
+        index = index + jnp.where(behind, count, 0) if self.directions == 2 else jnp.where(behind, 0, index)
+        bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
+        return bias.transpose(2, 0, 1)[None]
