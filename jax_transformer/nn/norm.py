@@ -25,7 +25,7 @@ def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "
 
 def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
     """The norm that the configuration names."""
-    return {Norm.LAYER: LayerNorm, Norm.RMS: RMSNorm}[config.norm](config)
+    return RMSNorm(config) if config.norm is Norm.RMS else LayerNorm(config)
 
 
 class RMSNorm(nnx.Module):

@@ -1,0 +1,175 @@
+"""Small random models of Hugging Face's families, made on the spot: transformers' own classes and ours with the same weights.
+
+transformers computes two things in float32 whatever dtype a model has: T5's norm, and the table of positions of M2M100. Where float64 is asked
+for, these are replaced here by the same arithmetic in float64; nothing else of its code is touched.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import jax_transformer as jt
+from jax_transformer.config import Layout, Sinusoids, TransformerConfig
+from jax_transformer.convert.huggingface import families
+from jax_transformer.nn.positions import sinusoids
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 41,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 28,
+    "max_position_embeddings": 33,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+_T5_SIZES: dict[str, Any] = {
+    "vocab_size": 41,
+    "d_model": 24,
+    "d_kv": 5,
+    "d_ff": 20,
+    "num_layers": 2,
+    "num_decoder_layers": 2,  # transformers' cache is built for as many layers as the encoder has
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+# Every length that could be mistaken for another is the same, so that no shape tells a missing transpose
+_SQUARE: dict[str, Any] = {
+    "d_model": 20,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 20,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "vocab_size": 20,
+    "max_position_embeddings": 20,
+}
+_MARIAN = {"pad_token_id": 40, "decoder_start_token_id": 40, "eos_token_id": 0, "forced_eos_token_id": 0, "activation_function": "swish"}
+_PEGASUS = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family at small sizes."""
+
+    layout: Layout
+    values: dict[str, Any]
+
+    @property
+    def classes(self) -> tuple[type, type]:
+        """transformers' configuration and model."""
+        name = {
+            Layout.MARIAN: "Marian",
+            Layout.BART: "Bart",
+            Layout.MBART: "MBart",
+            Layout.M2M_100: "M2M100",
+            Layout.PEGASUS: "Pegasus",
+        }.get(self.layout, self.layout.value.upper())
+        model = "MarianMTModel" if self.layout is Layout.MARIAN else f"{name}ForConditionalGeneration"
+        return getattr(transformers, f"{name}Config"), getattr(transformers, model)
+
+
+CASES = {
+    "marian": Case(Layout.MARIAN, _SIZES | _MARIAN | {"scale_embedding": True}),
+    "marian two vocabularies": Case(
+        Layout.MARIAN,
+        _SIZES
+        | _MARIAN
+        | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37, "pad_token_id": 36, "decoder_start_token_id": 36},
+    ),
+    "bart": Case(Layout.BART, _SIZES),
+    "bart square": Case(Layout.BART, _SIZES | _SQUARE),
+    "mbart": Case(Layout.MBART, _SIZES | {"scale_embedding": True}),
+    "m2m_100": Case(Layout.M2M_100, _SIZES),
+    "pegasus": Case(Layout.PEGASUS, _SIZES | _PEGASUS),
+    "t5": Case(Layout.T5, _T5_SIZES),
+    "t5 v1.1": Case(Layout.T5, _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": Case(Layout.MT5, _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
+    "umt5": Case(Layout.UMT5, _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
+}
+
+
+class Pair(NamedTuple):
+    """One model in both frameworks."""
+
+    theirs: Any
+    config: TransformerConfig
+    ours: jt.Transformer
+
+
+def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
+    """transformers' model of a case with random weights everywhere, in eval mode; positions that it computes stay."""
+    case = CASES[name]
+    config, model = case.classes
+    made = model(config(**case.values, attn_implementation="eager")).eval()
+    generator = torch.Generator().manual_seed(seed)
+    computed = case.layout in (Layout.MARIAN, Layout.PEGASUS)
+    with torch.no_grad():
+        for key, value in made.state_dict().items():
+            if not (computed and "embed_positions" in key):
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+    made.tie_weights()
+    return made.to(dtype)
+
+
+def pair(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Pair:
+    """The same model in both frameworks."""
+    theirs = module(name, seed=seed, dtype=dtype)
+    values = {key: getattr(theirs.config, key) for key in theirs.config.to_dict()}
+    config = families.from_attributes(values | {"model_type": CASES[name].layout.value})
+    return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """T5's norm and M2M100's positions in float64; see above. Use :func:`pair` behind it, and :func:`exact_positions` on M2M100."""
+
+    def norm(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5")):
+        modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        monkeypatch.setattr(getattr(modeling, f"{prefix}LayerNorm"), "forward", norm)
+
+
+def exact_positions(both: Pair) -> Pair:
+    """M2M100's tables computed in float64 as ours are: its own, in float32, is 8e-7 off within 33 positions."""
+    if both.config.layout is Layout.M2M_100:
+        for stack in (both.theirs.model.encoder, both.theirs.model.decoder):
+            shape = stack.embed_positions.weights.shape
+            table = torch.from_numpy(np.array(sinusoids(*shape, layout=Sinusoids.TENSOR2TENSOR)))
+            table[both.config.source_pad_id] = 0
+            stack.embed_positions.weights = table.to(stack.embed_positions.weights.dtype)
+    return both
+
+
+def batch(config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids (b, s) and (b, t) with ragged padding behind them; no padding, start or end within."""
+    random = np.random.default_rng(seed)
+    special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
+    made = []
+    for length, size in ((source, config.source_vocab_size), (target, config.target_vocab_size)):
+        ids = random.choice([i for i in range(size) if i not in special], (rows, length))
+        for row in range(rows):
+            ids[row, max(1, length - 4 * row) :] = config.source_pad_id
+        made.append(ids)
+    made[1][:, 0] = config.bos_id
+    return made[0], made[1]
+
+
+def inputs(config: TransformerConfig, source: np.ndarray) -> dict[str, torch.Tensor]:
+    """What transformers is given for a source."""
+    return {"input_ids": torch.from_numpy(source), "attention_mask": torch.from_numpy((source != config.source_pad_id).astype(np.int64))}
