@@ -242,6 +242,19 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
         assert same == {(array.dtype, array.shape, array.tobytes())}, name
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        pt.write(tmp_path / "a.pt", {"x": WEIGHT})
+        safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT})
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        ["a.pt", "a.safetensors"], 0o666 & ~mask
+    )
+
+
 def test_reading_needs_neither_torch_nor_jax(path):
     pt.write(path, STATE)
     code = (

@@ -27,11 +27,18 @@ def shown(found: Any, most: int = 80) -> str:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``; what was written there is synced and gets its name at the end, or is deleted where anything failed."""
+    """A temporary file beside ``path``; what was written there is synced and gets its name at the end, or is deleted where anything failed.
+
+    Whoever wrote it, its mode is that which the umask gives a new file: safetensors' writer leaves files that their owner alone can read.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         yield temporary
         with open(temporary, "rb") as file:
+            os.fchmod(file.fileno(), mode & 0o777)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
