@@ -3,8 +3,6 @@
 They are read here rather than by the library, which takes the last of two tensors of one name, and whose writer and reader can then share no mistake.
 """
 
-import functools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +12,12 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from jax_transformer.convert.files import tensors, whole
+from jax_transformer.convert.files import index, json_text, tensors, whole
+from jax_transformer.convert.files.index import is_index
 from jax_transformer.convert.files.whole import shown
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
 
-LONGEST_HEADER = 100_000_000  # the library's own limit
-MOST_BRACKETS = 600_000  # three a tensor
+LONGEST_HEADER = json_text.LONGEST  # the library's own limit
 _NAMES = "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8"
 _MORE = "BOOL:bool C64:complex64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E8M0:float8_e8m0fnu"
 DTYPES: dict[str, np.dtype] = {pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()}
@@ -44,15 +42,6 @@ def is_safetensors(path: str | Path) -> bool:
     with open(path, "rb") as file:
         begin = file.read(9)
     return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
-
-
-def is_index(path: str | Path) -> bool:
-    """Whether this is JSON (which has no NUL, where a .safetensors file begins with its header's length in eight bytes) with a weight_map."""
-    path = Path(path)
-    if not path.is_file() or path.stat().st_size > LONGEST_HEADER:
-        return False
-    content = path.read_bytes()
-    return content.lstrip()[:1] == b"{" and b"\0" not in content[:8] and b'"weight_map"' in content
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
@@ -83,7 +72,7 @@ def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def files(path: str | Path) -> list[Path]:
     """The files that hold the tensors: of an index all that it names, in order, else the file itself."""
-    return _shards(Path(path)) if is_index(path) else [Path(path)]
+    return index.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(path: str | Path, state: Mapping[str, np.ndarray]) -> None:
@@ -104,41 +93,9 @@ def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
     if not is_index(path):
         yield path, header(path)
         return
-    wanted = _weight_map(path)
-    found = {file: header(file) for file in _shards(path)}
-    missing = sorted(name for name, file in wanted.items() if name not in found[path.parent / file])
-    unexpected = sorted(name for file, described in found.items() for name in described if path.parent / wanted.get(name, "") != file)
-    if missing or unexpected:
-        several = (("without", missing), ("with unexpected", unexpected))
-        raise InputError(f"{path}: its files are {', '.join(f'{word} {_few(names)}' for word, names in several if names)}")
+    found = {file: header(file) for file in index.shards(path)}
+    index.check(path, found)
     yield from found.items()
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(shown(name) for name in names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    if path.stat().st_size > LONGEST_HEADER:
-        raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
-    index = _json(path, path.read_bytes())
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise InputError(f"{path}: its weight_map is no object of names")
-    for file in set(names.values()):
-        plain = file.isprintable() and file not in ("", ".", "..") and not any(sign in file for sign in "/\\:")
-        if not plain or len(file.encode("utf-8")) > 255:
-            raise UnsafeFileError(f"{path}: refused: {shown(file)} is no plain name of a file beside it")
-    return names
-
-
-def _shards(path: Path) -> list[Path]:
-    shards = [path.parent / file for file in sorted(set(_weight_map(path).values()))]
-    for shard in shards:
-        if not shard.is_file():
-            beside = sorted(other.name for other in path.parent.iterdir())
-            raise InputError(f"{path}: names {shown(shard.name)}, which is not there{nearest(shard.name, beside)}")
-    return shards
 
 
 def header(path: Path) -> dict[str, Described]:
@@ -154,7 +111,7 @@ def header(path: Path) -> dict[str, Described]:
             )
         if length > LONGEST_HEADER:
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
-        told = _json(path, file.read(length))
+        told = json_text.parse(path, file.read(length))
     if not isinstance(told, dict):
         raise InputError(f"{path}: not a readable safetensors file: its header is no object")
     metadata = told.pop("__metadata__", {})
@@ -188,27 +145,3 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> Described:
                     return Described(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(f"{path}: refused: {shown(name)} is said to have another size than its shape gives")
     raise InputError(f"{path}: not a readable safetensors file: {shown(name)} is not described by dtype, shape and data_offsets")
-
-
-def _json(path: Path, content: bytes) -> Any:
-    """JSON in which no key is twice, and which is not deep or full of brackets beyond what weights need."""
-    if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
-        raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
-
-    try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=functools.partial(_once, path))
-    except RecursionError:
-        raise UnsafeFileError(f"{path}: refused: JSON within JSON, too deep") from None
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, UnsafeFileError):
-            raise
-        raise InputError(f"{path}: not readable JSON: {shown(str(error).splitlines()[0], 120)}") from None
-
-
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
-    return made
