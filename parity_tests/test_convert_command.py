@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from jax_transformer.convert import torch_bridge
 from jax_transformer.presets import PRESETS
-from jax_transformer.training import exchange
+from jax_transformer.training import exchange, lock
 from jax_transformer.training.exchange import conversion, verify
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
@@ -129,3 +130,23 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
     console.refused(2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry)
     (folder / "train_config.json").unlink()
     console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
+
+
+def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path, monkeypatch):
+    """A run that trains until the conversion gets its lock leaves a newer step, from which it would go on."""
+    folder, hold = tmp_path / "run", lock.hold
+    shutil.copytree(run, folder)
+    assert console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
+    shutil.move(folder / "checkpoints" / str(runs.STEPS), tmp_path / "newer")
+
+    def trained_until_then(path: Path):
+        shutil.move(tmp_path / "newer", folder / "checkpoints" / str(runs.STEPS))
+        return hold(path)
+
+    monkeypatch.setattr(lock, "hold", trained_until_then)
+    before = (folder / "checkpoints/100/manifest.json").read_bytes()
+    console.refused(3, [f"holds step {runs.STEPS}"], "convert", tmp_path / "a.pt", folder, "--training", "--force")
+    assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
+    with hold(folder):
+        monkeypatch.setattr(lock, "hold", hold)
+        console.refused(7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force")

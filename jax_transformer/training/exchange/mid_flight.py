@@ -79,9 +79,14 @@ def _config(folder: RunFolder) -> TransformerConfig:
 
 
 def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> Carried:
+    folder, named = _folder(target, kind)
+    with lock.hold(folder.path):  # from the first look on: a run that trains meanwhile would make a newer step
+        return _into_locked(source, folder, named, force=force)
+
+
+def _into_locked(source: Path, folder: RunFolder, named: int | None, *, force: bool) -> Carried:
     from jax_transformer.training import carried_state, checkpoint
 
-    folder, named = _folder(target, kind)
     options, config = folder.options(), _config(folder)
     saved = pt.read(source)
     if not isinstance(saved, dict):
@@ -92,16 +97,15 @@ def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> Carried
         raise type(error)(f"{source}: {error}") from None
     step = int(state.step)
     if named not in (None, step):
-        raise ConfigError(f"{target}: {source} is of step {step}")
+        raise ConfigError(f"{folder.checkpoints / str(named)}: {source} is of step {step}")
     newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
     if newer:
         raise InputError(f"{folder.checkpoints}: holds step {max(newer)}, from which the run would go on instead of {step}")
     if (folder.checkpoints / str(step)).exists() and not force:
         raise InputError(f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without --force")
     _check(saved, _saved(state, folder, _order(saved, config)), source)
-    with lock.hold(folder.path):
-        path = carried_state.save(folder, state)
-        _check_same(carried_state.load(folder, step), state, path)
+    path = carried_state.save(folder, state)
+    _check_same(carried_state.load(folder, step), state, path)
     return _carried(str(source), str(path), state)
 
 
