@@ -1,6 +1,6 @@
 """The one file of this package that imports torch: tensors to arrays, and the PyTorch twin of a configuration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch_reference.deep_dive
 import torch_reference.from_scratch
 import torch_reference.lesson10
 import torch_reference.part2_encoder
+import torch_reference.recording
 import torch_reference.torch_nn
 from jax_transformer import presets
 from jax_transformer.config import EmbeddingScale, Layout, Mask, NormPlacement, TransformerConfig, Tying
@@ -280,3 +281,10 @@ def outputs(
         module.get_submodule(name).register_forward_hook(keep)
     # With gradients on, PyTorch takes no fast path that leaves modules out
     return {"logits": to_numpy(module(torch.from_numpy(source), torch.from_numpy(target)))} | found
+
+
+def recorded(
+    module: nn.Module, batch: Sequence[np.ndarray], *, dtype: str, seed: int | None, call: Callable[..., object] | None = None
+) -> torch_reference.recording.Recording:
+    """What the modules of a PyTorch model take and give, see ``torch_reference.recording.record``; ``dtype`` by its name."""
+    return torch_reference.recording.record(module, batch, dtype=getattr(torch, dtype), seed=seed, call=call)

@@ -1,0 +1,208 @@
+"""What a comparison found: module by module, in the order in which the model computes."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax_transformer.errors import Refusal
+from jax_transformer.parity.difference import FAULT, Difference
+
+
+class DifferentError(Refusal):
+    """Two models that should be one are not (exit code 1)."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One array of both models."""
+
+    wide: Difference
+    """In float64,"""
+    times: float
+    """that as so many times the floor of rounding: this tells faults from rounding."""
+    narrow: Difference
+    """In the dtype that was asked for,"""
+    narrow_times: float
+    """and as so many times its floor."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether rounding explains it."""
+        return self.times < FAULT
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "agrees": self.agrees,
+            "float64": self.wide.to_data() | {"times_floor": _number(self.times)},
+            "run": self.narrow.to_data() | {"times_floor": _number(self.narrow_times)},
+        }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call of two paired modules."""
+
+    ours: str
+    theirs: str
+    call: int
+    input: Measured | None = None
+    """None where nothing that is a number goes in, as into an embedding, or only one side was recorded."""
+    output: Measured | None = None
+    input_gradient: Measured | None = None
+    output_gradient: Measured | None = None
+    parameters: dict[str, Measured] = field(default_factory=dict)
+    """The gradients of its own parameters, by their name here."""
+    note: str = ""
+    """Why something could not be compared."""
+
+    @property
+    def title(self) -> str:
+        """Both names, and which call where there are several."""
+        return f"{self.ours} | {self.theirs}" + (f" (call {self.call + 1})" if self.call else "")
+
+    @property
+    def faulty(self) -> bool:
+        """Whether what goes in agrees and what comes out does not."""
+        return (self.input is None or self.input.agrees) and self.output is not None and not self.output.agrees
+
+    @property
+    def faulty_backward(self) -> bool:
+        """The same of gradients: that of the output agrees, that of the input or of its parameters does not."""
+        if self.output_gradient is None or not self.output_gradient.agrees:
+            return False
+        results = [*self.parameters.values(), *([self.input_gradient] if self.input_gradient is not None else [])]
+        return any(not found.agrees for found in results)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole comparison. Its text is :meth:`lines`; as JSON, :meth:`to_json`; as a page, ``jax_transformer.parity.page.render``."""
+
+    entries: tuple[Entry, ...]
+    """In the order in which the calls ended, inner modules before those around them."""
+    result: Measured
+    """What the models gave."""
+    dtype: str
+    about: dict[str, Any]
+    """Versions, shapes and seeds."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first_fault(self) -> Entry | None:
+        """The first module whose input agrees and whose output does not: the innermost of those that begin there."""
+        return next((entry for entry in self.entries if entry.faulty), None)
+
+    @property
+    def first_gradient_fault(self) -> Entry | None:
+        """The same backwards."""
+        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the results and all gradients do."""
+        gradients = [m for e in self.entries for m in (e.input_gradient, e.output_gradient, *e.parameters.values()) if m is not None]
+        return self.result.agrees and all(measured.agrees for measured in gradients)
+
+    def check(self) -> None:
+        """Raises DifferentError, one line, unless the models agree."""
+        if not self.agrees:
+            raise DifferentError(self.summary())
+
+    def summary(self) -> str:
+        """One line."""
+        if self.agrees:
+            unpaired = [entry for entry in self.entries if entry.faulty]
+            more = f" (though {unpaired[0].title} does not give the same)" if unpaired else ""
+            return f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64, {_times(self.result.times)} rounding{more}"
+        if not self.result.agrees:
+            found, measured = self.first_fault, self.result
+            if found is not None and found.output is not None:
+                return f"{found.title}: its input agrees and its output differs, {_described(found.output)}{self._within(found)}"
+            return f"the results differ, {_described(measured)}, but no paired module is the first to: pair more of them"
+        found = self.first_gradient_fault
+        if found is not None:
+            wrong = {"input": found.input_gradient, **found.parameters}
+            name, worst = next((name, measured) for name, measured in wrong.items() if measured is not None and not measured.agrees)
+            return f"{found.title}: outputs agree, and so does the gradient of its output; that of its {name} differs, {_described(worst)}"
+        return "outputs agree and gradients differ, but no paired module is the first to: pair more of them"
+
+    def _within(self, found: Entry) -> str:
+        """Where inside a module the difference begins: between two of its parts."""
+        inner = [entry for entry in self.entries if entry.ours.startswith(f"{found.ours}.") and entry.call == found.call]
+        wrong = next((entry for entry in inner if entry.input is not None and not entry.input.agrees), None)
+        if wrong is None:
+            return "; all its parts that are paired agree" if inner else ""
+        before = [entry for entry in inner[: inner.index(wrong)] if entry.output is not None and entry.output.agrees]
+        behind = f" behind {before[-1].ours.removeprefix(found.ours)[1:]}" if before else ""
+        return f"; in it, the input of {wrong.ours.removeprefix(found.ours)[1:]} is the first that differs{behind}"
+
+    def lines(self) -> Iterator[str]:
+        """A table of at most 100 columns, then what it means."""
+        yield f"{'module':<46}{'input':>10}{'output':>10}{'× floor':>9}{'max abs':>10}{'ulps':>10}  "
+        for entry in self.entries:
+            mark = "<" if entry.faulty or entry.faulty_backward else " "
+            yield _row(entry, mark)
+        yield f"{'result':<46}{'':>10}{_verdict(self.result):>10}{_times(self.result.narrow_times):>9}{self.result.narrow.max_abs:>10.2g}{_short(self.result.narrow.ulps):>10}"
+        yield from self.notes
+        yield self.summary()
+
+    def to_json(self) -> str:
+        """Everything, for machines; numbers that JSON has no form of are text."""
+        return json.dumps(self.to_data(), indent=1)
+
+    def to_data(self) -> dict[str, Any]:
+        places = ("input", "output", "input_gradient", "output_gradient")
+        entries = [
+            {"ours": e.ours, "theirs": e.theirs, "call": e.call, "faulty": e.faulty, "faulty_backward": e.faulty_backward, "note": e.note}
+            | {place: found.to_data() for place in places if (found := getattr(e, place)) is not None}
+            | {"parameters": {name: found.to_data() for name, found in e.parameters.items()}}
+            for e in self.entries
+        ]
+        fault = self.first_fault if not self.result.agrees else None
+        return {
+            "agrees": self.agrees,
+            "summary": self.summary(),
+            "first_fault": fault.title if fault else None,
+            "dtype": self.dtype,
+            "about": self.about,
+            "notes": list(self.notes),
+            "result": self.result.to_data(),
+            "modules": entries,
+        }
+
+
+def _verdict(found: Measured | None) -> str:
+    return "-" if found is None else "agrees" if found.agrees else "DIFFERS"
+
+
+def _times(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1f}×" if value < 1000 else f"{value:.0e}×" if math.isfinite(value) else "inf"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
+
+
+def _described(found: Measured) -> str:
+    wide = found.wide
+    at = ", ".join(map(str, wide.where))
+    missing = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there" if wide.nan_ours != wide.nan_theirs else ""
+    return f"by {wide.max_abs:.3g} in float64, {_times(found.times)} rounding, at ({at}): {wide.ours:.6g} here, {wide.theirs:.6g} there{missing}"
+
+
+def _row(entry: Entry, mark: str) -> str:
+    name = entry.ours + (f" #{entry.call + 1}" if entry.call else "")
+    name = name if len(name) <= 45 else "…" + name[-44:]
+    shown = entry.output
+    figures = (
+        f"{_times(shown.narrow_times):>9}{shown.narrow.max_abs:>10.2g}{_short(shown.narrow.ulps):>10}" if shown is not None else " " * 29
+    )
+    return f"{name:<46}{_verdict(entry.input):>10}{_verdict(entry.output):>10}{figures} {mark}".rstrip()
