@@ -243,6 +243,17 @@ def test_flatten_and_unflatten_are_inverse(model):
         transformer.unflatten(CONFIG, odd)
 
 
+def test_shapes_alone_are_those_of_a_model_and_each_caller_s_own():
+    config = tiny("deep_dive", num_layers=1)
+    real, first = jt.Transformer(config, rngs=nnx.Rngs(0)), transformer.abstract(config)
+    shapes = [{name: (leaf.shape, leaf.dtype) for name, leaf in transformer.flatten(model).items()} for model in (real, first)]
+    assert shapes[0] == shapes[1] and nnx.graphdef(real) == nnx.graphdef(first)
+    kernel = first.encoder.blocks[0].self_attention.query.kernel
+    kernel.set_value(jax.ShapeDtypeStruct((1,), jnp.float16))
+    again = transformer.abstract(config).encoder.blocks[0].self_attention.query.kernel
+    assert again.get_value().shape == (12, real.encoder.blocks[0].self_attention.query.kernel.shape[1])
+
+
 def test_stored_positions_are_carried_and_never_trained(model):
     frozen = {"encoder.positions.table", "decoder.positions.table"}
     parameters = transformer.flatten(model, nnx.Param).keys()
