@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import jax_transformer
 from jax_transformer.arguments import flags, parse
 from jax_transformer.commands import ConvertOptions, EvaluateOptions, InspectOptions, TrainCommand, TranslateOptions
+from jax_transformer.decoding import Decoding, Rules
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse"]
@@ -36,8 +37,7 @@ def translate(options: TranslateOptions) -> int:
     from jax_transformer.training import compilation, trained
 
     compilation.use_cache()
-    shared = [f.name for f in dataclasses.fields(translation.Decoding)]
-    how = translation.Decoding(**{name: getattr(options, name) for name in shared})
+    Decoding().overridden(decoding_options(options))  # what is wrong in itself is said before anything is loaded
     _check_folder(options.output)
     _check_folder(options.attention)
     run = trained.load_run(options.run, options.weights)
@@ -48,6 +48,7 @@ def translate(options: TranslateOptions) -> int:
     else:
         content = sys.stdin.buffer.read()
         lines = parallel_text.split_lines(content, "standard input") if content else []
+    how = run.decoding.overridden(decoding_options(options))
     found = translation.hypotheses(run.model, run.tokenizer, lines, how, widths=run.widths)
     _write(options.output, translation.n_best_lines(found) if how.n_best else [best[0].text for best in found])
     if options.attention is not None:
@@ -56,13 +57,20 @@ def translate(options: TranslateOptions) -> int:
     return 0
 
 
+def decoding_options(options: TranslateOptions | EvaluateOptions) -> dict[str, Any]:
+    """Those of the options that say how to decode, None where one is not given."""
+    names = {field.name for kind in (Decoding, Rules) for field in dataclasses.fields(kind)}
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.name in names}
+    return {name: None if value is False else value for name, value in given.items()}  # --sample is a flag: there, or not
+
+
 def evaluate(options: EvaluateOptions) -> int:
     """Scores of a test set."""
-    from jax_transformer import translation
     from jax_transformer.training import compilation, evaluation
 
     compilation.use_cache()
-    how = translation.Decoding(beam=options.beam, length_penalty=options.length_penalty, max_length=options.max_length)
+    how = decoding_options(options)
+    Decoding().overridden(how)
     _check_folder(options.hypotheses)
     report, hypotheses = evaluation.evaluate(
         options.run, options.source, options.target, how, weights=options.weights, bootstrap=options.bootstrap

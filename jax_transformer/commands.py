@@ -6,6 +6,7 @@ import tyro
 
 from jax_transformer import config_file
 from jax_transformer.arguments import Inline
+from jax_transformer.decoding import EarlyStopping, LengthPenalty
 from jax_transformer.training.options import TrainOptions
 
 
@@ -39,22 +40,32 @@ class TranslateOptions:
     """Also write an HTML page of the attention weights of the first 50 lines, to look at in a browser."""
     max_length: int | None = None
     """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
-    beam: int = 1
-    """Hypotheses kept by beam search; 1 is greedy."""
-    length_penalty: float = 0.6
-    """Exponent of beam search's length penalty."""
-    n_best: int = 0
+    beam: int | None = None
+    """Hypotheses kept by beam search; 1, the default, is greedy. A Hugging Face folder has its own defaults for this and what follows."""
+    length_penalty: float | None = None
+    """Exponent of beam search's length penalty; by default 0.6."""
+    penalty: LengthPenalty | None = None
+    """gnmt divides by ((5 + length) / 6) ** exponent and misses nothing; average, by length ** exponent, is the search of transformers."""
+    early_stopping: EarlyStopping | None = None
+    """When the search of transformers leaves a line: heuristic, full or never, which are its False, True and "never"."""
+    no_repeat_ngram_size: int | None = None
+    """No so many tokens come twice in a translation; 0 allows it."""
+    repetition_penalty: float | None = None
+    """Makes tokens that have been less likely where above 1."""
+    min_new_tokens: int | None = None
+    """The fewest tokens of a translation before its end."""
+    n_best: int | None = None
     """Write the so many best of the beam, each as `line ||| translation ||| score` with lines counted from 0; 0 writes the best alone."""
     sample: bool = False
     """Draw tokens at random instead of searching for the likeliest."""
-    temperature: float = 1.0
-    """What logits are divided by before drawing; below 1 prefers likely tokens."""
-    top_k: int = 0
-    """Draw from the so many likeliest tokens; 0 is from all."""
-    top_p: float = 1.0
-    """Draw from the fewest likeliest tokens that together have this probability."""
-    seed: int = 0
-    """Decides the draws."""
+    temperature: float | None = None
+    """What logits are divided by before drawing, by default 1; below 1 prefers likely tokens."""
+    top_k: int | None = None
+    """Draw from the so many likeliest tokens; 0, the default, is from all."""
+    top_p: float | None = None
+    """Draw from the fewest likeliest tokens that together have this probability; by default 1."""
+    seed: int | None = None
+    """Decides the draws; by default 0."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +82,20 @@ class EvaluateOptions:
     """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
     max_length: int | None = None
     """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
-    beam: int = 1
-    """Hypotheses kept by beam search; 1 is greedy."""
-    length_penalty: float = 0.6
-    """Exponent of beam search's length penalty."""
+    beam: int | None = None
+    """Hypotheses kept by beam search; 1, the default, is greedy. A Hugging Face folder has its own defaults for this and what follows."""
+    length_penalty: float | None = None
+    """Exponent of beam search's length penalty; by default 0.6."""
+    penalty: LengthPenalty | None = None
+    """gnmt divides by ((5 + length) / 6) ** exponent and misses nothing; average, by length ** exponent, is the search of transformers."""
+    early_stopping: EarlyStopping | None = None
+    """When the search of transformers leaves a line: heuristic, full or never, which are its False, True and "never"."""
+    no_repeat_ngram_size: int | None = None
+    """No so many tokens come twice in a translation; 0 allows it."""
+    repetition_penalty: float | None = None
+    """Makes tokens that have been less likely where above 1."""
+    min_new_tokens: int | None = None
+    """The fewest tokens of a translation before its end."""
     bootstrap: int = 1000
     """How often the lines are resampled for the 95 % intervals of the scores; 0 is no intervals."""
     hypotheses: str | None = None

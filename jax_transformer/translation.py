@@ -1,7 +1,6 @@
 """Lines of text in, lines of text out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -12,41 +11,8 @@ from jax_transformer import generate
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from jax_transformer.errors import ConfigError
+from jax_transformer.decoding import Decoding
 from jax_transformer.transformer import Transformer
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How translations are made: greedily, by beam search, or by drawing tokens."""
-
-    beam: int = 1
-    """Hypotheses kept by beam search; 1 is greedy."""
-    length_penalty: float = 0.6
-    """Exponent of beam search's length penalty."""
-    n_best: int = 0
-    """How many hypotheses of the beam to give, with their scores; 0 is the best alone."""
-    max_length: int | None = None
-    """The most tokens of a translation; None is twice what its source is padded to, within what the model can."""
-    sample: bool = False
-    """Whether to draw each token instead of searching."""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    """As of :func:`jax_transformer.generate.sample`."""
-    seed: int = 0
-    """Decides the draws, together with the number of the line."""
-
-    def __post_init__(self) -> None:
-        if self.sample and self.beam != 1:
-            raise ConfigError(f"sample and beam={self.beam} exclude each other: one draws tokens, the other searches")
-        if self.n_best < 0:
-            raise ConfigError(f"n_best={self.n_best} must not be negative")
-        if self.n_best and (self.beam == 1 or self.n_best > self.beam):
-            raise ConfigError(f"n_best={self.n_best} needs a beam of at least {max(2, self.n_best)}, not beam={self.beam}")
-        for name, unused in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("seed", 0)):
-            if not self.sample and getattr(self, name) != unused:
-                raise ConfigError(f"{name}={getattr(self, name)} means nothing without sample")
 
 
 class Hypothesis(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import metrics, step
 from jax_transformer.training.trained import TrainedRun, load_run
-from jax_transformer.translation import Decoding
 
 
 class Evaluation(NamedTuple):
@@ -25,12 +24,15 @@ class Evaluation(NamedTuple):
     hypotheses: list[str]
 
 
-def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *, weights: str = "auto", bootstrap: int = 0) -> Evaluation:
+def evaluate(
+    run: str, source: str, target: str, how: Mapping[str, Any] | None = None, *, weights: str = "auto", bootstrap: int = 0
+) -> Evaluation:
     """BLEU, chrF, TER, exact match, loss (nats a token) and perplexity of a run on two files of lines.
 
     Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
     out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
-    none is left. ``weights`` as of :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`.
+    none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`Decoding.overridden`, ``weights`` as of
+    :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`.
     """
     trained = load_run(run, weights)
     if message := translation.without_cache(trained.model.config):
@@ -38,7 +40,8 @@ def evaluate(run: str, source: str, target: str, how: Decoding | None = None, *,
     found = parallel_text.read_pairs(source, target)
     encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs
-    translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], how, widths=trained.widths)
+    decoding = trained.decoding.overridden(how or {})
+    translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], decoding, widths=trained.widths)
     total, tokens, counted = loss(trained, pairs)
     report = {
         "weights": trained.weights.name,

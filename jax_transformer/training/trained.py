@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import tokenizer as tokenizers
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.decoding import Decoding
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import checkpoint, selection
@@ -41,6 +42,8 @@ class TrainedRun:
     widths: tuple[int, ...]
     """The widths that batches were padded to in training."""
     weights: Weights
+    decoding: Decoding = field(default_factory=Decoding)
+    """What the folder says of how to decode."""
 
 
 def load_model(path: str | Path, weights: str = "auto") -> tuple[Transformer, Weights]:

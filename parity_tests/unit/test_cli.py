@@ -36,10 +36,10 @@ TRAIN_FLAGS = """
 """.split()
 FLAGS = {
     "train": TRAIN_FLAGS,
-    "translate": """--run --weights --input --output --attention --max-length --beam --length-penalty --n-best --sample --no-sample
-        --temperature --top-k --top-p --seed""".split(),
-    "evaluate": """--run --source --target --weights --max-length --beam --length-penalty --bootstrap --hypotheses
-        --json --no-json""".split(),
+    "translate": """--run --weights --input --output --attention --max-length --beam --length-penalty --penalty --early-stopping
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
+    "evaluate": """--run --source --target --weights --max-length --beam --length-penalty --penalty --early-stopping
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""".split(),
     "convert": """--config --preset --set --dtype --weights --key --strip-prefix --training --no-training --dry-run --no-dry-run --force
         --no-force --check --no-check --json --no-json""".split(),
     "inspect": ["--json", "--no-json"],
