@@ -5,6 +5,7 @@ for, these are replaced here by the same arithmetic in float64; nothing else of 
 """
 
 import importlib
+import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import transformers
 
 import jax_transformer as jt
 from jax_transformer.config import Layout, Sinusoids, TransformerConfig
-from jax_transformer.convert.huggingface import families
+from jax_transformer.convert.huggingface.config import from_config
 from jax_transformer.nn.positions import sinusoids
 
 _SIZES: dict[str, Any] = {
@@ -128,8 +129,7 @@ def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> A
 def pair(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Pair:
     """The same model in both frameworks."""
     theirs = module(name, seed=seed, dtype=dtype)
-    values = {key: getattr(theirs.config, key) for key in theirs.config.to_dict()}
-    config = families.from_attributes(values | {"model_type": CASES[name].layout.value})
+    config = from_config(json.loads(theirs.config.to_json_string()), names=theirs.state_dict(), same=lambda one, other: True)
     return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
 
 

@@ -29,7 +29,7 @@ class RelativeBias(nnx.Module):
     """A number for every head and bucket. Where keys may stand behind their query, one half of the buckets is for those."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.length, self.max_distance = config.max_length, stack.relative_max_distance
+        self.max_distance = stack.relative_max_distance
         self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
         self.dtype = config.compute_dtype
         shape = (stack.relative_buckets, config.heads(stack))
@@ -40,7 +40,8 @@ class RelativeBias(nnx.Module):
         table = self.embedding[...]
         count = table.shape[0] // self.directions
         distances = key_positions[None, :] - query_positions[:, None]
-        index = jnp.asarray(buckets(self.length, count, self.max_distance))[jnp.abs(distances)]
+        known = buckets(self.max_distance + 1, count, self.max_distance)  # and from there on the same
+        index = jnp.asarray(known)[jnp.minimum(jnp.abs(distances), self.max_distance)]
         behind = distances > 0
         index = index + jnp.where(behind, count, 0) if self.directions == 2 else jnp.where(behind, 0, index)
         bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)

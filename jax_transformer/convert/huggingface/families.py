@@ -57,13 +57,41 @@ _BART_LIKE: dict[Layout, dict[str, Any]] = {
 }
 
 
-def from_attributes(values: Mapping[str, Any], *, untied: bool = False) -> TransformerConfig:
-    """The configuration of a model with these attributes, which are all there.
+# T5, mT5 and UMT5 bound no sequence: they add nothing to embeddings, and all long distances share a bucket
+UNBOUNDED = 32_768
 
-    ``untied`` tells that the weights hold an output layer of their own, which T5's attributes do not say.
-    """
+
+def from_attributes(values: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration of a model with these attributes, which are all there. ``tie_word_embeddings`` tells whether the output layer is the
+    embedding, in all families. Raises ConfigError where that is no model."""
     layout = Layout(values["model_type"])
-    return _t5(layout, values, untied) if layout in (Layout.T5, Layout.MT5, Layout.UMT5) else _bart(layout, values)
+    return _t5(layout, values) if layout in (Layout.T5, Layout.MT5, Layout.UMT5) else _bart(layout, values)
+
+
+def flat(config: TransformerConfig) -> dict[str, Any]:
+    """Every field by dotted name, with the stacks' own numbers in the place of those that they take from the model."""
+    found = {name: value for name, value in vars(config).items() if name not in ("encoder", "decoder", "num_heads", "d_ff", "head_dim")}
+    found["attention_bias"] = config.bias if config.attention_bias is None else config.attention_bias
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        own = vars(stack) | {"num_heads": config.heads(stack), "d_ff": stack.d_ff or config.d_ff, "head_dim": config.head_width_of(stack)}
+        found |= {f"{name}.{field}": value for field, value in own.items()}
+    return found
+
+
+def _start(values: Mapping[str, Any]) -> dict[str, int]:
+    """The special tokens. Decoding begins with ``bos_token_id`` where no token is named for it, as with generate() of transformers."""
+    ids = {
+        "pad_token_id": values["pad_token_id"],
+        "eos_token_id": values["eos_token_id"],
+        "decoder_start_token_id": values["decoder_start_token_id"],
+    }
+    if ids["decoder_start_token_id"] is None:
+        ids["decoder_start_token_id"] = values["bos_token_id"]
+    missing = [name for name, value in ids.items() if value is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} must be given: the model's batches are made with it")
+    pad, end, start = ids.values()
+    return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}
 
 
 def _activation(name: str) -> Activation:
@@ -106,19 +134,30 @@ def _bart(layout: Layout, values: Mapping[str, Any]) -> TransformerConfig:
         activation_dropout=values["activation_dropout"],
         embedding_dropout=values["dropout"],
         layout=layout,
-        source_pad_id=values["pad_token_id"],
-        target_pad_id=values["pad_token_id"],
-        bos_id=values["decoder_start_token_id"],
-        eos_id=values["eos_token_id"],
+        **_start(values),
         encoder=stacks["encoder"],
         decoder=stacks["decoder"],
     )
 
 
-def _t5(layout: Layout, values: Mapping[str, Any], untied: bool) -> TransformerConfig:
+def _logit_scale(layout: Layout, values: Mapping[str, Any]) -> LogitScale:
+    """UMT5 always scales, mT5 never; T5 where its attributes say so, as those of version 1 do by saying nothing."""
+    scaled = {Layout.T5: values.get("scale_decoder_outputs", True), Layout.MT5: False, Layout.UMT5: True}[layout]
+    return LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE
+
+
+def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
+    """The activation, and whether it is a gate; what files of later versions say of the two apart goes before."""
     gated, _, name = values["feed_forward_proj"].rpartition("-")
+    if gated not in ("", "gated"):
+        raise ConfigError(f"feed_forward_proj={values['feed_forward_proj']!r} is neither an activation nor gated- and one")
     # The one exception of its configuration: gated GELU is the approximation
-    activation = Activation.GELU_TANH if (gated, name) == ("gated", "gelu") else _activation(name)
+    named = "gelu_new" if (gated, name) == ("gated", "gelu") else name
+    return _activation(values.get("dense_act_fn", named)), values.get("is_gated_act", bool(gated))
+
+
+def _t5(layout: Layout, values: Mapping[str, Any]) -> TransformerConfig:
+    activation, gated = _feed_forward(values)
     layers = {"encoder": values["num_layers"], "decoder": values["num_decoder_layers"] or values["num_layers"]}
     stacks = {
         name: StackConfig(
@@ -128,14 +167,13 @@ def _t5(layout: Layout, values: Mapping[str, Any], untied: bool) -> TransformerC
             relative_buckets=values["relative_attention_num_buckets"],
             relative_max_distance=values["relative_attention_max_distance"],
             activation=activation,
-            gated=bool(gated),
+            gated=gated,
             final_norm=True,
             **_MASKS[name],
         )
         for name, branches in (("encoder", _ENCODER), ("decoder", _DECODER))
     }
     rate = values["dropout_rate"]
-    scaled = values.get("scale_decoder_outputs", False)
     return TransformerConfig(
         source_vocab_size=values["vocab_size"],
         target_vocab_size=values["vocab_size"],
@@ -143,26 +181,23 @@ def _t5(layout: Layout, values: Mapping[str, Any], untied: bool) -> TransformerC
         num_heads=values["num_heads"],
         head_dim=values["d_kv"],
         d_ff=values["d_ff"],
-        max_length=values.get("n_positions") or 512,
+        max_length=UNBOUNDED,
         norm=Norm.RMS,
         norm_placement=NormPlacement.PRE,
         norm_epsilon=values["layer_norm_epsilon"],
         bias=False,
         output_bias=False,
-        logit_scale=LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE,
+        logit_scale=_logit_scale(layout, values),
         score_scale=ScoreScale.NONE,
         embedding_scale=EmbeddingScale.NONE,
-        tying=Tying.EMBEDDINGS if untied else Tying.ALL,
+        tying=Tying.ALL if values["tie_word_embeddings"] else Tying.EMBEDDINGS,
         dropout=rate,
         attention_dropout=rate,
         activation_dropout=rate,
         embedding_dropout=rate,
         final_dropout=True,
         layout=layout,
-        source_pad_id=values["pad_token_id"],
-        target_pad_id=values["pad_token_id"],
-        bos_id=values["decoder_start_token_id"],
-        eos_id=values["eos_token_id"],
+        **_start(values),
         encoder=stacks["encoder"],
         decoder=stacks["decoder"],
     )
