@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_transformer.parity.compare import compare
+    from jax_transformer.parity.comparison import compare, compare_recorded
     from jax_transformer.parity.report import DifferentError, Report
 
-_HOMES = {"compare": "compare", "compare_recorded": "compare", "Report": "report", "DifferentError": "report"}
+_HOMES = {"compare": "comparison", "compare_recorded": "comparison", "Report": "report", "DifferentError": "report"}
 
-__all__ = ["DifferentError", "Report", "compare"]
+__all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
 
 
 def __getattr__(name: str) -> Any:

@@ -149,7 +149,7 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
 @contextlib.contextmanager
 def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) -> Iterator[None]:
     """While it lasts, calls of these classes' modules go by the tape. NNX has no hook of its own for what goes into a call."""
-    originals = {kind: kind.__call__ for kind in kinds if "__call__" in dir(kind) and callable(getattr(kind, "__call__", None))}
+    originals = {kind: vars(base)["__call__"] for kind in kinds for base in [_caller(kind)] if base is not None}
     own = {kind: "__call__" in vars(kind) for kind in originals}
 
     def listening(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,6 +168,11 @@ def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) ->
                 kind.__call__ = original  # type: ignore[attr-defined]
             else:
                 del kind.__call__  # type: ignore[attr-defined]
+
+
+def _caller(kind: type) -> type | None:
+    """The class that gives ``kind`` its ``__call__``."""
+    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
 def of_linen(module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None) -> Subject:

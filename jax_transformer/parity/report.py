@@ -150,7 +150,7 @@ class Report:
         for entry in self.entries:
             mark = "<" if entry.faulty or entry.faulty_backward else " "
             yield _row(entry, mark)
-        yield f"{'result':<46}{'':>10}{_verdict(self.result):>10}{_times(self.result.narrow_times):>9}{self.result.narrow.max_abs:>10.2g}{_short(self.result.narrow.ulps):>10}"
+        yield f"{'result':<56}{_verdict(self.result):>10}{_figures(self.result)}"
         yield from self.notes
         yield self.summary()
 
@@ -201,8 +201,8 @@ def _described(found: Measured) -> str:
 def _row(entry: Entry, mark: str) -> str:
     name = entry.ours + (f" #{entry.call + 1}" if entry.call else "")
     name = name if len(name) <= 45 else "…" + name[-44:]
-    shown = entry.output
-    figures = (
-        f"{_times(shown.narrow_times):>9}{shown.narrow.max_abs:>10.2g}{_short(shown.narrow.ulps):>10}" if shown is not None else " " * 29
-    )
-    return f"{name:<46}{_verdict(entry.input):>10}{_verdict(entry.output):>10}{figures} {mark}".rstrip()
+    return f"{name:<46}{_verdict(entry.input):>10}{_verdict(entry.output):>10}{_figures(entry.output)} {mark}".rstrip()
+
+
+def _figures(found: Measured | None) -> str:
+    return "" if found is None else f"{_times(found.narrow_times):>9}{found.narrow.max_abs:>10.2g}{_short(found.narrow.ulps):>10}"
