@@ -19,3 +19,13 @@ def _programs_of_one_file():
     """Compiled programs serve the tests of a file and are let go behind it: of all files together they would take gigabytes."""
     yield
     jax.clear_caches()
+
+
+def pytest_collection_modifyitems(items):
+    """What a test proves, and of what, goes into its report: README's table of families is made of that (benchmarks/families_table.py)."""
+    for item in items:
+        mark = item.get_closest_marker("proves")
+        if mark is not None:
+            values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            item.user_properties.append(("proves", mark.args[0]))
+            item.user_properties.extend(("of", value) for value in [*mark.args[1:], *values] if isinstance(value, str))

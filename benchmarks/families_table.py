@@ -1,0 +1,83 @@
+"""README's table of Hugging Face families: what is proven of each, by the tests that passed just now.
+
+    python benchmarks/families_table.py            # runs the tests and prints the table
+    python benchmarks/families_table.py --write    # and puts it into README.md
+
+A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter that is the name of a case or of a family, or by
+further arguments of the mark.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+ASPECTS = ("logits", "gradients", "greedy", "beam", "round trip", "tokenizer", "fine-tuning")
+FAMILIES = {
+    "marian": "Marian (OPUS-MT)",
+    "bart": "BART",
+    "mbart": "mBART, mBART-50",
+    "m2m_100": "M2M100, NLLB",
+    "pegasus": "Pegasus",
+    "t5": "T5, T5 v1.1, Flan-T5",
+    "mt5": "mT5",
+    "umt5": "UMT5",
+}
+BEGIN, END = "<!-- families: made by benchmarks/families_table.py -->", "<!-- families end -->"
+
+
+def family(name: str) -> str | None:
+    """The family that a case's name begins with."""
+    return name.split()[0] if name.split()[:1] and name.split()[0] in FAMILIES else None
+
+
+def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
+    """How many tests of each family and aspect passed and did not, from pytest's JUnit file."""
+    found: dict[tuple[str, str], Counter[bool]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        properties = [(p.get("name"), p.get("value", "")) for p in case.iter("property")]
+        passed = not any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
+        families = {family(value) for name, value in properties if name == "of"} - {None}
+        for aspect in (value for name, value in properties if name == "proves"):
+            for one in families:
+                found.setdefault((str(one), aspect), Counter())[passed] += 1
+    return found
+
+
+def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
+    """In Markdown: how many tests hold, ✗ where one does not, – where none is."""
+
+    def cell(one: str, aspect: str) -> str:
+        counts = found.get((one, aspect), Counter())
+        return "✗" if counts[False] else f"✓ {counts[True]}" if counts[True] else "–"
+
+    rows = [["", *ASPECTS], ["---"] * (len(ASPECTS) + 1)]
+    rows += [[title, *(cell(one, aspect) for aspect in ASPECTS)] for one, title in FAMILIES.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "tests.xml"
+        tests = [str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))]
+        status = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests], cwd=ROOT).returncode
+        made = table(outcomes(report))
+    print(made)
+    if options.write:
+        readme = ROOT / "README.md"
+        text = readme.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        readme.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
