@@ -78,7 +78,7 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
     return found
 
 
-def _start(values: Mapping[str, Any]) -> dict[str, int]:
+def _start(values: Mapping[str, Any]) -> dict[str, Any]:
     """The special tokens. Decoding begins with ``bos_token_id`` where no token is named for it, as with generate() of transformers."""
     ids = {
         "pad_token_id": values["pad_token_id"],
