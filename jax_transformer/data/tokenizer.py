@@ -24,6 +24,9 @@ PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|
 # Names in a run folder: of one vocabulary for both sides, or of two.
 SHARED_FILE = "tokenizer.json"
 SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+# A folder beside them with the files of a Hugging Face folder as they were, and those of them that are vocabularies
+HUGGINGFACE_FOLDER = "huggingface"
+HUGGINGFACE_FILES = ("tokenizer.json", "source.spm", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
 
 
 class Tokenizer:
@@ -95,6 +98,16 @@ class Tokenizer:
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
     @property
+    def prefix(self) -> tuple[int, ...]:
+        """The ids that a batch puts before those of a line: none."""
+        return ()
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """The ids that a batch puts behind those of a line: the end."""
+        return (self.eos_id,)
+
+    @property
     def source(self) -> "Tokenizer":
         """Itself: one vocabulary for both sides."""
         return self
@@ -154,6 +167,16 @@ class TokenizerPair:
         """The source's."""
         return self.source.eos_id
 
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The source's: the ids before those of a source line."""
+        return self.source.prefix
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """The source's: the ids behind those of a source line."""
+        return self.source.suffix
+
     def encode(self, line: str) -> list[int]:
         """The ids of a source line, without special tokens."""
         return self.source.encode(line)
@@ -177,14 +200,24 @@ class TokenizerPair:
 
 
 def in_folder(path: str | Path) -> bool:
-    """Whether a folder holds a tokenizer, or at least one of two."""
-    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES))
+    """Whether a run folder holds a tokenizer, or at least one of two, or one that came of a Hugging Face folder."""
+    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES)) or _huggingface(Path(path)) is not None
+
+
+def _huggingface(folder: Path) -> Path | None:
+    """The folder in a run folder that holds a Hugging Face tokenizer's files."""
+    inner = folder / HUGGINGFACE_FOLDER
+    return inner if any((inner / name).exists() for name in HUGGINGFACE_FILES) else None
 
 
 def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
     """The tokenizer that a run folder holds, or its two. Raises InputError that names a missing file."""
     folder = Path(path)
     present = [name for name in SIDE_FILES if (folder / name).exists()]
+    if _huggingface(folder) is not None and not present and not (folder / SHARED_FILE).exists():
+        from jax_transformer.data import huggingface_tokenizer  # it builds on the classes above
+
+        return huggingface_tokenizer.load_run(folder)
     if (folder / SHARED_FILE).exists():
         if present:
             raise errors.InputError(f"{folder}: holds {SHARED_FILE} and {present[0]}; both sides share a vocabulary or each has its own")
@@ -196,7 +229,12 @@ def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
 
 def save_folder(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
     """Write the file that :func:`load_folder` reads, or the two."""
+    from jax_transformer.data import huggingface_tokenizer  # it builds on the classes above
+
     folder = Path(path)
+    if isinstance(tokenizer, huggingface_tokenizer.HuggingFaceTokenizer):
+        huggingface_tokenizer.save_run(tokenizer, folder)
+        return
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder / SHARED_FILE)
         return

@@ -1,0 +1,138 @@
+"""Folders of tokenizers of Hugging Face's families, with SentencePiece models trained on the spot: a few hundred pieces of a few lines."""
+
+import functools
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from jax_transformer.data import language_codes
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, and the dog isn't amused.",
+    "Der schnelle braune Fuchs springt über den faulen Hund!",
+    "le renard brun 1234567890 saute par-dessus: est-ce vrai ? oui.",
+    "съешь же ещё этих мягких французских булок",
+    "素早い茶色の狐がのろまな犬を飛び越える",
+    "it's 10:30 on 5 May 2024; they've paid €1,250.50 & don't care",
+    "file ﬁ ligature offline",
+] * 8
+# Control pieces of each family's model, in the order of its ids
+_SPECIALS: dict[str, dict[str, Any]] = {
+    "fairseq": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
+    "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    "marian": {"eos_id": 0, "unk_id": 1, "bos_id": -1, "pad_id": -1},
+}
+
+
+@functools.cache
+def model(specials: str = "fairseq", algorithm: str = "unigram", size: int = 220, part: int = 0, **more: Any) -> bytes:
+    """A SentencePiece model; ``part`` makes another of the same kind."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS[part:]),
+        model_writer=made,
+        vocab_size=size,
+        model_type=algorithm,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+        **_SPECIALS[specials],
+        **more,
+    )
+    return made.getvalue()
+
+
+def pieces(content: bytes) -> list[str]:
+    """The pieces of a model in the order of their ids."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    return [processor.IdToPiece(i) for i in range(processor.GetPieceSize())]
+
+
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    """A folder of these files: bytes as they are, anything else as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return folder
+
+
+def _vocabulary(names: list[str], *more: str) -> dict[str, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys([*names, *more]))}
+
+
+def marian(**settings: Any) -> dict[str, Any]:
+    """With a vocabulary in another order than the model's, as Marian's are, and without some of its pieces."""
+    source, target = model("marian"), model("marian", part=1)
+    words = sorted(name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>"))
+    vocab = _vocabulary(["</s>", "<unk>", *words[3:]], ">>fra<<", ">>zlm_Latn<<", "<pad>")
+    config = {"model_type": "marian", "vocab_size": len(vocab), "pad_token_id": vocab["<pad>"], "eos_token_id": 0}
+    files = {"source.spm": source, "target.spm": target, "vocab.json": vocab, "config.json": config}
+    return files | {"tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", **settings}}
+
+
+def marian_separate() -> dict[str, Any]:
+    """With a vocabulary for each side."""
+    files = marian(separate_vocabs=True)
+    source = _vocabulary(["</s>", "<unk>", *reversed(pieces(files["source.spm"])[5:])], "<pad>")
+    target = _vocabulary(["</s>", "<unk>", *pieces(files["target.spm"])[5 : len(source) + 2]])
+    target = {name: i for i, name in enumerate([*list(target)[: len(source) - 1], "<pad>"])}
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "pad_token_id": source["<pad>"]}
+    return files | {"vocab.json": source, "target_vocab.json": target, "config.json": files["config.json"] | sizes}
+
+
+def m2m_100(*, listed: bool = True) -> dict[str, Any]:
+    """``listed`` is whether the languages are special tokens, as in the published folders."""
+    content = model()
+    vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
+    special = {"additional_special_tokens": [f"__{code}__" for code in language_codes.M2M100]} if listed else {}
+    config = {"model_type": "m2m_100", "vocab_size": len(vocab) + 108, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    files = {"sentencepiece.bpe.model": content, "vocab.json": vocab, "config.json": config}
+    return files | {"tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"}, "special_tokens_map.json": special}
+
+
+def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
+    """mBART, mBART-50 and NLLB by their SentencePiece model alone."""
+    content = model(algorithm="bpe" if name == "Nllb" else "unigram")
+    config = {"model_type": model_type, "vocab_size": 1000, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    return {
+        "sentencepiece.bpe.model": content,
+        "config.json": config,
+        "tokenizer_config.json": {"tokenizer_class": f"{name}Tokenizer", **settings},
+    }
+
+
+def t5(**settings: Any) -> dict[str, Any]:
+    """With a hundred sentinels, and a symbol of its own that is never cut."""
+    config = {"model_type": "t5", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    content = model("t5", user_defined_symbols="<sym>")
+    return {"spiece.model": content, "config.json": config, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", **settings}}
+
+
+def pegasus() -> dict[str, Any]:
+    """With 103 ids before the pieces."""
+    config = {"model_type": "pegasus", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    return {"spiece.model": model("t5"), "config.json": config, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}}
+
+
+def bart() -> dict[str, Any]:
+    """Byte-level BPE in two files."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    told = json.loads(made.to_str())["model"]
+    vocab = told["vocab"] | {"<mask>": len(told["vocab"])}
+    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in told["merges"]) + "\n"
+    config = {"model_type": "bart", "vocab_size": len(vocab), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}
