@@ -106,12 +106,15 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert weights between PyTorch files, .safetensors files, run folders and single checkpoints."""
+    """Convert weights between PyTorch files, .safetensors files, Hugging Face folders, run folders and single checkpoints."""
 
     source: tyro.conf.Positional[str]
-    """A .pt, .pth or .bin file, a .safetensors file or the index of several, a run folder, or one checkpoint of a run; known by its content."""
+    """A .pt, .pth or .bin file, a .safetensors file or the index of several, a Hugging Face folder or hf:owner/name, a run folder, or one
+    checkpoint of a run; known by its content."""
     destination: tyro.conf.Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or one checkpoint, RUN/checkpoints/STEP."""
+    to: str | None = None
+    """Which folder is made: hf is one that transformers loads, run one of this project, as without it."""
     config: str | None = None
     """The model's config.json, where neither side says what model it is."""
     preset: str | None = None
@@ -132,6 +135,8 @@ class ConvertOptions:
     """Print what would be done with every tensor, and write nothing."""
     force: bool = False
     """Replace what is at the destination: a file, or a folder of weights that holds nothing else."""
+    shard_size: str | None = None
+    """With --to hf, the most bytes of weights in one file, as 200MB; 5GB without it."""
     check: bool = True
     """Run the converted weights beside the PyTorch twin in float64, or without PyTorch carry them back, before they get their name."""
     json: bool = False
@@ -143,6 +148,6 @@ class InspectOptions:
     """Show what is in a file or folder of weights: names, shapes, dtypes, ties, sizes, hashes. Runs nothing and loads no weights."""
 
     path: tyro.conf.Positional[str]
-    """A .safetensors file or the index of several, a PyTorch file, a run folder, or one checkpoint of a run."""
+    """A .safetensors file or the index of several, a PyTorch file, a Hugging Face folder or hf:owner/name, a run folder, or one checkpoint."""
     json: bool = False
     """Print one JSON object instead of lines."""

@@ -1,7 +1,7 @@
 """What a conversion would do: every tensor that there is and every one that there shall be, once, with what becomes of it. NumPy only."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,24 @@ def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
         after = Described(before.shape, cast(before.dtype, dtype))
         moves.append(Move((name,), (name,), "same" if after == before else "cast", (before,), (after,)))
     return tuple(moves)
+
+
+def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
+    """The plan of what is really there: a move of a tensor that the source does not hold is a note of what it is made of."""
+    reasons = {note.name: note.reason for note in completed}
+    made = [Note(name, reasons[move.source[0]]) for move in plan.moves if move.source[0] in reasons for name in move.target]
+    moves = tuple(move for move in plan.moves if move.source[0] not in reasons)
+    dropped = tuple(note for note in plan.dropped if note.name not in reasons)
+    return replace(plan, moves=moves, derived=(*plan.derived, *made), dropped=dropped)
+
+
+def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
+    """The plan where the target does not hold these tensors of its own, which whoever loads it makes for himself."""
+    lost = [Note(name, reasons[move.target[0]]) for move in plan.moves if move.target[0] in reasons for name in move.source]
+    moves = tuple(move for move in plan.moves if move.target[0] not in reasons)
+    return replace(
+        plan, moves=moves, derived=tuple(note for note in plan.derived if note.name not in reasons), dropped=(*plan.dropped, *lost)
+    )
 
 
 def problems(found: Tensors, expected: Mapping[str, Shape]) -> list[str]:

@@ -40,8 +40,8 @@ FLAGS = {
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
     "evaluate": """--run --source --target --weights --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""".split(),
-    "convert": """--config --preset --set --dtype --weights --key --strip-prefix --training --no-training --dry-run --no-dry-run --force
-        --no-force --check --no-check --json --no-json""".split(),
+    "convert": """--to --config --preset --set --dtype --weights --key --strip-prefix --training --no-training --dry-run --no-dry-run
+        --force --no-force --shard-size --check --no-check --json --no-json""".split(),
     "inspect": ["--json", "--no-json"],
 }
 LINES = ["the cat", "a red dog sees the small bird", "", "house", "the cat and the dog", "a", "bird"]

@@ -11,12 +11,15 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import casting, infer, kinds, planning, rules
 from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import folder as folders
+from jax_transformer.convert.huggingface import state as states
 from jax_transformer.convert.kinds import Kind
-from jax_transformer.convert.planning import Plan
+from jax_transformer.convert.planning import Note, Plan
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.exchange import report, sources, verify, writing
+from jax_transformer.training.exchange import huggingface, report, sources, verify, writing
 from jax_transformer.training.exchange.report import Outcome
 from jax_transformer.training.exchange.sources import Source
+from jax_transformer.training.exchange.writing import Beside
 from jax_transformer.training.run_folder import RunFolder
 
 State = dict[str, np.ndarray]
@@ -35,7 +38,7 @@ class Description:
         if (self.config is None) == (self.preset is None):
             raise ConfigError("a file of weights does not say its architecture: give either --config config.json or --preset NAME")
         if self.preset is not None:
-            names = "torch" if source.kind.is_file else "flax"
+            names = "torch" if source.kind.has_torch_names else "flax"
             shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
             return infer.infer(self.preset, self.changes, shapes, lambda config: model_of(config).shapes[names])
         try:
@@ -43,7 +46,7 @@ class Description:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self.config}: cannot be read: {error}") from None
         try:
-            config = TransformerConfig.from_json(text)
+            config = huggingface.from_json(Path(self.config or ""), source.tensors) or TransformerConfig.from_json(text)
         except ConfigError as error:
             raise InputError(f"{self.config}: {error}") from None
         return infer.Inferred(config.with_sizes(**self.changes), {}, {})
@@ -62,6 +65,10 @@ class Request:
     strip_prefix: str = ""
     force: bool = False
     check: bool = True
+    to: str | None = None
+    """Which kind of folder is made, ``hf`` or ``run``, where the name does not tell."""
+    shard_size: str | None = None
+    """The most bytes of weights in one file of a Hugging Face folder."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +108,20 @@ class Prepared:
     kept: Mapping[str, Any]
     wrong: list[str]
     """Why it cannot."""
+    beside: Beside
 
 
 def prepare(request: Request) -> Prepared:
     """Find both ends, settle the model and plan; no weights are read. Raises ConfigError or InputError where the request cannot be meant."""
     casting.check(request.dtype)
     target = Path(request.destination)
-    kind = kinds.wanted(target)
+    kind = kinds.wanted(target, request.to)
+    if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
+        raise ConfigError(f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf makes")
+    shard_size = folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
     writing.check_free(target, kind, force=request.force)
     source = sources.find(request.source, weights=request.weights, key=request.key, strip_prefix=request.strip_prefix)
-    if kind is Kind.SAFETENSORS:
+    if kind in (Kind.SAFETENSORS, Kind.HUGGINGFACE):
         _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
@@ -120,7 +131,17 @@ def prepare(request: Request) -> Prepared:
     inferred = settled.sizes if settled is not None else {}
     made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
     kept = settled.kept if settled is not None else {}
-    return Prepared(request, source, target, kind, model, replace(made, inferred=inferred), kept, wrong)
+    files = _files(request, source, target, kind, model)
+    return Prepared(request, source, target, kind, model, replace(made, inferred=inferred), kept, wrong, Beside(files, shard_size))
+
+
+def _files(request: Request, source: Source, target: Path, kind: Kind, model: Model | None) -> Mapping[str, bytes]:
+    """What goes into a folder beside the weights."""
+    if kind is Kind.HUGGINGFACE and model is not None:
+        return huggingface.exported(source, model.config, target.absolute().name, request.dtype)
+    if kind is Kind.RUN and source.beside is not None:
+        return folders.contents(source.beside, source.kept)
+    return {}
 
 
 def _check_dtypes(source: Source, target: Path) -> None:
@@ -150,35 +171,42 @@ def _settle(request: Request, source: Source, target: Path, kind: Kind) -> infer
 
 
 def _wrong(source: Source, model: Model | None) -> list[str]:
-    return planning.problems(source.tensors, model.shapes["torch" if source.kind.is_file else "flax"]) if model is not None else []
+    return planning.problems(source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]) if model is not None else []
 
 
 def _plan(request: Request, source: Source, kind: Kind, model: Model | None) -> Plan:
     dropped, ties = source.dropped, source.ties
-    derived: tuple[planning.Note, ...] = ()
-    if model is None or source.kind.is_file == kind.is_file:
+    derived: tuple[Note, ...] = ()
+    if model is None or source.kind.has_torch_names == kind.has_torch_names:
         moves = planning.unchanged(source.tensors, request.dtype)
-    elif source.kind.is_file:
+    elif source.kind.has_torch_names:
         moves, repeated = planning.to_flax(model.table, source.tensors, model.shapes["flax"], request.dtype)
         dropped += repeated
     else:
         moves, derived = planning.to_torch(model.table, source.tensors, model.shapes["flax"], request.dtype)
     if model is not None:
         ties = tuple(planning.ties_of(model.table))
-    return Plan(source.title, request.destination, moves, derived, dropped, ties)
+    if source.kind not in (Kind.RUN, Kind.HUGGINGFACE) or kind not in (Kind.RUN, Kind.HUGGINGFACE):
+        dropped += tuple(Note(name, f"goes with folders, and {request.destination} is a {kind.value}") for name in source.kept)
+    made = planning.without_completed(Plan(source.title, request.destination, moves, derived, dropped, ties), source.derived)
+    if kind is not Kind.HUGGINGFACE or model is None:
+        return made
+    held = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
+    return planning.left_out(made, {name: states.why_completed(name, model.config) for name in model.shapes["torch"] if name not in held})
 
 
 def convert(prepared: Prepared) -> Outcome:
     """Make it: the destination is there whole, or as it was. Raises InputError with everything that does not fit, and nothing is written."""
     request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
     state = source.read()
-    names_torch = source.kind.is_file
+    names_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
     ties = planning.differing_ties(model.table, state) if model is not None and names_torch else []
     planning.refuse([*prepared.wrong, *ties])
     loss = None
     if request.dtype is not None:
         state, loss = casting.cast(state, request.dtype)
-    result = moved(state, model, to_torch=kind.is_file, from_torch=names_torch)
+    result = moved(state, model, to_torch=to_torch, from_torch=names_torch)
+    written = states.saved(result, model.config) if kind is Kind.HUGGINGFACE and model is not None else result
     checked = verify.Checked(
         "read back bit for bit; not run: no architecture was given" if model is None else "read back bit for bit; not run"
     )
@@ -186,17 +214,19 @@ def convert(prepared: Prepared) -> Outcome:
     def check(again: Mapping[str, np.ndarray]) -> None:
         nonlocal checked
         if request.check and model is not None:
-            theirs, ours = _sides(model, state, again, from_torch=names_torch, to_torch=kind.is_file)
+            again = _whole(model, result, again) if kind is Kind.HUGGINGFACE else again
+            theirs, ours = _sides(model, state, again, from_torch=names_torch, to_torch=to_torch)
             checked = verify.check(model.config, model.table, theirs, ours)
 
     config = model.config if model is not None else None
-    writing.write(prepared.target, kind, result, config, model.carried if model is not None else frozenset(), check)
+    carried = model.carried if model is not None else frozenset()
+    writing.write(prepared.target, kind, written, config, carried, check, prepared.beside)
     dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
     summary = (
-        f"{source.title} -> {prepared.target}: {len(result)} tensors, {sum(array.size for array in result.values()):,} numbers, {dtypes}"
+        f"{source.title} -> {prepared.target}: {len(written)} tensors, {sum(array.size for array in written.values()):,} numbers, {dtypes}"
     )
-    sha256 = report.file_sha256(prepared.target) if kind.is_file else report.content_sha256(result)
-    return Outcome(prepared.plan, summary, prepared.kept, loss, checked, sha256)
+    sha256 = report.file_sha256(prepared.target) if kind.is_file else report.content_sha256(written)
+    return Outcome(prepared.plan, summary, prepared.kept, loss, checked, sha256, tuple(sorted(prepared.beside.files)))
 
 
 def moved(state: State, model: Model | None, *, from_torch: bool, to_torch: bool) -> State:
@@ -208,6 +238,14 @@ def moved(state: State, model: Model | None, *, from_torch: bool, to_torch: bool
         for first, *others in planning.ties_of(model.table):
             state |= dict.fromkeys(others, state[first])
     return state
+
+
+def _whole(model: Model, state: State, again: Mapping[str, np.ndarray]) -> State:
+    """What was read back under all names of the module. Positions that a file leaves out are taken as they were: transformers computes them, and
+    how near they are is checked before they are left out."""
+    found = states.complete(again, model.config)
+    tied = {name for names in planning.ties_of(model.table) for name in names}
+    return found | {name: array for name, array in state.items() if name not in again and name not in tied}
 
 
 def _sides(model: Model, before: State, after: Mapping[str, np.ndarray], *, from_torch: bool, to_torch: bool) -> tuple[State, State]:

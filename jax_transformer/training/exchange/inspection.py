@@ -7,6 +7,8 @@ from typing import Any
 
 from jax_transformer.convert import kinds
 from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import folder as folders
+from jax_transformer.convert.huggingface import hub
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Described, plain
 from jax_transformer.errors import InputError
@@ -22,7 +24,7 @@ class Contents:
     kind: str
     tensors: dict[str, Described]
     values: dict[str, Any]
-    """What is no tensor, in a PyTorch file."""
+    """What is no tensor, in a PyTorch file; the attributes of a Hugging Face folder's model."""
     ties: list[tuple[str, ...]]
     sha256: dict[str, str]
     """Of every file."""
@@ -56,9 +58,12 @@ def _size(found: Described) -> int:
 
 def inspect(path: str | Path) -> Contents:
     """What lies at ``path``. Raises InputError where it is no kind of weights that is known, UnsafeFileError where it asks for more than that."""
-    path, kind = Path(path), kinds.of(Path(path))
+    path = hub.local(path)
+    kind = kinds.of(path)
     if kind is Kind.PT:
         return _pt(path)
+    if kind is Kind.HUGGINGFACE:
+        return _huggingface(path)
     if kind.is_file:
         found = sources.find(path)
         files = dict.fromkeys([path, *safetensors.files(path)])
@@ -74,6 +79,14 @@ def _pt(path: Path) -> Contents:
     tensors = {name: Described(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items() if isinstance(leaf, pt.Described)}
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
     return Contents(str(path), Kind.PT.value, tensors, values, pt.ties(path), {path.name: file_sha256(path)})
+
+
+def _huggingface(path: Path) -> Contents:
+    found = folders.find(path)
+    values = {name: value for name, value in found.data.items() if value is not None and not isinstance(value, dict | list)}
+    files = [*found.files, *(path / name for name in found.kept)]
+    hashes = {file.name: file_sha256(file) for file in files}
+    return Contents(str(path), Kind.HUGGINGFACE.value, folders.describe(found), values, folders.ties(found), hashes)
 
 
 def _checkpoint(path: Path, kind: Kind) -> Contents:

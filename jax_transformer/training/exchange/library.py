@@ -54,10 +54,10 @@ def load(
     elif sizes:
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
     model = conversion.model_of(source.config or config)
-    wrong = planning.problems(source.tensors, model.shapes["torch" if source.kind.is_file else "flax"])
+    wrong = planning.problems(source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"])
     state = source.read()
-    planning.refuse(wrong + (planning.differing_ties(model.table, state) if source.kind.is_file else []))
-    if source.kind.is_file:
+    planning.refuse(wrong + (planning.differing_ties(model.table, state) if source.kind.has_torch_names else []))
+    if source.kind.has_torch_names:
         state = rules.to_flax(model.table, state, model.shapes["flax"])
     return transformer.unflatten(model.config, {name: state_dict.as_jax(name, array, dtype) for name, array in state.items()})
 

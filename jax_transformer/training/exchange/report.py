@@ -41,19 +41,23 @@ class Outcome:
     checked: verify.Checked
     sha256: str
     """Of the file; of a folder, whose bytes hold the time of writing, of its weights by name, dtype, shape and bytes."""
+    files: tuple[str, ...] = ()
+    """What was written beside the weights."""
 
     def lines(self) -> Iterator[str]:
         yield self.summary
         yield from said_of_sizes(self.plan, self.kept)
         yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
         yield from (f"not carried: {planning.plain(note.name)}: {note.reason}" for note in self.plan.dropped)
+        yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
         yield from self.loss.lines() if self.loss is not None else ()
         yield self.checked.line()
         yield f"sha256 {self.sha256}"
 
     def to_data(self) -> dict[str, Any]:
         loss = vars(self.loss) if self.loss is not None else None
-        return {"plan": self.plan.to_data(), "kept": dict(self.kept), "cast": loss, "check": vars(self.checked), "sha256": self.sha256}
+        made = {"cast": loss, "check": vars(self.checked), "sha256": self.sha256, "files": list(self.files)}
+        return {"plan": self.plan.to_data(), "kept": dict(self.kept)} | made
 
 
 def said_of_sizes(what: Plan, kept: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,8 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import kinds
 from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import hub
+from jax_transformer.convert.huggingface.card import Training
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Described, Note, without_prefix
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, nearest
@@ -33,11 +35,21 @@ class Source:
     """What beside weights is there, and is not carried."""
     config: TransformerConfig | None = None
     """The model, where the source says it."""
+    derived: tuple[Note, ...] = ()
+    """Which of ``tensors`` the source leaves out, as a Hugging Face folder does with copies and what is computed."""
+    beside: Path | None = None
+    """The folder with the files of a Hugging Face folder that are no weights."""
+    kept: tuple[str, ...] = ()
+    """The names of those that go with the weights."""
+    training: Training | None = None
+    """How a run's weights were trained."""
 
 
 def find(path: str | Path, *, weights: str = "auto", key: str | None = None, strip_prefix: str = "") -> Source:
-    """What lies at ``path``. ``weights`` chooses in a run folder, ``key`` in a PyTorch file; ``strip_prefix`` is taken from every name."""
-    path, kind = Path(path), kinds.of(Path(path))
+    """What lies at ``path``, or at ``hf:owner/name``. ``weights`` chooses in a run folder, ``key`` in a PyTorch file; ``strip_prefix`` is taken
+    from every name."""
+    path = hub.local(path)
+    kind = kinds.of(path)
     if weights != "auto" and kind is not Kind.RUN:
         raise ConfigError(f"--weights {weights}: {path} is no run folder")
     if key is not None and kind is not Kind.PT:
@@ -48,6 +60,8 @@ def find(path: str | Path, *, weights: str = "auto", key: str | None = None, str
         found = _step(path)
     elif kind is Kind.PT:
         found = _pt(path, key)
+    elif kind is Kind.HUGGINGFACE:
+        found = _huggingface(path)
     else:
         found = _safetensors(path, kind)
     return _stripped(found, strip_prefix) if strip_prefix else found
@@ -60,7 +74,8 @@ def _safetensors(path: Path, kind: Kind) -> Source:
 
 def _stripped(found: Source, prefix: str) -> Source:
     if not found.kind.is_file:
-        raise ConfigError(f"--strip-prefix {prefix}: {found.path} has the names of this project")
+        whose = "transformers" if found.kind is Kind.HUGGINGFACE else "this project"
+        raise ConfigError(f"--strip-prefix {prefix}: {found.path} has the names of {whose}")
     ties = tuple(tuple(name.removeprefix(prefix) for name in names) for names in found.ties)
     return replace(found, tensors=without_prefix(found.tensors, prefix), read=lambda: without_prefix(found.read(), prefix), ties=ties)
 
@@ -139,8 +154,29 @@ def _others(whole: Any, where: tuple[str, ...]) -> list[str]:
 # Folders
 
 
+def _huggingface(path: Path) -> Source:
+    from jax_transformer.training.exchange import huggingface
+
+    found = huggingface.find(path)
+    others = tuple(Note(name, reason) for name, reason in found.folder.others)
+    title = f"{path} ({found.folder.weights.name})"
+    return Source(
+        path,
+        Kind.HUGGINGFACE,
+        title,
+        found.tensors,
+        found.read,
+        dropped=found.dropped + others,
+        config=found.config,
+        derived=found.derived,
+        beside=path,
+        kept=found.folder.kept,
+    )
+
+
 def _run(path: Path, weights: str) -> Source:
     from jax_transformer.training import checkpoint, trained
+    from jax_transformer.training.exchange import huggingface
     from jax_transformer.training.run_folder import RunFolder, parsed
 
     folder = RunFolder(path)
@@ -152,7 +188,8 @@ def _run(path: Path, weights: str) -> Source:
         try:
             described = checkpoint.described(candidate.root, candidate.step)
             title = f"{path} ({candidate.name}, step {candidate.step})"
-            return _checkpoint(path, Kind.RUN, title, candidate.root, candidate.step, described, config)
+            made = _checkpoint(path, Kind.RUN, title, candidate.root, candidate.step, described, config)
+            return huggingface.with_files(made, folder, candidate.step)
         except CheckpointError as error:
             damage = error
     wanted = "" if weights == "auto" else f" for --weights {weights}"

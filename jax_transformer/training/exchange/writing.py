@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.kinds import CONFIG, Kind
 from jax_transformer.errors import ConfigError, InputError
 
@@ -40,8 +42,12 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
 
 def _check_replaceable(target: Path, kind: Kind) -> None:
     """--force replaces what a conversion has made, and no run that was trained: that has more to lose than weights."""
-    known = {Kind.RUN: {CONFIG, "checkpoints"}, Kind.STEP: None}[kind]
-    more = sorted(path.name for path in target.iterdir() if known is not None and path.name not in known)
+    there = sorted(path.name for path in target.iterdir())
+    more = {
+        Kind.RUN: [name for name in there if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
+        Kind.HUGGINGFACE: [name for name in there if not folders.is_written(name)],
+        Kind.STEP: [],
+    }[kind]
     if more:
         raise InputError(f"{target}: holds more than weights ({', '.join(more)}), and --force does not replace that")
     if kind is Kind.STEP and not (target / "manifest.json").is_file() and any(target.iterdir()):
@@ -88,10 +94,27 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What goes into a folder with the weights."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """By their names in a Hugging Face folder; a run keeps them in one of its own."""
+    shard_size: int = folders.SHARD_SIZE
+    """The most bytes of weights in one file of a Hugging Face folder."""
+
+
 def write(
-    target: Path, kind: Kind, state: State, config: TransformerConfig | None, carried: Collection[str], check: Callable[[State], Any]
+    target: Path,
+    kind: Kind,
+    state: State,
+    config: TransformerConfig | None,
+    carried: Collection[str],
+    check: Callable[[State], Any],
+    beside: Beside | None = None,
 ) -> None:
-    """Write ``state``, under PyTorch's names to a file or under Flax's to a folder, compare it, and let ``check`` refuse what was read back."""
+    """Write ``state``, under PyTorch's names or, to a run, under Flax's, compare it, and let ``check`` refuse what was read back."""
+    beside = beside or Beside()
     with whole(target) as temporary:
         if kind is Kind.SAFETENSORS:
             safetensors.write(temporary, state)
@@ -101,8 +124,15 @@ def write(
 
             pt.write(temporary, dict(state))
             again = pt.read(temporary)
+        elif kind is Kind.HUGGINGFACE:
+            folders.write(temporary, state, beside.files, shard_size=beside.shard_size)
+            again = folders.read(folders.find(temporary))
+            _compare_files(target, temporary, beside.files)
         else:
             again = _write_checkpoint(temporary, kind, target, state, config, carried)
+            if kind is Kind.RUN and beside.files:
+                folders.write_files(temporary / folders.IN_RUN, beside.files)
+                _compare_files(target, temporary / folders.IN_RUN, beside.files)
         _compare(target, state, again)
         check(again)
 
@@ -140,4 +170,11 @@ def _compare(target: Path, written: State, again: State) -> None:
     for name, array in written.items():
         other = again[name]
         if (array.dtype, array.shape) != (other.dtype, other.shape) or array.tobytes() != other.tobytes():
+            raise InputError(f"{target}: {name} was not written as it is; nothing was changed")
+
+
+def _compare_files(target: Path, folder: Path, files: Mapping[str, bytes]) -> None:
+    """Raises InputError naming the first file that is not on the disk as it was given."""
+    for name, content in files.items():
+        if (folder / name).read_bytes() != content:
             raise InputError(f"{target}: {name} was not written as it is; nothing was changed")

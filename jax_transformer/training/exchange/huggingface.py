@@ -1,0 +1,176 @@
+"""A Hugging Face folder as one end of a conversion: its weights as those of the whole module, and the files that go with them."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files import json_text
+from jax_transformer.convert.huggingface import card
+from jax_transformer.convert.huggingface import config as configs
+from jax_transformer.convert.huggingface import folder as folders
+from jax_transformer.convert.huggingface import state as states
+from jax_transformer.convert.huggingface.card import Training
+from jax_transformer.convert.huggingface.folder import CARD, CONFIG, GENERATION, IN_RUN, Folder
+from jax_transformer.convert.planning import Described, Note, is_float
+from jax_transformer.errors import InputError
+from jax_transformer.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from jax_transformer.training.exchange.sources import Source
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder, its model, and its tensors under all names of the module's ``state_dict()``, those that the file leaves out included."""
+
+    folder: Folder
+    config: TransformerConfig
+    held: Mapping[str, Described]
+    tensors: Mapping[str, Described]
+
+    @property
+    def derived(self) -> tuple[Note, ...]:
+        """What is not in the file and yet in the model."""
+        return tuple(Note(name, states.why_completed(name, self.config)) for name in self.tensors if name not in self.held)
+
+    @property
+    def dropped(self) -> tuple[Note, ...]:
+        """What is in the file and not in the model."""
+        return tuple(Note(name, states.why_dropped(name, self.config)) for name in self.held if name not in self.tensors)
+
+    def read(self) -> dict[str, np.ndarray]:
+        return states.complete(folders.read(self.folder), self.config)
+
+
+def find(path: Path) -> Found:
+    """What lies at ``path``. Raises InputError, naming the folder's file, where it is no model that is known."""
+    found = folders.find(path)
+    held = folders.describe(found)
+    try:
+        config = configs.from_config(found.data, names=held, same=partial(folders.same, found))
+    except InputError as error:
+        raise InputError(f"{found.path}/{error}") from None
+    return Found(found, config, held, states.complete(held, config))
+
+
+def from_json(path: Path, names: Collection[str]) -> TransformerConfig | None:
+    """The model of transformers' config.json, for tensors of these names; None where the file is one of this project's."""
+    data = json_text.read(path)
+    return configs.from_config(data, names=names) if isinstance(data, dict) and configs.is_huggingface(data) else None
+
+
+# What goes with a run's weights
+
+
+def with_files(source: "Source", folder: RunFolder, step: int) -> "Source":
+    """The weights of a run, with the files that it keeps of the Hugging Face folder it came from, and what it tells of its training."""
+    beside = folder.path / IN_RUN
+    kept = tuple(name for name in folders.KEPT if (beside / name).is_file())
+    training = _training(folder, step) if folder.train_config.is_file() else None
+    return replace(source, beside=beside if kept else None, kept=kept, training=training)
+
+
+def _training(folder: RunFolder, step: int) -> Training:
+    data = folder.options().data
+    names = [Path(name).name for name in (*data.train_source, *data.train_target, *data.train)] or [data.dataset or data.kind.value]
+    told = _json(folder.train_config)
+    options = {name: value for group in ("model", "optimizer") for name, value in _dotted(group, told.get(group)) if value is not None}
+    options |= {name: told[name] for name in ("steps", "seed") if told.get(name) is not None}
+    counts = {name: value for name, value in _json(folder.data).items() if name in ("train_pairs", "valid_pairs")}
+    languages = tuple(value for name in ("source_lang", "target_lang") if (value := getattr(data, name, None)))
+    return Training(step, tuple(dict.fromkeys(names)), counts, options, folder.validations().get(step, {}), languages)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def _dotted(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for name, inner in value.items() for pair in _dotted(f"{prefix}.{name}", inner)]
+    return [(prefix, value)]
+
+
+# What an export writes beside the weights
+
+
+def exported(source: "Source", config: TransformerConfig, name: str, dtype: str | None) -> dict[str, bytes]:
+    """The files of a new Hugging Face folder: those that were kept, verbatim, and those that are made or changed.
+
+    ``name`` is the folder's; ``dtype`` is what the weights are cast to. Raises ConfigError where no model of the families is this one.
+    """
+    files = folders.contents(source.beside, source.kept) if source.beside is not None else {}
+    carried = folders.configuration(source.beside) if source.beside is not None and CONFIG in files else None
+    data = configs.to_config(config, carried)
+    if dtype is not None or source.training is not None or carried is None:
+        data = _with_dtype(
+            data, {dtype} if dtype is not None else {found.dtype for found in source.tensors.values() if is_float(found.dtype)}
+        )
+    if data != carried:
+        files[CONFIG] = folders.text(data)
+    if carried is None:
+        files |= {GENERATION: folders.text(_generation(config))} | _tokenizer(source, config)
+    if CARD not in files:
+        numbers = sum(int(np.prod(found.shape, dtype=object)) for name, found in source.tensors.items() if name not in _repeated(source))
+        files[CARD] = card.new(name, config.layout.value, numbers, source.training).encode()
+    elif source.training is not None:
+        files[CARD] = card.appended(files[CARD].decode("utf-8", "replace"), source.training).encode()
+    return files
+
+
+def _repeated(source: "Source") -> set[str]:
+    return {note.name for note in source.derived}
+
+
+def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
+    """The dtype that transformers gives the parameters where it is not told another; ``torch_dtype`` in files from before its version 5."""
+    if len(dtypes) != 1:
+        return dict(data)
+    name = "torch_dtype" if "torch_dtype" in data else "dtype"
+    return {**data, name: next(iter(dtypes))}
+
+
+def _generation(config: TransformerConfig) -> dict[str, Any]:
+    """How transformers decodes as this project does: from the model's start token to its end token."""
+    ids = {"decoder_start_token_id": config.bos_id, "eos_token_id": config.eos_id, "pad_token_id": config.target_pad_id}
+    return {"bos_token_id": config.bos_id, **ids, "max_length": config.longest}
+
+
+def _tokenizer(source: "Source", config: TransformerConfig) -> dict[str, bytes]:
+    """A run's own tokenizer as transformers loads it, which ends each line itself; none where the source has none."""
+    from jax_transformer.data import tokenizer
+
+    path = source.path / tokenizer.SHARED_FILE
+    if source.path.is_file() or not path.is_file():
+        return {}
+    found = tokenizer.Tokenizer.load(path)
+    if (found.pad_id, found.eos_id) != (config.source_pad_id, config.eos_id):
+        raise InputError(f"{path}: its special ids are not those of {source.path / CONFIG}")
+    end = [{"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}]
+    ends_line = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *end],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, *end, {"Sequence": {"id": "B", "type_id": 0}}, *end],
+        "special_tokens": {tokenizer.EOS: {"id": tokenizer.EOS, "ids": [found.eos_id], "tokens": [tokenizer.EOS]}},
+    }
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": tokenizer.PAD,
+        "bos_token": tokenizer.BOS,
+        "eos_token": tokenizer.EOS,
+        "model_max_length": config.longest,
+        "clean_up_tokenization_spaces": False,
+    }
+    data = json_text.read(path) | {"post_processor": ends_line}
+    return {tokenizer.SHARED_FILE: folders.text(data), "tokenizer_config.json": folders.text(about)}
