@@ -1,0 +1,119 @@
+"""Folders that transformers' Flax classes left behind: config.json and flax_model.msgpack, made here from PyTorch models in those classes' layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import serialization, traverse_util
+
+import jax_transformer as jt
+from jax_transformer import cli
+from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import flax_msgpack
+from jax_transformer.errors import InputError
+from jax_transformer.training.exchange import huggingface as exchange
+from parity_tests import huggingface
+from parity_tests.huggingface import in_float64  # noqa: F401
+
+# M2M100 and UMT5 never had a Flax class, and Marian's had one vocabulary
+NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "mt5"]
+
+
+def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What the Flax class of a module keeps, by path: by what each part is, not by its name."""
+    found = {"final_logits_bias": module.final_logits_bias} if hasattr(module, "final_logits_bias") else {}
+    for name, part in module.named_modules():
+        path = name.replace(".", "/")
+        match part:
+            case torch.nn.Linear():
+                found |= {f"{path}/kernel": part.weight.T} | ({} if part.bias is None else {f"{path}/bias": part.bias})
+            case torch.nn.LayerNorm():
+                found |= {f"{path}/scale": part.weight, f"{path}/bias": part.bias}
+            case torch.nn.Embedding() if "Sinusoidal" not in type(part).__name__ and not name.endswith("embed_tokens"):
+                found[f"{path}/embedding"] = part.weight
+            case _ if "LayerNorm" in type(part).__name__:
+                found[f"{path}/weight"] = part.weight
+    if module.config.tie_word_embeddings:
+        del found["lm_head/kernel"]
+    return found
+
+
+def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False) -> Path:
+    """The folder as transformers 4 wrote it."""
+    arrays = {name: np.ascontiguousarray(value.detach().numpy()) for name, value in parameters(module).items()}
+    if bfloat16:
+        arrays = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    (folder / "config.json").write_text(
+        json.dumps(json.loads(module.config.to_json_string(use_diff=False)) | {"transformers_version": "4.38.0"})
+    )
+    names = [flax_msgpack.FILE] if shards == 1 else [f"flax_model-{i:05}-of-{shards:05}.msgpack" for i in range(1, shards + 1)]
+    parts = {name: dict(list(arrays.items())[i::shards]) for i, name in enumerate(names)}
+    for name, part in parts.items():
+        (folder / name).write_bytes(serialization.msgpack_serialize(traverse_util.unflatten_dict(part, sep="/")))
+    if shards > 1:
+        where = {key: name for name, part in parts.items() for key in part}
+        (folder / flax_msgpack.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return folder
+
+
+def made(name: str, folder: Path, **how: Any) -> tuple[Any, exchange.Found]:
+    """A family's module, and what is found in the folder of its Flax class."""
+    module = huggingface.module(name)
+    if name == "t5 v1.1":
+        module.config.tie_word_embeddings = False  # transformers 5 sets it
+    return module, exchange.find(saved(folder, module, **how))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_familys_state_is_that_of_its_pytorch_class(tmp_path, name):
+    module, found = made(name, tmp_path, shards=1 + NAMES.index(name) % 2)
+    state, theirs = found.read(), {key: value.numpy() for key, value in module.state_dict().items()}
+    assert state.keys() == theirs.keys()
+    assert [key for key, value in theirs.items() if not np.array_equal(state[key], value)] == []
+
+
+@pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
+def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # noqa: F811
+    module, found = made(name, tmp_path)
+    ours = jt.convert.from_torch(found.read(), found.config)
+    source, target = huggingface.batch(found.config)
+    theirs = module(**huggingface.inputs(found.config, source), decoder_input_ids=torch.from_numpy(target)).logits.detach().numpy()
+    assert abs(np.asarray(ours(source, target)) - theirs).max() <= 1e-12 * abs(theirs).max()
+
+
+def test_a_kernel_left_unturned_is_noticed_where_every_shape_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(flax_msgpack, "_as_torch", lambda keys, array: array)
+    module, found = made("bart square", tmp_path)
+    state, theirs = found.read(), module.state_dict()
+    differ = {name for name, array in state.items() if not np.array_equal(array, theirs[name].numpy())}
+    assert differ == {name for name in theirs if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))}
+
+
+def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp_path):
+    module = huggingface.module("marian", dtype=torch.float32)
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    saved(old, module, shards=3, bfloat16=True)
+    assert cli.main(["convert", str(old), str(new), "--to", "hf"]) == 0
+    written = safetensors.read(new / "model.safetensors")
+    assert {array.dtype.name for array in written.values()} == {"bfloat16"}
+    loaded = transformers.MarianMTModel.from_pretrained(new).state_dict()
+    for name, value in module.state_dict().items():
+        if "embed_positions" not in name:
+            assert torch.equal(loaded[name].float(), value.bfloat16().float()), name
+
+
+def test_a_file_and_a_configuration_that_do_not_fit_are_one_error(tmp_path):
+    module = huggingface.module("bart", dtype=torch.float32)
+    folder = saved(tmp_path, module)
+    arrays = traverse_util.flatten_dict(serialization.msgpack_restore((folder / flax_msgpack.FILE).read_bytes()), sep="/")
+    del arrays["model/encoder/layers/1/fc1/kernel"]
+    (folder / flax_msgpack.FILE).write_bytes(serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/")))
+    found = exchange.find(folder)
+    with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
+        jt.convert.from_torch(found.read(), found.config)
