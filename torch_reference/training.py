@@ -86,7 +86,7 @@ class Loop:
         schedule = rule["schedule"], rule["warmup_steps"], run.options["steps"]
         self.run, self.module, self.step = run, module, 0
         self.adam = torch.optim.AdamW(
-            module.parameters(),
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
             lr=rule["learning_rate"],
             betas=(rule["beta1"], rule["beta2"]),
             eps=rule["epsilon"],

@@ -16,6 +16,8 @@ import torch_reference.recording
 import torch_reference.torch_nn
 from jax_transformer import presets
 from jax_transformer.config import EmbeddingScale, Layout, Mask, NormPlacement, TransformerConfig, Tying
+from jax_transformer.convert.huggingface import families
+from jax_transformer.convert.huggingface.attributes import LAYOUTS
 from jax_transformer.errors import ConfigError, InputError
 
 _UNTYPED = {torch.bfloat16: (torch.uint16, "bfloat16")}  # dtypes that torch cannot hand to NumPy: their bits travel as integers
@@ -63,9 +65,9 @@ def twin(config: TransformerConfig) -> nn.Module:
 
 
 def parameter_names(config: TransformerConfig) -> list[str]:
-    """Of the twin's parameters, in the order in which torch.optim numbers them."""
+    """Of the twin's parameters that are trained, in the order in which torch.optim numbers them."""
     with torch.device("meta"):
-        return [name for name, _ in twin(config).named_parameters()]
+        return [name for name, parameter in twin(config).named_parameters() if parameter.requires_grad]
 
 
 def _check_like(config: TransformerConfig, preset: str, *free: str) -> None:
@@ -254,7 +256,16 @@ def _torch_nn(config: TransformerConfig) -> nn.Module:
     )
 
 
+def _huggingface(config: TransformerConfig) -> nn.Module:
+    try:
+        from jax_transformer.convert import transformers_bridge
+    except ImportError:
+        raise ConfigError(f"the PyTorch twin of layout {config.layout.value!r} is transformers' own: pip install transformers") from None
+    return transformers_bridge.twin(config)
+
+
 _TWINS = {
+    **dict.fromkeys(LAYOUTS, _huggingface),
     Layout.TORCH_NN: _torch_nn,
     Layout.LESSON10: _lesson10,
     Layout.DEEP_DIVE: _deep_dive,
@@ -271,6 +282,7 @@ def outputs(
 
     Raises ConfigError where there is no twin of this configuration.
     """
+    config = families.without_dropout(config) if config.layout in LAYOUTS else config  # whose modules have fewer rates than ours
     module = fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()}).double().eval()
     found: dict[str, np.ndarray] = {}
     for key, name in modules.items():
@@ -278,7 +290,10 @@ def outputs(
         def keep(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
             found[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
 
-        module.get_submodule(name).register_forward_hook(keep)
+        part = module.get_submodule(name)
+        if isinstance(part, nn.ModuleList):  # a block whose weights all lie in a list of its own
+            part = module.get_submodule(name.rpartition(".")[0])
+        part.register_forward_hook(keep)
     # With gradients on, PyTorch takes no fast path that leaves modules out
     return {"logits": to_numpy(module(torch.from_numpy(source), torch.from_numpy(target)))} | found
 

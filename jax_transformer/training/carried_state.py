@@ -87,9 +87,9 @@ def from_checkpoint(
 
 
 def buffers(config: TransformerConfig) -> set[str]:
-    """PyTorch's names of the position tables that it stores and that are no parameters."""
+    """PyTorch's names of the position tables and logits' bias that it stores and never trains."""
     frozen = transformer.flatten(transformer.abstract(config), Frozen)
-    stored = {name for name in frozen if name.endswith(".positions.table")}
+    stored = {name for name in frozen if name.endswith(".positions.table") or name == "logits_bias"}
     return {rule.torch for rule in convert.weight_table(config) if isinstance(rule, rules.Rule) and stored.issuperset(rule.flax)}
 
 

@@ -4,6 +4,7 @@ Facts from the families' classes in transformers 5.23 (``configuration_*.py``, `
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jax_transformer.config import (
@@ -76,6 +77,16 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
         own = vars(stack) | {"num_heads": config.heads(stack), "d_ff": stack.d_ff or config.d_ff, "head_dim": config.head_width_of(stack)}
         found |= {f"{name}.{field}": value for field, value in own.items()}
     return found
+
+
+def without_dropout(config: TransformerConfig) -> TransformerConfig:
+    """The same model with every rate 0."""
+    encoder, decoder = (
+        replace(stack, attention_dropout=None, branches=tuple(replace(branch, dropout=None) for branch in stack.branches))
+        for stack in (config.encoder, config.decoder)
+    )
+    rates = replace(config, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, embedding_dropout=0.0)
+    return replace(rates, encoder=encoder, decoder=decoder)
 
 
 def _start(values: Mapping[str, Any]) -> dict[str, Any]:
