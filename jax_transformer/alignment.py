@@ -104,11 +104,11 @@ def _maps(
 ) -> dict[str, Any]:
     """The maps of either stack and of the two together, with the tokens at their rows and columns."""
     reader, writer = (tokenizer.source, tokenizer.target) if isinstance(tokenizer, TokenizerPair) else (tokenizer, tokenizer)
-    source_ids, target_ids = tokenizer.encode(line), found.ids.tolist()
-    read = _padded([*source_ids, tokenizer.eos_id], widths, config.source_pad_id)
+    source_ids, target_ids = [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix], found.ids.tolist()
+    read = _padded(source_ids, widths, config.source_pad_id)
     fitting = [read.shape[1]] if config.equal_lengths else widths
     attention = weights(read, _padded([config.bos_id, *target_ids[:-1]], fitting, config.target_pad_id))
-    source, written = [*pieces(reader, source_ids), EOS], pieces(writer, target_ids)
+    source, written = pieces(reader, source_ids), pieces(writer, target_ids)
     return {
         "cross": _map(attention.cross, written, source),
         "encoder": _map(attention.encoder, source, source),

@@ -60,7 +60,8 @@ def hypotheses(
     result = [[Hypothesis("", np.zeros(0, np.int32), 0.0 if how.n_best else None)] for _ in lines]
     rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // max(1, how.beam)))
     sources = [encoded[i] for i in full]
-    groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id) if full else []
+    around = encoding.around_of(tokenizer)
+    groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, around=around) if full else []
     for indices, source in groups:
         numbers = np.zeros(len(source), np.int32)
         numbers[: len(indices)] = [full[i] for i in indices]

@@ -3,7 +3,7 @@
 Bucket k holds the pairs that fit its width, and each of its batches has the shape (rows[k], widths[k]) on both sides, so a run compiles one
 program a bucket and never again. Which pairs make up batch n is a pure function of (seed, n): a run resumes at any step.
 
-Axes: b batch, s source, t target, n all pairs. The length of a side counts its one special token.
+Axes: b batch, s source, t target, n all pairs. The length of a side counts the special tokens around it.
 """
 
 import functools
@@ -17,18 +17,18 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.encoding import Around, EncodedPairs
 
 
 class Batch(NamedTuple):
     """What a step consumes. A row beyond the last pair is filler: it has no target to predict, and no side of it is all padding."""
 
     source: Int32[np.ndarray, "b s"]
-    """tokens, eos, pad …; filler: eos, pad …"""
+    """what stands before a source, tokens, what stands behind it, pad …; filler: an empty source"""
     target_in: Int32[np.ndarray, "b t"]
-    """bos, tokens, pad …; filler: bos, pad …"""
+    """bos, target_out without its last, pad …; filler: bos, pad …"""
     target_out: Int32[np.ndarray, "b t"]
-    """tokens, eos, pad …; filler: pad …"""
+    """what stands before a target, tokens, what stands behind it, pad …; filler: pad …"""
 
 
 def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4) -> tuple[int, ...]:
@@ -133,23 +133,37 @@ class BatchPlan:
 
 def make_batch(encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int) -> Batch:
     """The arrays of a batch: new ones each time, because JAX may still read a batch's memory while the next is made."""
-    ids = encoded.ids
-    source = pad_rows([encoded.sources[i] for i in indices.tolist()], width, rows, pad_id=ids.source_pad, eos_id=ids.source_eos)
-    target_out = pad_rows([encoded.targets[i] for i in indices.tolist()], width, rows, pad_id=ids.target_pad, eos_id=ids.target_eos)
+    ids, (reads, writes) = encoded.ids, encoded.frames
+    source = pad_rows([encoded.sources[i] for i in indices.tolist()], width, rows, pad_id=ids.source_pad, around=reads)
+    target_out = pad_rows([encoded.targets[i] for i in indices.tolist()], width, rows, pad_id=ids.target_pad, around=writes)
+    lengths = np.ones(rows, np.int64)
+    lengths[: len(indices)] = encoded.lengths[indices, 1]
     target_in = np.empty_like(target_out)
     target_in[:, 0] = ids.target_bos
-    target_in[:, 1:] = np.where(target_out[:, :-1] == ids.target_eos, ids.target_pad, target_out[:, :-1])  # text has no eos of its own
-    target_out[len(indices) :, 0] = ids.target_pad
+    target_in[:, 1:] = np.where(np.arange(1, width) < lengths[:, None], target_out[:, :-1], ids.target_pad)
+    target_out[len(indices) :] = ids.target_pad
     return Batch(source, target_in, target_out)
 
 
-def pad_rows(sources: Sequence[Sequence[int] | np.ndarray], width: int, rows: int, *, pad_id: int, eos_id: int) -> Int32[np.ndarray, "b s"]:
-    """Source rows, each ended by eos; rows beyond the last are eos alone."""
+def pad_rows(
+    sources: Sequence[Sequence[int] | np.ndarray],
+    width: int,
+    rows: int,
+    *,
+    pad_id: int,
+    eos_id: int | None = None,
+    around: Around | None = None,
+) -> Int32[np.ndarray, "b s"]:
+    """Source rows, each with what stands ``around`` it, or else ended by ``eos_id``; rows beyond the last are empty sources."""
+    prefix, suffix = around or Around((), () if eos_id is None else (eos_id,))
     lengths = np.zeros(rows, np.int64)
     lengths[: len(sources)] = [len(source) for source in sources]
     padded = np.full((rows, width), pad_id, np.int32)
-    padded[np.arange(width) < lengths[:, None]] = np.concatenate([np.asarray(source, np.int32) for source in sources])
-    padded[np.arange(rows), lengths] = eos_id
+    columns = np.arange(width) - len(prefix)
+    padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate([np.asarray(source, np.int32) for source in sources])
+    padded[:, : len(prefix)] = prefix
+    for behind, token in enumerate(suffix, len(prefix)):
+        padded[np.arange(rows), lengths + behind] = token
     return padded
 
 
@@ -199,11 +213,18 @@ def eval_batches(encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int
 
 
 def source_batches(
-    sources: Sequence[Sequence[int]], widths: tuple[int, ...], rows: tuple[int, ...], *, pad_id: int, eos_id: int
+    sources: Sequence[Sequence[int]],
+    widths: tuple[int, ...],
+    rows: tuple[int, ...],
+    *,
+    pad_id: int,
+    eos_id: int | None = None,
+    around: Around | None = None,
 ) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
-    """As ``eval_batches``, for sources alone (ids without eos)."""
-    groups = _by_length(np.array([len(source) + 1 for source in sources], np.int64), widths, rows)
-    return [(indices, pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, eos_id=eos_id)) for k, indices in groups]
+    """As ``eval_batches``, for sources alone (ids without special tokens); ``eos_id`` or ``around`` as of :func:`pad_rows`."""
+    around = around or Around((), () if eos_id is None else (eos_id,))
+    groups = _by_length(np.array([len(source) + around.size for source in sources], np.int64), widths, rows)
+    return [(indices, pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, around=around)) for k, indices in groups]
 
 
 def _by_length(lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:

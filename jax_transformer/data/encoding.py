@@ -1,6 +1,6 @@
 """Text as ids: a corpus encoded once, with what is too long dropped or cut, and counted.
 
-Axes: n all pairs. The length of a side counts its one special token.
+Axes: n all pairs. The length of a side counts the special tokens around it, of which our own tokenizers have one, the end.
 """
 
 import functools
@@ -28,6 +28,17 @@ class SpecialIds(NamedTuple):
     target_eos: int
 
 
+class Around(NamedTuple):
+    """The ids before and behind those of a line."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
 @dataclass(frozen=True, eq=False)
 class EncodedPairs:
     """A corpus as ids, without special tokens."""
@@ -41,11 +52,19 @@ class EncodedPairs:
     """How many pairs had a side over its maximum and were left out."""
     cut_long: int = 0
     """How many pairs had one and lost its end."""
+    around: tuple[Around, Around] | None = None
+    """What stands around a source and a target; where None, each has its end token behind it."""
+
+    @property
+    def frames(self) -> tuple[Around, Around]:
+        """``around``, told in any case."""
+        return self.around or (Around((), (self.ids.source_eos,)), Around((), (self.ids.target_eos,)))
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
-        """Of source and target, with the one special token of each."""
-        return np.array([(len(source) + 1, len(target) + 1) for source, target in zip(self.sources, self.targets, strict=True)])
+        """Of source and target, with the special tokens of each."""
+        more = np.array([frame.size for frame in self.frames])
+        return np.array([(len(source), len(target)) for source, target in zip(self.sources, self.targets, strict=True)]) + more
 
 
 def encode_pairs(
@@ -57,14 +76,20 @@ def encode_pairs(
     *,
     cut: bool = False,
 ) -> EncodedPairs:
-    """Pairs as ids. One with a side over ``max_length``, its special token included, is dropped, or with ``cut`` keeps that side's first
-    tokens; both are counted. Targets have a maximum of their own where ``max_target_length`` is given. Raises InputError if none is left.
+    """Pairs as ids. One with a side over ``max_length``, its special tokens included, is dropped, or with ``cut`` keeps that side's first
+    tokens; both are counted. Targets have a maximum of their own where ``max_target_length`` is given. Raises InputError if none is left,
+    ConfigError where a maximum has no room for the special tokens.
 
     A huge line is never encoded whole, unless its tokenizer is one that cannot bound tokens by characters (``Tokenizer.fewest_tokens``).
     """
     limits = (max_length, max_length if max_target_length is None else max_target_length)
-    rooms = [limit - 1 for limit in limits]
     tokenizers = (source_tokenizer, target_tokenizer)
+    around = (around_of(source_tokenizer), around_of(target_tokenizer))
+    rooms = [limit - frame.size for limit, frame in zip(limits, around, strict=True)]
+    if min(rooms) < 0:
+        raise errors.ConfigError(
+            f"a maximum of {min(limits)} tokens has no room for the {max(frame.size for frame in around)} special ones"
+        )
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     kept, cut_long = [], 0
     hopeful = [i for i, pair in enumerate(pairs) if cut or not _hopeless(pair, tokenizers, rooms)]
@@ -86,22 +111,29 @@ def encode_pairs(
     ids = SpecialIds(
         source_tokenizer.pad_id, source_tokenizer.eos_id, target_tokenizer.pad_id, target_tokenizer.bos_id, target_tokenizer.eos_id
     )
-    return EncodedPairs(*sides, ids, np.array(kept), dropped_long=len(pairs) - len(kept), cut_long=cut_long)
+    return EncodedPairs(*sides, ids, np.array(kept), dropped_long=len(pairs) - len(kept), cut_long=cut_long, around=around)
 
 
 def encode_sources(lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = "") -> list[list[int]]:
     """The ids of lines to be translated. Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
-    special token included; a huge line is refused without being encoded."""
-    fewest = [tokenizer.fewest_tokens(line) for line in lines]
-    hopeless = next((i for i, count in enumerate(fewest) if count >= max_length), len(lines))
+    special tokens included; a huge line is refused without being encoded."""
+    more = around_of(tokenizer).size
+    fewest = [tokenizer.fewest_tokens(line) + more for line in lines]
+    hopeless = next((i for i, count in enumerate(fewest) if count > max_length), len(lines))
     encoded = tokenizer.encode_batch(lines[:hopeless])
     for number, ids in enumerate(encoded, 1):
-        if len(ids) >= max_length:
-            raise errors.InputError(f"{where}line {number} is {len(ids) + 1} tokens long, over the model's max_length={max_length}")
+        if len(ids) + more > max_length:
+            raise errors.InputError(f"{where}line {number} is {len(ids) + more} tokens long, over the model's max_length={max_length}")
     if hopeless < len(lines):
-        least = fewest[hopeless] + 1
-        raise errors.InputError(f"{where}line {hopeless + 1} is at least {least} tokens long, over the model's max_length={max_length}")
+        raise errors.InputError(
+            f"{where}line {hopeless + 1} is at least {fewest[hopeless]} tokens long, over the model's max_length={max_length}"
+        )
     return encoded
+
+
+def around_of(tokenizer: Tokenizer | TokenizerPair) -> Around:
+    """What stands around a line that a tokenizer reads, or of one side, around a line of that side."""
+    return Around(tokenizer.prefix, tokenizer.suffix)
 
 
 def _hopeless(pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]) -> bool:

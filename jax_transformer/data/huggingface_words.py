@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jax_transformer.convert.files import whole
 from jax_transformer.convert.files.whole import shown
@@ -37,6 +37,7 @@ _PATTERNS = {
 }
 
 
+@runtime_checkable
 class Words(Protocol):
     """A vocabulary, and how text becomes its ids and these become text; nothing is put around a line."""
 
