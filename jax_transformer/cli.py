@@ -40,7 +40,7 @@ def translate(options: TranslateOptions) -> int:
     Decoding().overridden(decoding_options(options))  # what is wrong in itself is said before anything is loaded
     _check_folder(options.output)
     _check_folder(options.attention)
-    run = trained.load_run(options.run, options.weights)
+    run = trained.load_run(options.run, options.weights, source_lang=options.source_lang, target_lang=options.target_lang)
     if message := translation.without_cache(run.model.config):
         print(message, file=sys.stderr)
     if options.input is not None:
@@ -72,8 +72,9 @@ def evaluate(options: EvaluateOptions) -> int:
     how = decoding_options(options)
     Decoding().overridden(how)
     _check_folder(options.hypotheses)
+    languages = (options.source_lang, options.target_lang)
     report, hypotheses = evaluation.evaluate(
-        options.run, options.source, options.target, how, weights=options.weights, bootstrap=options.bootstrap
+        options.run, options.source, options.target, how, weights=options.weights, bootstrap=options.bootstrap, languages=languages
     )
     if options.hypotheses is not None:
         _write(options.hypotheses, hypotheses)

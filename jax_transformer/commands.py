@@ -29,9 +29,13 @@ class TranslateOptions:
     """Translate lines from standard input to standard output, one out for each in."""
 
     run: str
-    """The run folder."""
+    """The run folder, or a Hugging Face folder, or hf:owner/name."""
     weights: str = "auto"
     """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    source_lang: str | None = None
+    """The language of the lines, by the tokenizer's code, where a Hugging Face model has several: eng_Latn, en_XX, en."""
+    target_lang: str | None = None
+    """The language to translate into, likewise."""
     input: str | None = None
     """A file of lines instead of standard input; plain or gzip."""
     output: str | None = None
@@ -73,13 +77,17 @@ class EvaluateOptions:
     """Score a run on a test set: BLEU, chrF, TER, exact match, and loss."""
 
     run: str
-    """The run folder."""
+    """The run folder, or a Hugging Face folder, or hf:owner/name."""
     source: str
     """Lines to translate; plain or gzip."""
     target: str
     """Their references, line by line."""
     weights: str = "auto"
     """Which of the run's weights: averaged, best, last, a step, or auto: the first of these that there is."""
+    source_lang: str | None = None
+    """The language of the source, by the tokenizer's code, where a Hugging Face model has several: eng_Latn, en_XX, en."""
+    target_lang: str | None = None
+    """The language of the target, likewise."""
     max_length: int | None = None
     """The most tokens of a translation; by default twice what its source is padded to, within the model's max_length."""
     beam: int | None = None

@@ -25,16 +25,23 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    run: str, source: str, target: str, how: Mapping[str, Any] | None = None, *, weights: str = "auto", bootstrap: int = 0
+    run: str,
+    source: str,
+    target: str,
+    how: Mapping[str, Any] | None = None,
+    *,
+    weights: str = "auto",
+    bootstrap: int = 0,
+    languages: tuple[str | None, str | None] = (None, None),
 ) -> Evaluation:
     """BLEU, chrF, TER, exact match, loss (nats a token) and perplexity of a run on two files of lines.
 
     Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
     out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
     none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`Decoding.overridden`, ``weights`` as of
-    :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`.
+    :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
     """
-    trained = load_run(run, weights)
+    trained = load_run(run, weights, source_lang=languages[0], target_lang=languages[1])
     if message := translation.without_cache(trained.model.config):
         print(message, file=sys.stderr)
     found = parallel_text.read_pairs(source, target)

@@ -1,4 +1,4 @@
-"""A trained model out of a run folder."""
+"""A trained model out of a run folder, or out of a Hugging Face folder."""
 
 import json
 import sys
@@ -11,12 +11,14 @@ from flax import nnx
 
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.huggingface import folder as folders
+from jax_transformer.convert.huggingface import hub
 from jax_transformer.data import tokenizer as tokenizers
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.decoding import Decoding
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, selection
+from jax_transformer.training import checkpoint, pretrained, selection
 from jax_transformer.training.run_folder import RunFolder, parsed
 from jax_transformer.transformer import Transformer
 
@@ -116,15 +118,45 @@ def save_model(model: Transformer, path: str | Path) -> None:
     folder.write(folder.config, model.config.to_json())
 
 
-def load_run(path: str | Path, weights: str = "auto") -> TrainedRun:
-    """All that translating needs, from a run folder. ``weights`` and errors as of :func:`load_model`."""
-    folder = RunFolder(Path(path))
+def load_run(path: str | Path, weights: str = "auto", *, source_lang: str | None = None, target_lang: str | None = None) -> TrainedRun:
+    """All that translating needs, from a run folder, a Hugging Face folder or ``hf:owner/name``.
+
+    The languages are those of a tokenizer that has several. ``weights`` and errors as of :func:`load_model`; a Hugging Face folder has one set.
+    """
+    path = hub.local(path)
+    if pretrained.is_folder(path):
+        _check_one_set(path, weights)
+        model, words = pretrained.model(path), pretrained.tokenizer(path, source_lang, target_lang)
+        chosen = Weights(path, 0, folders.find(path).weights.name)
+        return TrainedRun(model, words, pretrained.widths(model.config), chosen, pretrained.decoding(path, model.config, words))
+    folder = RunFolder(path)
     model, chosen = load_model(path, weights)
-    widths = parsed(folder.data, lambda text: tuple(json.loads(text)["widths"]))
-    return TrainedRun(model, tokenizers.load_folder(folder.path), widths, chosen)
+    beside = path / folders.IN_RUN
+    came = (beside / folders.CONFIG).is_file()
+    if came and not folder.data.exists():  # converted, and not trained since
+        widths = pretrained.widths(model.config)
+    else:
+        widths = parsed(folder.data, lambda text: tuple(json.loads(text)["widths"]))
+    words = pretrained.between(tokenizers.load_folder(path), source_lang, target_lang, path)
+    return TrainedRun(model, words, widths, chosen, pretrained.decoding(beside, model.config, words) if came else Decoding())
 
 
-def load(path: str | Path, weights: str = "auto") -> tuple[Transformer, Tokenizer | TokenizerPair | None]:
-    """The model and the tokenizer of a folder; None for the tokenizer of converted weights, which have none. ``weights`` as of :func:`load_model`."""
+def load(
+    path: str | Path, weights: str = "auto", *, source_lang: str | None = None, target_lang: str | None = None
+) -> tuple[Transformer, Tokenizer | TokenizerPair | None]:
+    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None for the tokenizer where there is none.
+
+    Arrays keep the dtypes of the files. The languages are those of a tokenizer that has several. ``weights`` and errors as of :func:`load_model`.
+    """
+    path = hub.local(path)
+    if pretrained.is_folder(path):
+        _check_one_set(path, weights)
+        return pretrained.model(path), pretrained.tokenizer(path, source_lang, target_lang) if pretrained.has_tokenizer(path) else None
     model, _ = load_model(path, weights)
-    return model, tokenizers.load_folder(Path(path)) if any(Path(path).glob("tokenizer*.json")) else None
+    words = tokenizers.load_folder(path) if tokenizers.in_folder(path) else None
+    return model, pretrained.between(words, source_lang, target_lang, path)
+
+
+def _check_one_set(path: Path, weights: str) -> None:
+    if weights != "auto":
+        raise ConfigError(f"--weights {weights}: {path} is a Hugging Face folder, which has one set of weights")
