@@ -1,0 +1,175 @@
+"""Tokenizers of Hugging Face folders beside transformers' own classes: the same ids of awkward text, and the same text of the ids."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+from jax_transformer.data import huggingface_tokenizer, language_codes
+from jax_transformer.data.huggingface_files import Kind
+from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from parity_tests import tokenizer_models as made
+
+LINES = {
+    "empty": "",
+    "spaces": "   ",
+    "plain": "the quick brown fox",
+    "leading and trailing": "  leading, trailing  ",
+    "double spaces": "two  spaces   three",
+    "tabs and lines": "\t\ttabs\tand\nnew\n\nlines\r\n",
+    "emoji": "👩‍👩‍👧 🏳️‍🌈 ends ☃",
+    "combining": "e\u0301 a\u0308\u0323 \u0301",
+    "right to left": "שלום עולם مرحبا بالعالم",
+    "CJK": "素早い茶色 狐 漢字",
+    "digits": "0123456789 12 345,67 ٣ ½",
+    "control": "\x00\x01\x1f\x7f\x85 control",
+    "other spaces": "non\u00a0breaking\u202fnarrow\u3000wide",
+    "other line ends": "line\u2028paragraph\u2029next\x0bpage\x0c",
+    "shrunk by NFKC": "ﬁ ﬀ ①② ｆｕｌｌ ™ Å \u0130 ß",
+    "unknown": "\ue000 \U000e0001 \u200b\ufeff",
+    "special tokens": "</s> and <pad> and <s> and <unk> and  <mask>  x",
+    "special tokens in words": "a</s>b <pad>c</s",
+    "special tokens alone": "  </s>  ",
+    "languages of M2M100": "__en__ __fr__ hello__de__",
+    "languages of mBART": "en_XX fr_XX hello de_DE",
+    "languages of NLLB": "eng_Latn fra_Latn hello deu_Latn",
+    "languages of Marian": ">>fra<< hello >>xyz<< a",
+    "languages of Marian, unknown": ">>xyz<<hello",
+    "languages of Marian, open": ">>fra hello",
+    "sentinels": "<extra_id_0> a<extra_id_99> <mask_1> <unk_5> <sym>b<sym>",
+    "long words": "x" * 700 + " " + "supercalifragilistic" * 30,
+    "underlines": "▁under ▁ ▁▁",
+    "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
+}
+
+
+def _nllb(**settings) -> dict:
+    """NLLB's model alone, with its languages and the mask behind the pieces, as the published folders tell them."""
+    files = made.fairseq("Nllb", "m2m_100", additional_special_tokens=language_codes.NLLB, **settings)
+    count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(files["sentencepiece.bpe.model"])})
+    plain = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    added = {str(count + i): plain | {"content": code} for i, code in enumerate(language_codes.NLLB)}
+    added[str(count + len(language_codes.NLLB))] = plain | {"content": "<mask>", "normalized": True, "lstrip": True}
+    files["tokenizer_config.json"]["added_tokens_decoder"] = added
+    return files
+
+
+# name: files, class of transformers, languages
+CASES = {
+    "marian": (made.marian, "MarianTokenizer", {}),
+    "marian, cleaned up": (lambda: made.marian(clean_up_tokenization_spaces=True), "MarianTokenizer", {}),
+    "marian, special tokens split": (lambda: made.marian(split_special_tokens=True), "MarianTokenizer", {}),
+    "marian, two vocabularies": (made.marian_separate, "MarianTokenizer", {}),
+    "m2m_100": (made.m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
+    "m2m_100, languages not special": (lambda: made.m2m_100(listed=False), "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
+    "mbart": (lambda: made.fairseq("MBart", "mbart"), "MBartTokenizer", {"source_lang": "de_DE", "target_lang": "fr_XX"}),
+    "mbart50": (lambda: made.fairseq("MBart50", "mbart"), "MBart50Tokenizer", {"source_lang": "de_DE", "target_lang": "xh_ZA"}),
+    "nllb": (_nllb, "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
+    "nllb, legacy": (lambda: _nllb(legacy_behaviour=True), "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
+    "t5": (made.t5, "T5Tokenizer", {}),
+    "t5, cleaned up": (lambda: made.t5(clean_up_tokenization_spaces=True), "T5Tokenizer", {}),
+    "t5, seven sentinels": (lambda: made.t5(extra_ids=7), "T5Tokenizer", {}),
+    "pegasus": (made.pegasus, "PegasusTokenizer", {}),
+    "bart": (made.bart, "BartTokenizer", {}),
+}
+
+
+def _theirs(name: str, folder: Path, languages: dict[str, str]):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        told = {f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code for side, code in languages.items()}
+        return getattr(transformers, name).from_pretrained(folder, **told)
+
+
+def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
+    """What is not the same, line by line."""
+    found = []
+    for name, line in LINES.items():
+        sides = {"source": (theirs(line)["input_ids"], ours.source), "target": (theirs(text_target=line)["input_ids"], ours.target)}
+        for side, (expected, words) in sides.items():
+            if [*words.prefix, *words.encode(line), *words.suffix] != expected:
+                found.append(f"{name}: ids of a {side}")
+        expected = sides["target"][0]
+        if ours.decode(expected) != theirs.decode(expected, skip_special_tokens=True):
+            found.append(f"{name}: text")
+    return found
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
+    files, name, languages = CASES[request.param]
+    return made.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages
+
+
+def test_ids_and_text_are_those_of_transformers(folder):
+    path, name, languages = folder
+    theirs, ours = _theirs(name, path, languages), huggingface_tokenizer.load_huggingface(path, **languages)
+    assert _differing(theirs, ours) == []
+    assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, theirs.eos_token_id)
+
+
+def test_what_transformers_saves_of_it_gives_the_same(folder, tmp_path):
+    path, name, languages = folder
+    _theirs(name, path, languages).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    again = huggingface_tokenizer.load_huggingface(tmp_path, **languages)
+    assert _differing(_theirs(name, tmp_path, languages), again) == []
+    # Languages were written into tokenizer_config.json
+    assert huggingface_tokenizer.load_huggingface(tmp_path).source.prefix == again.source.prefix
+
+
+def test_the_comparison_notices_other_ids(tmp_path):
+    files = made.t5()
+    theirs = _theirs("T5Tokenizer", made.write(tmp_path / "t5", files), {})
+    other = made.write(tmp_path / "other", files | {"spiece.model": made.model("t5", user_defined_symbols="<sym>", part=1)})
+    found = _differing(theirs, huggingface_tokenizer.load_huggingface(other))
+    assert "plain: ids of a source" in found and "plain: text" in found
+
+
+def test_a_language_is_forced_where_transformers_forces_it(tmp_path):
+    for name in ("m2m_100", "mbart50", "nllb"):
+        files, of, languages = CASES[name]
+        path = made.write(tmp_path / name, files())
+        theirs, ours = _theirs(of, path, languages), huggingface_tokenizer.load_huggingface(path, **languages)
+        told = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
+        for code in (languages["target_lang"], languages["source_lang"]):
+            inputs = theirs._build_translation_inputs("a", src_lang=languages["source_lang"], tgt_lang=code, **told)
+            assert ours.forced_bos_id(code) == inputs["forced_bos_token_id"], name
+        assert ours.forced_bos_id() == ours.forced_bos_id(languages["target_lang"])
+
+
+def test_the_sizes_are_those_of_transformers(tmp_path):
+    for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
+        files, of, languages = CASES[name]
+        path = made.write(tmp_path / name, files())
+        assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(_theirs(of, path, languages)), name
+
+
+def test_the_languages_are_those_of_transformers():
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as m2m_100
+    from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as mbart
+    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart50
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb
+
+    codes = language_codes
+    assert (mbart, mbart50, nllb) == (codes.MBART, codes.MBART50, codes.NLLB)
+    assert m2m_100 == {"m2m100": codes.M2M100, "wmt21": codes.WMT21}
+
+
+def test_every_family_has_a_case():
+    assert {f"{kind.value}Tokenizer" for kind in Kind} == {name for _, name, _ in CASES.values()}
+
+
+def test_a_tokenizer_json_is_followed_where_its_class_is_generic(tmp_path):
+    """UMT5's folders name no class of a family: transformers takes the file as it is, and so do we."""
+    source = made.write(tmp_path / "t5", made.t5())
+    _theirs("T5Tokenizer", source, {}).save_pretrained(tmp_path / "umt5")
+    told = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
+    files = {"tokenizer_config.json": told | {"tokenizer_class": "TokenizersBackend"}}
+    files["config.json"] = {"model_type": "umt5", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1}
+    made.write(tmp_path / "umt5", files)
+    theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # what AutoTokenizer chooses
+    assert _differing(theirs, huggingface_tokenizer.load_huggingface(tmp_path / "umt5")) == []
