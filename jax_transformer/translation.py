@@ -1,7 +1,7 @@
 """Lines of text in, lines of text out."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -53,7 +53,7 @@ def hypotheses(
     line longer than the model reads.
     """
     how = how or Decoding()
-    longest = model.config.longest
+    longest, end = model.config.longest, model.config.eos_id if how.eos_id is None else how.eos_id
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
     encoded = encoding.encode_sources(lines, tokenizer, longest)
@@ -65,9 +65,9 @@ def hypotheses(
     for indices, source in groups:
         numbers = np.zeros(len(source), np.int32)
         numbers[: len(indices)] = [full[i] for i in indices]
-        tokens, scores = _decode(model, source, numbers, how)
+        tokens, scores = decode(model, source, numbers, how)
         for i, row, score in zip(indices, tokens, scores, strict=False):  # rows behind the last line are filler
-            result[full[i]] = [_hypothesis(model, tokenizer, ids, float(s)) for ids, s in zip(row, score, strict=True)]
+            result[full[i]] = [_hypothesis(tokenizer, ids, float(s), end) for ids, s in zip(row, score, strict=True)]
     return result
 
 
@@ -84,25 +84,32 @@ def n_best_lines(found: Sequence[Sequence[Hypothesis]]) -> list[str]:
     return [f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}" for i, several in enumerate(found) for hypothesis in several]
 
 
-def _decode(
+def decode(
     model: Transformer, source: Int[np.ndarray, "b s"], numbers: Int[np.ndarray, " b"], how: Decoding
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
-    """The m hypotheses of each row and their scores, which are NaN where nothing gives one."""
+    """The m hypotheses of each row and their scores, which are NaN where nothing gives one; draws differ by the rows' ``numbers``."""
     longest = model.config.longest
     places = min(longest, 2 * source.shape[1]) if how.max_length is None else how.max_length
+    shared: dict[str, Any] = {"max_length": places, "bos_id": how.bos_id, "eos_id": how.eos_id}
+    shared |= {"rules": how.rules, "first_id": how.forced_bos_token_id}
     if how.sample:
-        limits = {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
-        tokens = generate.sample(model, source, jax.random.key(how.seed), rows=numbers, max_length=places, **limits)  # type: ignore[arg-type]
+        shared |= {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
+        tokens = generate.sample(model, source, jax.random.key(how.seed), rows=numbers, **shared)
     elif how.beam == 1:
-        tokens = generate.greedy(model, source, max_length=places)
+        tokens = generate.greedy(model, source, **shared)
     else:
-        search = {"beam_size": how.beam, "length_penalty": how.length_penalty, "max_length": places}
-        several, scores = generate.n_best(model, source, max(1, how.n_best), **search)  # type: ignore[arg-type]
+        shared |= {
+            "beam_size": how.beam,
+            "length_penalty": how.length_penalty,
+            "penalty": how.penalty,
+            "early_stopping": how.early_stopping,
+        }
+        several, scores = generate.n_best(model, source, max(1, how.n_best), **shared)
         return np.asarray(several), np.asarray(scores)
     return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
 
 
-def _hypothesis(model: Transformer, tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float) -> Hypothesis:
-    ends = np.flatnonzero(ids == model.config.eos_id)
+def _hypothesis(tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float, end: int) -> Hypothesis:
+    ends = np.flatnonzero(ids == end)
     ids = ids[: ends[0] + 1] if len(ends) else ids
     return Hypothesis(tokenizer.decode(ids), ids, None if np.isnan(score) else score)

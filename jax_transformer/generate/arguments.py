@@ -2,10 +2,17 @@
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
+from jax_transformer.decoding import Rules
 from jax_transformer.errors import ConfigError
+from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
+
+NONE = Rules()
 
 
 class Ids(NamedTuple):
@@ -14,6 +21,38 @@ class Ids(NamedTuple):
     bos: int
     eos: int
     pad: int
+
+
+class Frame(NamedTuple):
+    """What every loop is compiled for."""
+
+    places: int
+    ids: Ids
+    rules: Rules
+
+
+class Given(NamedTuple):
+    """What every loop is given."""
+
+    source: Int[Array, "b s"]
+    first: Int[Array, " b"] | None
+    """The token that each row begins with; None leaves it to the model."""
+
+
+def prepare(
+    model: Transformer,
+    source: SourceIds,
+    max_length: int | None,
+    bos_id: int | None,
+    eos_id: int | None,
+    rules: Rules,
+    first_id: int | Int[AnyArray, " b"] | None,
+) -> tuple[Given, Frame]:
+    """Checked. Raises InputError for a source that the model cannot read, and ConfigError for all else that it cannot do."""
+    checked = model.check_source(source)
+    vocabulary = model.config.target_vocab_size
+    frame = Frame(places(model, checked, max_length), ids(model, bos_id, eos_id), _within(rules, vocabulary))
+    return Given(checked, _first(first_id, len(checked), vocabulary)), frame
 
 
 def ids(model: Transformer, bos_id: int | None, eos_id: int | None) -> Ids:
@@ -34,3 +73,23 @@ def places(model: Transformer, source: Int[Array, "b s"], max_length: int | None
     if not 1 <= count <= longest:
         raise ConfigError(f"max_length={count} must be between 1 and the model's {longest}")
     return min(count, source.shape[1]) if model.config.equal_lengths else count
+
+
+def _within(rules: Rules, vocabulary: int) -> Rules:
+    """The rules. Raises ConfigError for a token outside the vocabulary, which would be no rule at all."""
+    for name, tokens in rules.tokens.items():
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise ConfigError(f"{name} has {token}, which is outside the vocabulary of {vocabulary}")
+    return rules
+
+
+def _first(first: int | Int[AnyArray, " b"] | None, rows: int, vocabulary: int) -> Int[Array, " b"] | None:
+    """The token that each row begins with as an array, so that another language compiles nothing."""
+    if first is None:
+        return None
+    if not isinstance(first, jax.core.Tracer):
+        for token in np.unique(np.asarray(first)):
+            if not 0 <= token < vocabulary:
+                raise ConfigError(f"first_id={token} is outside the vocabulary of {vocabulary}")
+    return jnp.broadcast_to(jnp.asarray(first, jnp.int32), rows)

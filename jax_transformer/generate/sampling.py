@@ -9,9 +9,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jax_transformer.decoding import Rules
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import arguments, stepwise
-from jax_transformer.generate.arguments import Ids
+from jax_transformer.generate.arguments import NONE, Frame, Given
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
@@ -28,11 +29,13 @@ def sample(
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    rules: Rules = NONE,
+    first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """Tokens drawn one after the other from softmax(logits / temperature), cut to the likeliest.
 
     Args:
-        model, source, max_length, bos_id, eos_id: as in :func:`jax_transformer.generate.greedy`, and so are the ids that come back.
+        model, source, max_length, bos_id, eos_id, rules, first_id: as in :func:`jax_transformer.generate.greedy`, and so are the ids that come back.
         key: decides every draw.
         temperature: above 0; near 0 is greedy decoding.
         top_k: only the so many likeliest tokens are drawn; all where 0.
@@ -47,17 +50,17 @@ def sample(
         raise ConfigError(f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, or 0 for all of it")
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
-    source = model.check_source(source)
-    rows = jnp.arange(len(source)) if rows is None else jnp.asarray(rows)
-    if len(rows) != len(source):
-        raise InputError(f"source has {len(source)} rows and rows {len(rows)} numbers")
-    places, ids = arguments.places(model, source, max_length), arguments.ids(model, bos_id, eos_id)
+    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
+    batch = len(given.source)
+    rows = jnp.arange(batch) if rows is None else jnp.asarray(rows)
+    if len(rows) != batch:
+        raise InputError(f"source has {batch} rows and rows {len(rows)} numbers")
     cut = (top_k, top_p < 1)
-    return _sample(*nnx.split(model), source, key, rows, jnp.asarray(temperature), jnp.asarray(top_p), cut=cut, places=places, ids=ids)
+    return _sample(*nnx.split(model), given, key, rows, jnp.asarray(temperature), jnp.asarray(top_p), cut=cut, frame=frame)
 
 
-@partial(jax.jit, static_argnames=("graphdef", "cut", "places", "ids"))
-def _sample(graphdef: Any, state: Any, source: Array, key: Array, rows: Array, temperature: Array, top_p: Array, *, cut, places, ids: Ids):
+@partial(jax.jit, static_argnames=("graphdef", "cut", "frame"))
+def _sample(graphdef: Any, state: Any, given: Given, key: Array, rows: Array, temperature: Array, top_p: Array, *, cut, frame: Frame):
     keys = jax.vmap(partial(jax.random.fold_in, key))(rows)
 
     def draw(logits: Float[Array, "b v"], step: Int[Array, ""]) -> Int[Array, " b"]:
@@ -66,7 +69,7 @@ def _sample(graphdef: Any, state: Any, source: Array, key: Array, rows: Array, t
         drawn = jax.vmap(jax.random.categorical)(now, scores)
         return jnp.take_along_axis(tokens, drawn[:, None], axis=1)[:, 0].astype(jnp.int32)
 
-    return stepwise.generate(graphdef, state, source, draw, places, ids)
+    return stepwise.generate(graphdef, state, given, draw, frame)
 
 
 def likeliest(

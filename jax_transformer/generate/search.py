@@ -1,24 +1,34 @@
 """Greedy decoding and beam search."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_transformer.decoding import EarlyStopping, LengthPenalty, Rules
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate import arguments, stepwise
-from jax_transformer.generate.arguments import Ids
+from jax_transformer.generate import arguments, average, stepwise
+from jax_transformer.generate import beams as beams_
+from jax_transformer.generate.arguments import NONE, Frame, Given
+from jax_transformer.generate.beams import Search, pick
 from jax_transformer.nn.cache import Cache, Prefix
-from jax_transformer.shapes import SourceIds
+from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
 
 def greedy(
-    model: Transformer, source: SourceIds, *, max_length: int | None = None, bos_id: int | None = None, eos_id: int | None = None
+    model: Transformer,
+    source: SourceIds,
+    *,
+    max_length: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    rules: Rules = NONE,
+    first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """The likeliest next token, again and again, until every row has ended or has ``max_length`` tokens.
 
@@ -27,17 +37,19 @@ def greedy(
         source: ids (b, s), padded by the model's ``source_pad_id``.
         max_length: the number n of generated tokens; the model's own maximum where None.
         bos_id: the start token. eos_id: the token that ends a row. The config's where None.
+        rules: what may not be said, and what must be.
+        first_id: the token that all rows, or each, must begin with, as the target's language in mBART-50 and NLLB; another one compiles nothing.
 
     Returns:
         ids (b, n) int32 without the start token, ``eos_id`` included, padded behind it by the model's ``target_pad_id``.
     """
-    source = model.check_source(source)
-    return _greedy(*nnx.split(model), source, places=arguments.places(model, source, max_length), ids=arguments.ids(model, bos_id, eos_id))
+    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
+    return _greedy(*nnx.split(model), given, frame=frame)
 
 
-@partial(jax.jit, static_argnames=("graphdef", "places", "ids"))
-def _greedy(graphdef: Any, state: Any, source: Array, *, places: int, ids: Ids) -> Int[Array, "b n"]:
-    return stepwise.generate(graphdef, state, source, lambda logits, _: jnp.argmax(logits, axis=-1).astype(jnp.int32), places, ids)
+@partial(jax.jit, static_argnames=("graphdef", "frame"))
+def _greedy(graphdef: Any, state: Any, given: Given, *, frame: Frame) -> Int[Array, "b n"]:
+    return stepwise.generate(graphdef, state, given, lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32), frame)
 
 
 def beam(
@@ -47,16 +59,34 @@ def beam(
     beam_size: int = 4,
     max_length: int | None = None,
     length_penalty: float = 0.6,
+    penalty: LengthPenalty = LengthPenalty.GNMT,
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    rules: Rules = NONE,
+    first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
     """The best hypothesis of a beam search, by log-probability over ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7).
 
     ``beam_size`` unfinished and as many finished hypotheses are kept; a row stops when no unfinished one could still beat its worst finished
     one. Arguments and ids as in :func:`greedy`; also the score of each hypothesis (b,), in float32 at least.
+
+    ``penalty=LengthPenalty.AVERAGE`` is the search of transformers' ``generate`` instead: log-probability over length ** length_penalty, and
+    ``early_stopping`` says when a row is left (``generate/average.py``).
     """
     tokens, scores = n_best(
-        model, source, 1, beam_size=beam_size, max_length=max_length, length_penalty=length_penalty, bos_id=bos_id, eos_id=eos_id
+        model,
+        source,
+        1,
+        beam_size=beam_size,
+        max_length=max_length,
+        length_penalty=length_penalty,
+        penalty=penalty,
+        early_stopping=early_stopping,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        rules=rules,
+        first_id=first_id,
     )
     return tokens[:, 0], scores[:, 0]
 
@@ -69,8 +99,12 @@ def n_best(
     beam_size: int = 4,
     max_length: int | None = None,
     length_penalty: float = 0.6,
+    penalty: LengthPenalty = LengthPenalty.GNMT,
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    rules: Rules = NONE,
+    first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """The ``count`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
@@ -80,11 +114,16 @@ def n_best(
         raise ConfigError(f"beam_size={beam_size} must be between 1 and half the vocabulary of {model.config.target_vocab_size}")
     if not 1 <= count <= beam_size:
         raise ConfigError(f"count={count} must be between 1 and beam_size={beam_size}")
-    if not length_penalty >= 0:
+    if penalty is LengthPenalty.GNMT and not length_penalty >= 0:
         raise ConfigError(f"length_penalty={length_penalty} must not be negative")
-    source = model.check_source(source)
-    places, ids = arguments.places(model, source, max_length), arguments.ids(model, bos_id, eos_id)
-    return _beam(*nnx.split(model), source, jnp.asarray(length_penalty), count=count, size=beam_size, places=places, ids=ids)
+    if penalty is LengthPenalty.AVERAGE and not math.isfinite(length_penalty):
+        raise ConfigError(f"length_penalty={length_penalty} must be finite")
+    if penalty is LengthPenalty.GNMT and early_stopping is not EarlyStopping.HEURISTIC:
+        raise ConfigError(f"early_stopping={early_stopping} is of the search with penalty=average alone")
+    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
+    found = _beam if penalty is LengthPenalty.GNMT else average.best
+    search = Search(count, beam_size, frame, early_stopping)
+    return found(*nnx.split(model), given, jnp.asarray(length_penalty), search=search)
 
 
 class _Beams(NamedTuple):
@@ -98,18 +137,12 @@ class _Beams(NamedTuple):
     cache: Cache | Prefix
 
 
-def _pick(x: Array, beams: Int[Array, "b m"]) -> Array:
-    """``x[row, beams[row]]`` for every row of (b, k, ...)."""
-    return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
-
-
-@partial(jax.jit, static_argnames=("graphdef", "count", "size", "places", "ids"))
-def _beam(graphdef: Any, state: Any, source: Array, length_penalty: Array, *, count: int, size: int, places: int, ids: Ids):
+@partial(jax.jit, static_argnames=("graphdef", "search"))
+def _beam(graphdef: Any, state: Any, given: Given, length_penalty: Array, *, search: Search):
     model: Transformer = nnx.merge(graphdef, state)
-    batch = source.shape[0]
-    cache = model.init_cache(source, places, size)
-    logits = jax.eval_shape(model.decode_step, jnp.zeros((batch, size), jnp.int32), cache)[0]
-    dtype = np.promote_types(logits.dtype, np.float32)  # what 16 bits would round away adds up over a hypothesis
+    (batch, _), (count, size, (places, ids, rules), _) = given.source.shape, search
+    cache = model.init_cache(given.source, places, size)
+    dtype = beams_.score_dtype(model, cache, batch, size)
     lowest = jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
 
     def penalty(length: Array) -> Array:
@@ -119,25 +152,19 @@ def _beam(graphdef: Any, state: Any, source: Array, length_penalty: Array, *, co
         reachable = beams.log_probs[:, 0] / penalty(jnp.asarray(places))  # log-probabilities only fall, and the longest divides them most
         return (beams.step < places) & jnp.any(reachable > beams.ended_scores.min(axis=1))
 
-    def continuations(beams: _Beams) -> tuple[Array, Array, Array, Cache | Prefix]:
-        last = beams.tokens[:, :, jnp.maximum(beams.step - 1, 0)]
-        logits, cache = model.decode_step(jnp.where(beams.step == 0, ids.bos, last), beams.cache)
-        log_probs = jax.nn.log_softmax(logits.astype(dtype)) + beams.log_probs[:, :, None]
-        vocabulary = log_probs.shape[-1]
-        # Twice as many as beams: at most one continuation of each beam is the end token, so enough go on
-        best, where = jax.lax.top_k(log_probs.reshape(batch, -1), 2 * size)
-        return best, where // vocabulary, (where % vocabulary).astype(jnp.int32), cache
-
     def step(beams: _Beams) -> _Beams:
-        best, parents, tokens, cache = continuations(beams)
-        grown = jax.lax.dynamic_update_slice_in_dim(_pick(beams.tokens, parents), tokens[:, :, None], beams.step, axis=2)
-        ends = tokens == ids.eos
+        found = beams_.continuations(model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given)
+        grown = found.grown(beams.tokens, beams.step)
+        best, ends = found.log_probs, found.tokens == ids.eos
+        if rules != NONE or given.first is not None:  # what they rule out neither goes on nor ends
+            best = jnp.maximum(best, lowest)
+            ends &= best > lowest
         scores = jnp.where(ends, best / penalty(beams.step + 1), lowest)
         ended_scores, kept = jax.lax.top_k(jnp.concatenate([beams.ended_scores, scores], axis=1), size)
-        ended_tokens = _pick(jnp.concatenate([beams.ended_tokens, grown], axis=1), kept)
+        ended_tokens = pick(jnp.concatenate([beams.ended_tokens, grown], axis=1), kept)
         live, chosen = jax.lax.top_k(jnp.where(ends, lowest, best), size)
-        cache = cache.follow(_pick(parents, chosen))
-        return _Beams(beams.step + 1, _pick(grown, chosen), live, ended_tokens, ended_scores, cache)
+        cache = found.cache.follow(pick(found.parents, chosen))
+        return _Beams(beams.step + 1, pick(grown, chosen), live, ended_tokens, ended_scores, cache)
 
     empty = jnp.full((batch, size, places), ids.pad, jnp.int32)
     first = jnp.full((batch, size), lowest).at[:, 0].set(0)  # all beams start equal: only one may speak at first
@@ -149,4 +176,4 @@ def _beam(graphdef: Any, state: Any, source: Array, length_penalty: Array, *, co
     index = jnp.where(index < ended, index, size + index - ended)
     tokens = jnp.concatenate([beams.ended_tokens, beams.tokens], axis=1)
     scores = jnp.concatenate([beams.ended_scores, beams.log_probs / penalty(beams.step)], axis=1)
-    return _pick(tokens, index), _pick(scores, index)
+    return pick(tokens, index), pick(scores, index)

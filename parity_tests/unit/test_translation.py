@@ -23,15 +23,16 @@ def echo(monkeypatch) -> list[tuple]:
     """Decoding that says its source again; the calls are written down."""
     calls = []
 
-    def greedy(model, source, *, max_length):
+    def greedy(model, source, *, max_length, **_):
         calls.append(("greedy", source.shape, max_length))
         return source
 
-    def n_best(model, source, count, *, beam_size, length_penalty, max_length):
+    def n_best(model, source, count, *, beam_size, length_penalty, max_length, **_):
         calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
         return np.stack([source] * count, axis=1), np.arange(count)[None] + np.full((len(source), 1), 0.5)
 
-    def sample(model, source, key, *, rows, max_length, **limits):
+    def sample(model, source, key, *, rows, max_length, temperature, top_k, top_p, **_):
+        limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         calls.append(("sample", source.shape, max_length, rows.tolist(), limits, key))
         return source
 
