@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.huggingface.folder import IN_RUN, write_files
 from jax_transformer.data import batches, encoding, parallel_text, tokenizer
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import text, vocabulary
+from jax_transformer.training import initial, text, vocabulary
 from jax_transformer.training.data_options import TooLong
+from jax_transformer.training.initial import Initial
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.run_folder import RunFolder
 
@@ -30,6 +32,8 @@ class Corpus:
     plan: BatchPlan
     about: dict[str, Any]
     """What data.json records: hashes, counts, and the shapes of the batches."""
+    initial: Initial | None = None
+    """What the run begins from, where that is not random weights."""
 
 
 def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int] = lambda: 1) -> Corpus:
@@ -40,8 +44,9 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
     """
     data = options.data
     parallel_text.check_readable(data.files)
-    found = vocabulary.ready(options, folder.path)
-    config = vocabulary.config(options, found)
+    begins = initial.find(options, folder)
+    found = begins.tokenizer if begins else vocabulary.ready(options, folder.path)
+    config = begins.config if begins else vocabulary.config(options, found)
     limits = vocabulary.limits(data, config)
     train, valid = text.read(data)
     if found is None:
@@ -67,8 +72,9 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
         "rows": list(plan.rows),
         "batches_per_epoch": plan.batches_per_epoch,
         "fill": round(plan.fill(), 4),
+        **({"init_sha256": begins.sha256} if begins else {}),
     }
-    return Corpus(found, config, encoded, encoded_valid, [valid.pairs[i] for i in encoded_valid.kept], plan, about)
+    return Corpus(found, config, encoded, encoded_valid, [valid.pairs[i] for i in encoded_valid.kept], plan, about, begins)
 
 
 def _rows_of_run(folder: RunFolder, widths: tuple[int, ...], rows_multiple: int) -> tuple[int, ...] | None:
@@ -115,9 +121,11 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
-    """Write the tokenizer, config.json and, last, data.json, where the folder does not hold them yet."""
+    """Write what the run keeps of its beginning, the tokenizer, config.json and, last, data.json, where the folder does not hold them yet."""
     if folder.data.exists():
         return
+    if corpus.initial is not None and corpus.initial.files:
+        write_files(folder.path / IN_RUN, corpus.initial.files)
     tokenizer.save_folder(corpus.tokenizer, folder.path)
     folder.write(folder.config, corpus.config.to_json())
     folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -73,6 +73,10 @@ class DataOptions:
     """A tokenizer.json to use instead of training one, as it is; its <pad>, <bos> and <eos> become the model's special ids."""
     target_tokenizer: str | None = None
     """The target's tokenizer.json, where vocabularies are separate."""
+    source_lang: str | None = None
+    """The source's language as the tokenizer of --init names it, where it knows several: en_XX, eng_Latn, en."""
+    target_lang: str | None = None
+    """The target's language, likewise."""
     max_source_length: int | None = None
     """The longest source in tokens, its end token included; the model's max_length where not given."""
     max_target_length: int | None = None

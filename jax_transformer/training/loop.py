@@ -30,7 +30,10 @@ AHEAD = 2
 def start(options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None) -> TrainState:
     """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
     rule = optimizer.make(options.optimizer, options.steps)
-    model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
+    if intact is None and corpus.initial is not None:
+        model = corpus.initial.model()
+    else:
+        model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
     state = step.initial_state(model, rule, ema=options.optimizer.ema > 0)
     if intact is not None:
         state = checkpoint.load(folder.checkpoints, intact, state)

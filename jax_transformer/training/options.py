@@ -55,6 +55,10 @@ class AverageOf(enum.StrEnum):
     BEST = "best"
 
 
+RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+"""What may be changed of a model that is there already, beside its precision: what acts in training alone."""
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """The architecture. A size that is not given keeps the preset's."""
@@ -132,6 +136,8 @@ class TrainOptions:
 
     run: str | None = None
     """The run folder. Without one, the newest unfinished run of the same options under runs/ goes on, else a new one begins."""
+    init: str | None = None
+    """Begin with the weights, configuration and tokenizer of a Hugging Face folder, hf:owner/name or another run, instead of random weights."""
     resume: Resume = Resume.AUTO
     """Whether to go on with a run that is there (auto), never, or to insist on it (must)."""
     steps: int = 1600
@@ -177,6 +183,26 @@ class TrainOptions:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
         self._check_optimizer(self.optimizer)
+        self._check_init()
+
+    def _check_init(self) -> None:
+        """What a model and a tokenizer that are there already leave to be told."""
+        if self.init is None:
+            given = [f"data.{name}" for name in ("source_lang", "target_lang") if getattr(self.data, name) is not None]
+            if given:
+                raise ConfigError(f"{', '.join(given)} mean nothing without init: they are languages of its tokenizer")
+            return
+        free = (*RATES, "precision")
+        fixed = [(f"model.{f.name}", getattr(self.model, f.name), f.default) for f in dataclasses.fields(self.model) if f.name not in free]
+        fixed += [
+            (f"data.{f.name}", getattr(self.data, f.name), f.default) for f in dataclasses.fields(self.data) if f.name.startswith("vocab")
+        ]
+        changed = [f"{name}={value}" for name, value, default in fixed if value != default]
+        if changed:
+            can = ", ".join(f"model.{name}" for name in free)
+            raise ConfigError(
+                f"{', '.join(changed)} cannot be changed: model and tokenizer are those of init={self.init}; what can be is {can}"
+            )
 
     @staticmethod
     def _check_optimizer(optimizer: OptimizerOptions) -> None:

@@ -70,7 +70,10 @@ def _introduce(options: TrainOptions, text: Corpus, folder: RunFolder, weights: 
     about = text.about
     shapes = ", ".join(f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True))
     sizes = dict.fromkeys((text.config.source_vocab_size, text.config.target_vocab_size))
-    say(f"{folder.path}: {options.model.preset}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}")
+    name = options.model.preset if text.initial is None else f"from {options.init}"
+    say(f"{folder.path}: {name}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}")
+    for line in text.initial.lines() if text.initial is not None else ():
+        say(line)
     say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""

@@ -22,15 +22,15 @@ from jax_transformer.training import data_options, options
 from parity_tests.unit import runs
 
 TRAIN_FLAGS = """
---config --run --resume --steps --seed --log-every --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience --average
---average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
+--config --run --init --resume --steps --seed --log-every --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience
+--average --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
 --model.preset --model.d-model --model.num-heads --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
 --model.dropout --model.attention-dropout --model.activation-dropout --model.embedding-dropout --model.norm-placement --model.tying
 --model.precision
 --data.train-source --data.train-target --data.valid-source --data.valid-target --data.train --data.valid --data.dataset
 --data.dataset-config --data.train-split --data.valid-split --data.source-field --data.target-field --data.vocabularies --data.vocab-size
---data.tokenizer --data.target-tokenizer --data.max-source-length --data.max-target-length --data.too-long --data.tokens-per-batch
---data.buckets
+--data.tokenizer --data.target-tokenizer --data.source-lang --data.target-lang --data.max-source-length
+--data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
 --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon
 --optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate --optimizer.ema
 """.split()

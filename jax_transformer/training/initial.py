@@ -1,0 +1,180 @@
+"""What a run begins from where ``--init`` names it: the model, configuration and tokenizer of a Hugging Face folder or of another run.
+
+It is read at the run's start alone. From the first checkpoint on the run folder has all of it, and data.json records the hash of what it was.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import kinds
+from jax_transformer.convert.huggingface import folder as folders
+from jax_transformer.convert.huggingface import hub
+from jax_transformer.convert.kinds import Kind
+from jax_transformer.convert.planning import is_float
+from jax_transformer.data import tokenizer as tokenizers
+from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, load_huggingface
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.training.data_options import DataOptions
+from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
+from jax_transformer.training.run_folder import RunFolder, parsed
+
+if TYPE_CHECKING:
+    from jax_transformer.transformer import Transformer
+
+Vocabulary = Tokenizer | TokenizerPair
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Everything that a run takes over; the weights are read when they are asked for."""
+
+    path: Path
+    config: TransformerConfig
+    """With the options' dropouts and precision, and with the tokenizer's start of a target."""
+    tokenizer: Vocabulary
+    sha256: str
+    """Of configuration and weights."""
+    dtypes: frozenset[str]
+    """Of the weights; not known any more of a run that goes on."""
+    files: Mapping[str, bytes]
+    """What the run keeps of a Hugging Face folder, by name."""
+
+    def model(self) -> "Transformer":
+        """The model, every array in float32 and with memory of its own. Raises as the readers of its files do."""
+        import jax.numpy as jnp
+
+        from jax_transformer import convert, transformer
+        from jax_transformer.training import trained
+        from jax_transformer.training.exchange import huggingface
+
+        if kinds.of(self.path) is Kind.HUGGINGFACE:
+            return convert.from_torch(huggingface.find(self.path).read(), self.config, dtype="float32")
+        loaded, _ = trained.load_model(self.path)
+        return transformer.unflatten(self.config, {name: jnp.asarray(x, jnp.float32) for name, x in transformer.flatten(loaded).items()})
+
+    def lines(self) -> Iterable[str]:
+        """What the person who trains should know of it."""
+        others = sorted(self.dtypes - {"float32"})
+        if others:
+            yield f"{self.path}: its weights are {' and '.join(others)}, and train as float32"
+
+
+def find(options: TrainOptions, folder: RunFolder) -> Initial | None:
+    """What the options name, or what a run that has a checkpoint took of it at its start; None where they name nothing.
+
+    Raises ConfigError for what cannot be begun from, or where the tokenizer is not given or is given twice; InputError where the tokenizer is not
+    the model's, and as the readers of the files do.
+    """
+    if options.init is None:
+        return None
+    if folder.data.exists() and folder.last_step() is not None:
+        return _taken(options, folder)
+    path = hub.local(options.init)
+    kind = kinds.of(path)
+    if kind is Kind.HUGGINGFACE:
+        return _of_huggingface(path, options)
+    if kind is Kind.RUN:
+        return _of_run(path, options)
+    raise ConfigError(
+        f"init={options.init}: is a {kind.value}; give a Hugging Face folder, hf:owner/name or a run folder, or convert it to one"
+    )
+
+
+def _taken(options: TrainOptions, folder: RunFolder) -> Initial:
+    recorded = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
+    words = _given(options.data) or tokenizers.load_folder(folder.path)
+    return Initial(Path(options.init or ""), parsed(folder.config, TransformerConfig.from_json), words, recorded, frozenset(), {})
+
+
+def _of_huggingface(path: Path, options: TrainOptions) -> Initial:
+    from jax_transformer.training.exchange import huggingface
+
+    found, data = huggingface.find(path), options.data
+    held = any(name in found.folder.kept for name in folders.TOKENIZER)
+    own = load_huggingface(path, source_lang=data.source_lang, target_lang=data.target_lang) if held else None
+    words = _words(own, options, path)
+    dtypes = frozenset(tensor.dtype for tensor in found.held.values() if is_float(tensor.dtype))
+    sha256 = _sha256([path / folders.CONFIG, *found.folder.files])
+    return Initial(path, _fitted(found.config, options.model, words, path), words, sha256, dtypes, _files(path))
+
+
+def _of_run(path: Path, options: TrainOptions) -> Initial:
+    from jax_transformer.training import checkpoint, trained
+
+    folder, data = RunFolder(path), options.data
+    own = tokenizers.load_folder(path) if tokenizers.in_folder(path) else None
+    if isinstance(own, HuggingFaceTokenizer):
+        own = own.with_languages(data.source_lang, data.target_lang)
+    words = _words(own, options, path)
+    config = _fitted(parsed(folder.config, TransformerConfig.from_json), options.model, words, path)
+    intact: trained.Weights | None = None
+    for weights in trained.candidates(folder, "auto"):
+        try:
+            described = checkpoint.described(weights.root, weights.step)
+        except CheckpointError:  # named where it is loaded
+            continue
+        intact = weights
+        break
+    if intact is None:
+        raise CheckpointError(f"{folder.checkpoints}: holds no intact checkpoint to begin from")
+    dtypes = frozenset(dtype for name, (_, dtype) in described.items() if name.startswith(("params/", "ema/", "carried/")))
+    sha256 = _sha256([folder.config, intact.root / str(intact.step) / kinds.MANIFEST])  # the manifest has the hash of every file
+    return Initial(path, config, words, sha256, dtypes, _files(path / folders.IN_RUN))
+
+
+def _given(data: DataOptions) -> Vocabulary | None:
+    if data.tokenizer is None:
+        return None
+    given = Tokenizer.load(data.tokenizer)
+    return given if data.target_tokenizer is None else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
+
+
+def _words(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
+    """The tokenizer that is there, or the one that is given where there is none."""
+    data, given = options.data, _given(options.data)
+    if own is not None and given is not None:
+        raise ConfigError(f"data.tokenizer={data.tokenizer}: {path} has a tokenizer, which its model was trained with; leave this out")
+    words = own or given
+    if words is None:
+        raise ConfigError(f"{path} has no tokenizer; give data.tokenizer, the one that its model was trained with")
+    named = [f"data.{name}" for name in ("source_lang", "target_lang") if getattr(data, name) is not None]
+    if named and not (isinstance(words, HuggingFaceTokenizer) and words.languages):
+        raise ConfigError(f"{', '.join(named)}: the tokenizer of {path} knows no languages; leave this out")
+    return words
+
+
+def _fitted(config: TransformerConfig, options: ModelOptions, words: Vocabulary, path: Path) -> TransformerConfig:
+    """The configuration with what may be changed, and with the tokenizer's start of a target, which of mBART is the target's language."""
+    source, target = words.source, words.target
+    for side, held, size in (("source", source, config.source_vocab_size), ("target", target, config.target_vocab_size)):
+        if held.vocab_size > size:
+            raise InputError(f"{path}: the {side} tokenizer has {held.vocab_size} tokens and the model {size}: it is of another model")
+    ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "eos_id": target.eos_id}
+    if not isinstance(words, HuggingFaceTokenizer):
+        ids["bos_id"] = target.bos_id
+    wrong = [f"{name} is {value} and the model's {getattr(config, name)}" for name, value in ids.items() if value != getattr(config, name)]
+    if wrong:
+        raise InputError(f"{path}: the tokenizer is of another model: {', '.join(wrong)}")
+    rates = {name: rate for name in RATES if (rate := getattr(options, name)) is not None}
+    precision = None if options.precision is Precision.FLOAT32 else options.precision.value
+    return dataclasses.replace(config, **rates, bos_id=target.bos_id, compute_dtype=precision)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    return folders.contents(path, [name for name in folders.KEPT if (path / name).is_file()])
+
+
+def _sha256(paths: Iterable[Path]) -> str:
+    """Of the hashes of files, in order."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()

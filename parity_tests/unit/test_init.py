@@ -1,0 +1,155 @@
+"""A run that begins from another run: what it takes over, what may be changed, and that it is read at the start alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer import transformer
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError
+from jax_transformer.training import initial, trained
+from jax_transformer.training.data_options import DataOptions
+from jax_transformer.training.options import ModelOptions, TrainOptions
+from jax_transformer.training.run_folder import RunFolder
+from parity_tests.unit import runs
+
+OPTIONS = [
+    *"--data.buckets 2 --data.tokens-per-batch 128 --optimizer.learning-rate 1e-3 --optimizer.warmup-steps 1".split(),
+    *"--model.dropout 0.3 --steps 20 --eval-every 10 --log-every 1 --eval-pairs 4".split(),
+]
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory) -> runs.Trained:
+    """The run that others begin from."""
+    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+        yield runs.trained(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> list[str]:
+    return runs.write_text(tmp_path_factory.mktemp("more"))
+
+
+@pytest.fixture(scope="module")
+def tuned(before, text, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A run from a copy of it, and its arguments."""
+    folder = tmp_path_factory.mktemp("tuned")
+    shutil.copytree(before.path, folder / "before")
+    arguments = ["--init", str(folder / "before"), *text, *OPTIONS]
+    told = runs.train("--run", folder / "run", *arguments)
+    assert told.code == 0, told.err
+    return folder / "run", arguments
+
+
+def options(init: Path, **more) -> TrainOptions:
+    return TrainOptions(init=str(init), **more)
+
+
+def test_weights_configuration_and_tokenizer_are_taken_over(before, tmp_path):
+    found = initial.find(options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path))
+    model, _ = trained.load_model(before.path)
+    assert not runs.differing(*({k: np.asarray(v) for k, v in transformer.flatten(m).items()} for m in (found.model(), model)))
+    assert found.config == model.config.with_sizes(dropout=0.25) and found.config != model.config
+    assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+    assert not list(found.lines())
+
+
+def test_the_first_loss_is_that_of_a_trained_model(before, tuned):
+    run, _ = tuned
+    fresh, first = (runs.metrics(path)[0]["loss"] for path in (before.path, run))
+    assert first < fresh / 2
+    assert json.loads((run / "config.json").read_text())["dropout"] == 0.3
+    assert (run / "tokenizer.json").read_bytes() == (before.path / "tokenizer.json").read_bytes()
+
+
+def test_it_goes_on_bit_for_bit_and_reads_the_beginning_no_more(tuned, tmp_path):
+    run, arguments = tuned
+    again = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(again / "checkpoints" / "20")
+    gone = Path(arguments[1])
+    gone.rename(gone.with_name("elsewhere"))
+    try:
+        told = runs.train("--run", again, *arguments)
+    finally:
+        gone.with_name("elsewhere").rename(gone)
+    assert told.code == 0 and "continuing at step 10" in told.err, told.err
+    assert not runs.differing(runs.arrays(run, 20), runs.arrays(again, 20))
+    assert runs.metrics(run) == runs.metrics(again)
+
+
+def test_another_beginning_is_refused(tuned, before, tmp_path):
+    run, arguments = tuned
+    told = runs.train("--run", run, *runs.with_option(arguments, "--init", before.path))
+    assert told.code == 2 and "is a run of other options: init (" in told.err
+
+
+def test_a_beginning_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
+    run, arguments = tuned
+    again, other = shutil.copytree(run, tmp_path / "run"), shutil.copytree(before.path, tmp_path / "before")
+    shutil.rmtree(again / "checkpoints")
+    shutil.rmtree(other / "checkpoints" / "200")
+    told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
+    (again / "train_config.json").write_text(json.dumps(told_config))
+    told = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
+    assert told.code == 2 and "the data changed since this run began (init_sha256 (" in told.err, told.err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"model": ModelOptions(d_model=8, tying="all")},
+            "model.d_model=8, model.tying=all cannot be changed: model and tokenizer are those of init=",
+        ),
+        ({"model": ModelOptions(preset="lesson10")}, "model.preset=lesson10 cannot be changed"),
+        ({"data": DataOptions(vocab_size=500)}, "data.vocab_size=500 cannot be changed"),
+    ],
+    ids=["sizes", "preset", "vocabulary"],
+)
+def test_what_the_beginning_decides_cannot_be_told(more, words):
+    with pytest.raises(ConfigError, match=words):
+        TrainOptions(init="somewhere", **more)
+
+
+def test_languages_without_a_beginning_are_refused():
+    with pytest.raises(ConfigError, match=r"data\.target_lang mean nothing without init"):
+        TrainOptions(data=DataOptions(target_lang="fr"))
+
+
+def test_languages_that_the_tokenizer_does_not_know_are_refused(before, tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.source_lang: the tokenizer of .* knows no languages"):
+        initial.find(options(before.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path))
+
+
+def test_a_second_tokenizer_is_refused(before, tmp_path):
+    given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="has a tokenizer, which its model was trained with; leave this out"):
+        initial.find(options(before.path, data=given), RunFolder(tmp_path))
+
+
+def test_converted_weights_need_the_tokenizer_to_be_given(before, tmp_path):
+    bare = tmp_path / "bare"
+    trained.save_model(trained.load_model(before.path)[0], bare)
+    with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
+        initial.find(options(bare), RunFolder(tmp_path))
+    given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+    found = initial.find(options(bare, data=given), RunFolder(tmp_path))
+    assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+
+
+def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
+    bare, lines = tmp_path / "bare", ["der Hund"]
+    trained.save_model(trained.load_model(before.path)[0], bare)
+    Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
+    given = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
+    with pytest.raises(ValueError, match="the tokenizer is of another model: source_pad_id is 5 and the model's"):
+        initial.find(given, RunFolder(tmp_path))
+
+
+def test_files_are_to_be_converted_first(before, tmp_path):
+    with pytest.raises(ConfigError, match="is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"):
+        initial.find(options(before.path / "checkpoints" / "200"), RunFolder(tmp_path))
