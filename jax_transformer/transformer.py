@@ -269,6 +269,13 @@ def abstract_part(config: TransformerConfig, kind: Callable[..., Module]) -> Mod
     return nnx.merge(graphdef, nnx.from_flat_state([(path, variable.replace(variable.get_value())) for path, variable in flat]))
 
 
+def shapes(
+    config: TransformerConfig, kind: Callable[..., Any] = Transformer, of: type[nnx.Variable] = nnx.Variable
+) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of one kind by its path in :func:`flatten`, of the Transformer or its Encoder alone."""
+    return {".".join(map(str, path)): tuple(variable.shape) for path, variable in _skeleton(config, kind)[1] if isinstance(variable, of)}
+
+
 class _OneKey(nnx.Rngs):
     """One key for all arrays: where only their shapes are wanted, drawing a key for each was four fifths of the time."""
 

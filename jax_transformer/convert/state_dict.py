@@ -1,7 +1,6 @@
 """Weights between PyTorch and Flax, as functions over ``{name: array}``."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, Literal, overload
 
 import jax
@@ -17,11 +16,6 @@ from jax_transformer.transformer import Encoder, Transformer
 _PARTS: dict[str, Callable[..., Transformer | Encoder]] = {"model": Transformer, "encoder": Encoder}
 
 
-@lru_cache(maxsize=32)
-def _shapes(config: TransformerConfig, part: str = "model") -> dict[str, tuple[int, ...]]:
-    return {name: leaf.shape for name, leaf in transformer.flatten(transformer.abstract_part(config, _PARTS[part])).items()}
-
-
 def weight_table(config: TransformerConfig, part: str = "model") -> rules.Table:
     """The checked table of rules for a model of ``config``, or for its encoder alone (``part="encoder"``), under names without ``encoder.``.
 
@@ -31,12 +25,12 @@ def weight_table(config: TransformerConfig, part: str = "model") -> rules.Table:
         raise ConfigError(f"unknown part {part!r}{nearest(part, list(_PARTS))}; known: {', '.join(_PARTS)}")
     table = tables.table(config)
     try:
-        rules.check_complete(table, _shapes(config))
+        rules.check_complete(table, transformer.shapes(config))
     except ValueError as error:  # a configuration that the layout's own module cannot be set to, such as a tied one
         raise ConfigError(f"layout {config.layout.value!r} has no names for this configuration: {error}") from None
     if part == "encoder":
         table = rules.within(table, "encoder.")
-        rules.check_complete(table, _shapes(config, part))
+        rules.check_complete(table, transformer.shapes(config, _PARTS[part]))
     return table
 
 
@@ -88,7 +82,7 @@ def from_torch(
             while JAX is in 32-bit mode and no dtype is given.
     """
     state = {name: _as_numpy(name, value) for name, value in state_dict.items()}
-    arrays = rules.to_flax(weight_table(config, part), state, _shapes(config, part))
+    arrays = rules.to_flax(weight_table(config, part), state, transformer.shapes(config, _PARTS[part]))
     return transformer.unflatten_part(config, {name: as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part])
 
 

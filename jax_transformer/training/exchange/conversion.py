@@ -89,10 +89,8 @@ def model_of(config: TransformerConfig) -> Model:
     from jax_transformer import convert, transformer
     from jax_transformer.nn.positions import Frozen
 
-    skeleton = transformer.abstract(config)
-    flax = {name: tuple(leaf.shape) for name, leaf in transformer.flatten(skeleton).items()}
-    table = convert.weight_table(config)
-    return Model(config, table, {"torch": rules.torch_shapes(table, flax), "flax": flax}, frozenset(transformer.flatten(skeleton, Frozen)))
+    flax, table = transformer.shapes(config), convert.weight_table(config)
+    return Model(config, table, {"torch": rules.torch_shapes(table, flax), "flax": flax}, frozenset(transformer.shapes(config, of=Frozen)))
 
 
 @dataclass(frozen=True)
