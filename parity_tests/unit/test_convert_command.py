@@ -12,12 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import jax_transformer as jt
+from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import planning, rules
+from jax_transformer.convert import rules
 from jax_transformer.convert.files import pt
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.presets import PRESETS
@@ -199,17 +198,9 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
 # Lossless
 
 
-def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
-    """Random bits: NaN with every payload, infinities, -0.0 and denormals among them."""
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    bits = np.random.default_rng(seed).integers(0, 256, count * kind.itemsize, np.uint8).view(kind)
-    bits[: min(4, count)] = np.array([np.nan, -0.0, np.inf, 0], kind)[: min(4, count)]
-    return bits
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_bit_crosses(config, config_file, dtype, tmp_path):
-    state = {name: odd_numbers(dtype, array.size).reshape(array.shape) for name, array in state_of(config).items()}
+    state = {name: round_trips.odd_numbers(dtype, array.size).reshape(array.shape) for name, array in state_of(config).items()}
     source = write(tmp_path / "a.safetensors", state)
     convert(source, tmp_path / "run", description=exchange.Description(str(config_file)))
     convert(tmp_path / "run/checkpoints/0", tmp_path / "b.pt")
@@ -223,7 +214,7 @@ def test_every_bit_crosses(config, config_file, dtype, tmp_path):
 
 def test_integers_cross_between_files(tmp_path):
     state = {kind: np.arange(-3, 3).astype(kind) for kind in ("int64", "int32", "int16", "int8", "uint8", "bool")} | {
-        "f": odd_numbers("float16", 9)
+        "f": round_trips.odd_numbers("float16", 9)
     }
     source = write(tmp_path / "a.safetensors", state)
     convert(source, tmp_path / "b.pt", dtype="float16")
@@ -254,62 +245,6 @@ def test_a_cast_says_what_it_loses(console, tmp_path):
     assert pt.read(tmp_path / "b.pt")["b"].dtype == np.int64
     data = json.loads(console.say("convert", tmp_path / "a.safetensors", tmp_path / "c.pt", "--dtype", "float32", "--json")[1])
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0
-
-
-PRESET_NAMES = st.sampled_from(list(PRESETS))
-
-
-@st.composite
-def sizes(draw) -> tuple[str, dict[str, int]]:
-    """A preset and sizes of it, every other time all the same."""
-    preset, heads, square = draw(PRESET_NAMES), draw(st.integers(1, 4)), draw(st.booleans())
-    width = heads * 2 * draw(st.integers(1, 4))
-    lengths = st.just(max(width, 4)) if square else st.integers(4, 23)
-    found = dict(d_model=width, num_heads=heads, max_length=draw(lengths), source_vocab_size=draw(lengths), target_vocab_size=draw(lengths))
-    return preset, found | dict(d_ff=draw(lengths), encoder_layers=draw(st.integers(1, 3)), decoder_layers=draw(st.integers(1, 3)))
-
-
-def drawn(preset: str, found: dict[str, int]) -> TransformerConfig:
-    tied = {"target_vocab_size": found["source_vocab_size"]} if jt.preset(preset).tying is Tying.ALL else {}
-    ruled = PRESETS[preset].multiples
-    return jt.preset(preset, **{name: size for name, size in (found | tied).items() if name not in ruled})
-
-
-def there_and_back(config: TransformerConfig, dtype: str, folder: Path) -> None:
-    """File to folder to file, and to the other kind of file and back: the same bytes each time, twice the same file."""
-    model = conversion.model_of(config)
-    state = {
-        name: odd_numbers(dtype, int(np.prod(shape)), seed).reshape(shape)
-        for seed, (name, shape) in enumerate(model.shapes["torch"].items())
-    }
-    for first, *others in planning.ties_of(model.table):
-        state |= dict.fromkeys(others, state[first])
-    source = write(folder / "a.safetensors", state)
-    (folder / "config.json").write_text(config.to_json())
-    given = exchange.Description(str(folder / "config.json"))
-    convert(source, folder / "run", description=given, force=True)
-    convert(folder / "run", folder / "b.pt", force=True)
-    first = (folder / "b.pt").read_bytes()
-    convert(source, folder / "b.pt", description=given, force=True)
-    assert (folder / "b.pt").read_bytes() == first
-    convert(folder / "b.pt", folder / "5", description=given, force=True)
-    convert(folder / "5", folder / "c.safetensors", description=given, force=True)
-    assert (folder / "c.safetensors").read_bytes() == source.read_bytes()
-
-
-@settings(
-    max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(sizes(), st.sampled_from(["float64", "float32", "float16", "bfloat16"]))
-def test_there_and_back_is_byte_equal(tmp_path, sizes, dtype):
-    there_and_back(drawn(*sizes), dtype, tmp_path)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(sizes(), st.sampled_from(["float64", "float32", "float16", "bfloat16"]))
-def test_there_and_back_is_byte_equal_for_200_configurations(tmp_path, sizes, dtype):
-    there_and_back(drawn(*sizes), dtype, tmp_path)
 
 
 # Replacing, and what a kill leaves
