@@ -108,7 +108,7 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
 
 def test_ids_end_with_their_end_token(monkeypatch):
     rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
-    monkeypatch.setattr(generate, "greedy", lambda model, source, max_length: jnp.asarray(rows)[: len(source)])
+    monkeypatch.setattr(generate, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)])
     found = translation.hypotheses(transformer.abstract(SPEAKER), TOKENIZER, ["one", "two"], tokens_per_batch=32)
     assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
 
