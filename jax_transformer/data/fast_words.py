@@ -4,8 +4,7 @@ What is built is as transformers 5.23 builds it (``tokenization_t5.py``, ``_pega
 ``_roberta.py`` and the ``convert_from_spm`` of ``convert_slow_tokenizer.py``), so that ids are the same.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jax_transformer.convert.files.whole import shown
 from jax_transformer.data import huggingface_files, language_codes, sentencepiece_model
 from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.data.sentencepiece_model import Pieces
+from jax_transformer.data.tokenizer import guarded
 from jax_transformer.errors import InputError
 
 _SPACES = normalizers.Replace(Regex(" {2,}"), " ")
@@ -31,7 +31,7 @@ class FastWords:
         model.no_padding()
         model.encode_special_tokens = told.flag("split_special_tokens")
         self._path, self._model = path, model
-        with _guarded(path):
+        with guarded(path):
             _add(model, told)
             self._ids = model.get_vocab(with_added_tokens=True)
         self.size = max(self._ids.values(), default=-1) + 1
@@ -43,12 +43,12 @@ class FastWords:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """``encode`` of each line, on all cores."""
-        with _guarded(self._path):
+        with guarded(self._path):
             return [encoding.ids for encoding in self._model.encode_batch_fast(list(lines), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
-        with _guarded(self._path):
+        with guarded(self._path):
             text = self._model.decode(list(ids), skip_special_tokens=True)
         return cleaned(text) if self._clean else text
 
@@ -74,7 +74,7 @@ def from_json(path: Path, content: bytes, told: Described) -> FastWords:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a tokenizer file: not valid UTF-8") from None
-    with _guarded(path):
+    with guarded(path):
         model = tokenizers.Tokenizer.from_str(text)
     return FastWords(path, model, told)
 
@@ -95,7 +95,7 @@ def from_merges(path: Path, vocabulary: bytes, merges: bytes, told: Described) -
         if len(words) != 2:
             raise InputError(f"{beside}: line {number} is {shown(line)}, not two tokens")
         pairs.append((words[0], words[1].rstrip("\r")))
-    with _guarded(beside):
+    with guarded(beside):
         model = tokenizers.Tokenizer(models.BPE(ids, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=told.flag("add_prefix_space"))
     model.decoder = decoders.ByteLevel()
@@ -104,8 +104,8 @@ def from_merges(path: Path, vocabulary: bytes, merges: bytes, told: Described) -
 
 def from_pieces(path: Path, pieces: Pieces, told: Described) -> FastWords:
     """What transformers makes of a SentencePiece model of the families that are not Marian or M2M100."""
-    with _guarded(path):
-        model = _unigram(path, pieces, told) if told.kind is not Kind.NLLB else _nllb(path, pieces, told)
+    with guarded(path):
+        model = _unigram(pieces, told) if told.kind is not Kind.NLLB else _nllb(pieces, told)
         model.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
         extra = [AddedToken(text, normalized=False, special=True) for text in pieces.control]
         model.add_tokens(extra + [AddedToken(text, normalized=False, special=False) for text in pieces.user_defined])
@@ -113,13 +113,13 @@ def from_pieces(path: Path, pieces: Pieces, told: Described) -> FastWords:
     return FastWords(path, model, told)
 
 
-def _unigram(path: Path, pieces: Pieces, told: Described) -> tokenizers.Tokenizer:
+def _unigram(pieces: Pieces, told: Described) -> tokenizers.Tokenizer:
     named = {name: token.content for name, token in told.named.items()}
     metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=True)
     words: Any = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
     normal: list[Any] = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     if pieces.algorithm != sentencepiece_model.UNIGRAM:
-        raise InputError(f"{path}: not a unigram model, which {told.kind.value}'s is; give the folder a tokenizer.json")
+        raise InputError(f"not a unigram model, which {told.kind.value}'s is; give the folder a tokenizer.json")
     if told.kind is Kind.T5:
         scored, unknown = pieces.scored + [(text, 0.0) for text in reversed(_own(told))], 2
     elif told.kind is Kind.PEGASUS:
@@ -148,9 +148,9 @@ def _unigram(path: Path, pieces: Pieces, told: Described) -> tokenizers.Tokenize
     return model
 
 
-def _nllb(path: Path, pieces: Pieces, told: Described) -> tokenizers.Tokenizer:
+def _nllb(pieces: Pieces, told: Described) -> tokenizers.Tokenizer:
     if pieces.algorithm != sentencepiece_model.BPE:
-        raise InputError(f"{path}: not a BPE model, which NLLB's is; give the folder a tokenizer.json")
+        raise InputError("not a BPE model, which NLLB's is; give the folder a tokenizer.json")
     begin = [told.named[name].content for name in ("bos_token", "pad_token", "eos_token", "unk_token")]
     ids = {text: i for i, text in enumerate(dict.fromkeys([*begin, *(text for text, _ in pieces.scored)]))}
     order = {text: i for i, (text, _) in enumerate(pieces.scored)}
@@ -185,22 +185,9 @@ def _add(model: tokenizers.Tokenizer, told: Described) -> None:
     for index, token in told.added.items():
         if known.get(token.content) != index:
             found = f"becomes {known[token.content]}" if token.content in known else "cannot be added"
-            raise InputError(f"{told.folder}: the added token {shown(token.content)} has the id {index}, and {found}")
+            raise InputError(f"the added token {shown(token.content)} has the id {index}, and {found}")
     there = {token.content for token in model.get_added_tokens_decoder().values()}
     wanted = [*told.named.values(), *told.extra]
     if told.kind is Kind.NLLB:  # the mask stands behind the languages in the models' embeddings
         wanted.sort(key=lambda token: token is told.named.get("mask_token"))
     model.add_special_tokens([token for token in wanted if token.content not in there])
-
-
-@contextlib.contextmanager
-def _guarded(path: Path) -> Iterator[None]:
-    """What ``tokenizers`` raises, a panic of its Rust code among it, as one line that names the file."""
-    try:
-        yield
-    except InputError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise InputError(f"{path}: not a usable tokenizer: {shown(' '.join(str(error).split()), 160)}") from None

@@ -190,7 +190,7 @@ def _named(folder: Path, kind: Kind, name: str, found: Any, added: dict[str, Add
     if token.content in added:
         return added[token.content]
     if name == "mask_token" and kind in (Kind.MBART, Kind.MBART50, Kind.NLLB) and isinstance(found, str):
-        return AddedToken(found, lstrip=True, normalized=True, special=True)
+        return AddedToken(found, lstrip=True, normalized=kind is Kind.NLLB, special=True)
     return token
 
 

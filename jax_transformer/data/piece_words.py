@@ -80,8 +80,10 @@ class PieceWords:
 
     def encode(self, line: str) -> list[int]:
         """The ids of a line, without those around it."""
+        if self._whole:
+            return [self._id(piece) for piece in self._pieces(line)]
         ids: list[int] = []
-        for part in [line] if self._whole else self._added.split(line):
+        for part in self._added.split(line):
             if part in self._added.ids:
                 ids.append(self._added.ids[part])
             else:

@@ -1,8 +1,9 @@
 """Byte-level BPE: any text becomes ids and comes back unchanged; a thin wrapper of Hugging Face ``tokenizers``."""
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsInt
@@ -141,13 +142,23 @@ class Tokenizer:
             raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
         except UnicodeDecodeError as error:
             raise errors.InputError(f"{path}: not a tokenizer file: not valid UTF-8") from error
-        try:
+        with guarded(path):
             return cls(tokenizers.Tokenizer.from_str(text))
-        except errors.InputError as error:
-            raise errors.InputError(f"{path}: {error}") from error
-        except Exception as error:  # the library raises a bare Exception, its message over several lines at times
-            reason = " ".join(str(error).split())[:200]
-            raise errors.InputError(f"{path}: not a tokenizer file: {reason}") from error
+
+
+@contextlib.contextmanager
+def guarded(path: str | Path) -> Iterator[None]:
+    """What the library raises over a file, as one line that names it: a bare Exception, its message over several lines at times, or a panic of
+    its Rust code, which is no Exception."""
+    try:
+        yield
+    except errors.InputError as error:
+        raise errors.InputError(f"{path}: {error}") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise errors.InputError(f"{path}: not a tokenizer file: {reason}") from error
 
 
 @dataclass(frozen=True)
