@@ -1,0 +1,379 @@
+"""Hugging Face folders without transformers: what is one, what it must hold, what is written beside the weights, replacing, and the hub."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_transformer import codec
+from jax_transformer.convert import kinds, rules
+from jax_transformer.convert.files import pt, safetensors
+from jax_transformer.convert.huggingface import card, config, folder, hub, state
+from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
+from jax_transformer.training import exchange, pretrained
+from jax_transformer.training.data_options import DataOptions
+from jax_transformer.training.exchange import conversion
+from jax_transformer.training.options import TrainOptions
+from parity_tests.unit import helpers, runs
+
+T5 = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "vocab_size": 11,
+    "d_model": 8,
+    "d_kv": 4,
+    "d_ff": 12,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 4,
+    "relative_attention_max_distance": 6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "dtype": "float32",
+}
+CARD = "---\nlicense: mit\n---\n\n# A model\n"
+
+
+def weights() -> dict[str, np.ndarray]:
+    """What transformers writes for the model of ``T5``, with random numbers."""
+    found = config.from_config(T5)
+    whole = rules.to_torch(conversion.model_of(found).table, helpers.random_arrays(found, dtype="float32"))
+    return state.saved(whole, found)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory) -> Path:
+    """A folder as transformers saves one, with files of more kinds than it reads."""
+    path = tmp_path_factory.mktemp("hub") / "theirs"
+    others = {"generation_config.json": b'{"eos_token_id": 1}', "spiece.model": b"\0\1", "README.md": CARD.encode()}
+    beside = {"config.json": json.dumps(T5).encode(), **others}
+    folder.write(path, weights(), beside)
+    (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
+    (path / "tf_model.h5").write_bytes(b"no")
+    return path
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+def prepare(source: Path | str, destination: Path | str, **more) -> conversion.Prepared:
+    return exchange.prepare(exchange.Request(str(source), str(destination), **{"check": False, **more}))
+
+
+def convert(source: Path | str, destination: Path | str, **more) -> exchange.Outcome:
+    return exchange.convert(prepare(source, destination, **more))
+
+
+def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
+    """A copy without some files (None), or with others."""
+    shutil.copytree(theirs, path)
+    for name, content in changes.items():
+        if content is None:
+            (path / name).unlink()
+        else:
+            (path / name).write_bytes(content)
+    return path
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in one.items()} == {
+        n: (a.dtype, a.shape, a.tobytes()) for n, a in other.items()
+    }
+
+
+# What is a folder
+
+
+def test_a_folder_is_known_by_the_model_type_in_its_configuration(theirs, tmp_path):
+    assert kinds.of(theirs) is kinds.Kind.HUGGINGFACE
+    with pytest.raises(InputError, match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)"):
+        kinds.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"model_type": "t5", "model_type": "t5"}', b"[" * 100_000], ids=["cut", "list", "twice", "deep"]
+)
+def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_path):
+    with pytest.raises((InputError, UnsafeFileError), match=r"config\.json") as error:
+        convert(copied(theirs, tmp_path / "bad", **{"config.json": content}), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_weights_says_what_was_looked_for(theirs, tmp_path):
+    bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
+    with pytest.raises(InputError, match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 is none of them"):
+        convert(bare, tmp_path / "run")
+
+
+def test_safetensors_are_read_where_both_forms_are_there_and_the_plan_says_so(theirs, tmp_path):
+    both = copied(theirs, tmp_path / "both", **{"pytorch_model.bin": b"not even a zip"})
+    plan = prepare(both, tmp_path / "run").plan
+    dropped = {note.name: note.reason for note in plan.dropped}
+    assert plan.source.endswith("(model.safetensors)")
+    assert dropped["pytorch_model.bin"] == "weights again, beside model.safetensors, which is read"
+    assert dropped["modeling_t5.py"] == "a program, and none is run or copied"
+    assert not set(dropped) & {"config.json", "spiece.model", "README.md"}
+
+
+def test_what_is_missing_and_unknown_is_one_error(theirs, tmp_path):
+    held = weights()
+    held["shared.wieght"] = held.pop("shared.weight")
+    bad = copied(theirs, tmp_path / "bad", **{"model.safetensors": None})
+    safetensors.write(bad / "model.safetensors", held)
+    with pytest.raises(InputError, match=r"missing shared\.weight.*unexpected shared\.wieght"):
+        convert(bad, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"model_type": "gpt2"}, "gpt2"), ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"d_kv": "4"}, "d_kv")],
+    ids=["family", "quantized", "text"],
+)
+def test_a_model_that_is_not_known_is_refused_by_file_and_key(change, said, theirs, tmp_path):
+    bad = copied(theirs, tmp_path / "bad", **{"config.json": json.dumps(T5 | change).encode()})
+    with pytest.raises(InputError, match=rf"{bad}/config\.json.*{said}"):
+        convert(bad, tmp_path / "run")
+
+
+# There and back
+
+
+def test_a_run_keeps_the_files_and_gives_them_back(theirs, tmp_path):
+    outcome = convert(theirs, tmp_path / "run")
+    assert outcome.files == ("README.md", "config.json", "generation_config.json", "spiece.model")
+    kept = {name: content for name, content in files(theirs).items() if name in outcome.files}
+    assert files(tmp_path / "run/huggingface") == kept
+    assert "model_type" not in json.loads((tmp_path / "run/config.json").read_text())
+    convert(tmp_path / "run", tmp_path / "back", to="hf")
+    assert files(tmp_path / "back") == kept | {"model.safetensors": (theirs / "model.safetensors").read_bytes()}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_bare_file_and_the_configuration_make_a_folder(suffix, theirs, tmp_path):
+    """The file has every name of the module, as it has from PyTorch; the folder, what transformers writes. Either config.json will do."""
+    outcome = convert(theirs, tmp_path / f"model.{suffix}")
+    assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
+    read = safetensors.read if suffix == "safetensors" else pt.read
+    assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read(tmp_path / f"model.{suffix}").keys()
+    for where in (theirs, tmp_path / "run"):
+        given = exchange.Description(str(where / "config.json"))
+        if where == tmp_path / "run":
+            convert(theirs, where)
+        target = tmp_path / f"from-{where.name}"
+        convert(tmp_path / f"model.{suffix}", target, to="hf", description=given)
+        assert_same(safetensors.read(target / "model.safetensors"), weights())
+        assert config.from_config(json.loads((target / "config.json").read_text())) == config.from_config(T5)
+
+
+def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_path):
+    convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    held = weights()
+    assert index["metadata"] == {"total_parameters": sum(a.size for a in held.values()), "total_size": sum(a.nbytes for a in held.values())}
+    shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert shards == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))] and len(shards) > 2
+    for name in shards:
+        part = safetensors.read(tmp_path / "out" / name)
+        assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
+    assert_same(safetensors.read(tmp_path / "out/model.safetensors.index.json"), held)
+    (tmp_path / "out" / shards[1]).unlink()
+    with pytest.raises(InputError, match=f"names '{shards[1]}', which is not there"):
+        convert(tmp_path / "out", tmp_path / "run")
+
+
+def test_runs_of_names_fill_the_shards_in_order():
+    assert folder.split({"a": 6, "b": 6, "c": 2, "d": 6, "e": 2, "f": 2}, 10) == [["a"], ["b", "c"], ["d", "e", "f"]]
+    assert folder.split({"a": 20, "b": 1}, 10) == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
+def test_a_size_of_shards_is_a_whole_number(written):
+    if written == "5":
+        assert folder.size(written) == 5 and folder.size("2MB") == 2_000_000
+    else:
+        with pytest.raises(ConfigError, match="--shard-size"):
+            folder.size(written)
+
+
+def test_a_cast_changes_the_dtype_of_the_configuration_alone(theirs, tmp_path):
+    convert(theirs, tmp_path / "half", to="hf", dtype="bfloat16")
+    assert json.loads((tmp_path / "half/config.json").read_text()) == T5 | {"dtype": "bfloat16"}
+    assert {array.dtype for array in safetensors.read(tmp_path / "half/model.safetensors").values()} == {np.dtype(ml_dtypes.bfloat16)}
+    old = json.dumps({**{k: v for k, v in T5.items() if k != "dtype"}, "torch_dtype": "float32"}).encode()
+    convert(copied(theirs, tmp_path / "old", **{"config.json": old}), tmp_path / "half2", to="hf", dtype="float16")
+    assert json.loads((tmp_path / "half2/config.json").read_text())["torch_dtype"] == "float16"
+
+
+def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
+    code, out, _ = console.say("convert", theirs, tmp_path / "run", "--dry-run")
+    assert code == 0 and "nothing was written" in out and not (tmp_path / "run").exists()
+    assert "encoder.embed_tokens.weight" not in out.split("tied")[0]  # a copy that is not in the file is no tensor of it
+
+
+# What may be written where
+
+
+@pytest.mark.parametrize(
+    ("destination", "more", "said"),
+    [
+        ("out", {"to": "onnx"}, "--to onnx is not one of hf, run"),
+        ("out.safetensors", {"to": "hf"}, "is the name of a file"),
+        ("out", {"shard_size": "1GB"}, "is no Hugging Face folder"),
+        ("hf:me/mine", {}, "nothing is uploaded"),
+    ],
+    ids=["kind", "file", "size", "upload"],
+)
+def test_a_destination_that_cannot_be_meant_is_refused(destination, more, said, theirs, tmp_path):
+    where = destination if destination.startswith("hf:") else tmp_path / destination
+    with pytest.raises(ConfigError, match=said):
+        prepare(theirs, where, **more)
+
+
+def test_a_model_of_no_family_is_not_exported(tmp_path):
+    other = helpers.tiny()
+    safetensors.write(tmp_path / "model.safetensors", rules.to_torch(conversion.model_of(other).table, helpers.random_arrays(other)))
+    (tmp_path / "config.json").write_text(other.to_json())
+    with pytest.raises(ConfigError, match=r"is no family of Hugging Face's: .*marian.*t5"):
+        prepare(tmp_path / "model.safetensors", tmp_path / "out", to="hf", description=exchange.Description(str(tmp_path / "config.json")))
+
+
+def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
+    out = tmp_path / "out"
+    convert(theirs, out, to="hf", shard_size="1KB")
+    with pytest.raises(InputError, match="exists already"):
+        convert(theirs, out, to="hf")
+    convert(theirs, out, to="hf", force=True)
+    assert not list(out.glob("model-*")) and (out / "model.safetensors").is_file()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds more than weights \(notes\.txt\)"):
+        convert(theirs, out, to="hf", force=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    convert(theirs, out, to="hf")
+    before = files(out)
+
+    def faulty(path, state, beside, **more):
+        real(path, state, dict(beside) | {"spiece.model": b"another"}, **more)
+
+    real = folder.write
+    monkeypatch.setattr(folder, "write", faulty)
+    with pytest.raises(InputError, match=r"spiece\.model was not written as it is"):
+        convert(theirs, out, to="hf", force=True)
+    assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# The card
+
+
+def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):
+    """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
+    convert(theirs, tmp_path / "run")
+    data = DataOptions(train_source=("/home/me/train.en",), train_target=("/home/me/train.de",), valid_source=("v",), valid_target=("v",))
+    (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(data=data)))
+    (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
+    (tmp_path / "run/metrics.jsonl").write_text(json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n")
+    convert(tmp_path / "run", tmp_path / "out", to="hf")
+    made = (tmp_path / "out/README.md").read_text()
+    assert made.startswith(CARD + "\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n")
+    assert "- train_pairs: 1,200" in made and "| BLEU | 31.23 |" in made and '"optimizer.learning_rate"' in made and "/home" not in made
+    assert json.loads((tmp_path / "out/config.json").read_text()) == T5
+
+
+def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
+    import yaml
+
+    figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
+    made = card.new("my model", "marian", 1234, card.Training(7, ("a.en",), {}, {}, figures, ("en", "de")))
+    front = yaml.safe_load(made.split("---\n")[1])
+    assert front["language"] == ["en", "de"] and front["pipeline_tag"] == "translation" and "license" not in front
+    assert front["model-index"][0]["results"][0]["metrics"][0] == {"type": "bleu", "name": "BLEU", "value": 31.234}
+    assert "(`nrefs:1|case:mixed`)" in made and "add `license:`" in made
+
+
+# Inspecting
+
+
+def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
+    code = "import sys, jax_transformer.cli as cli; cli.main(['inspect', sys.argv[1], '--json']); sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(theirs)], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kind"] == "Hugging Face folder" and found["values"]["model_type"] == "t5"
+    assert found["tensors"].keys() == weights().keys()
+    assert set(found["sha256"]) == {"model.safetensors", "config.json", "generation_config.json", "spiece.model", "README.md"}
+
+
+# The hub
+
+
+@pytest.fixture
+def client(theirs, monkeypatch):
+    """A stand-in for huggingface_hub that has one model, and says what was asked for."""
+    asked: list[tuple] = []
+
+    class HfApi:
+        def list_repo_files(self, repository, *, revision):
+            if repository != "owner/name":
+                raise OSError("404 Client Error.\nRepository Not Found")
+            return [path.name for path in theirs.iterdir()]
+
+    def snapshot_download(repository, *, revision, allow_patterns):
+        asked.append((repository, revision, sorted(allow_patterns)))
+        return str(theirs)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download))
+    return asked
+
+
+def test_a_model_of_the_hub_is_asked_for_by_the_names_of_its_files(client, theirs, tmp_path):
+    convert("hf:owner/name@v1.0", tmp_path / "run")
+    wanted = ["README.md", "config.json", "generation_config.json", "model.safetensors", "spiece.model"]
+    assert client == [("owner/name", "v1.0", wanted)]  # no program, no second form of the weights
+    model = pretrained.model(hub.local("hf:owner/name"))
+    assert model.config == config.from_config(T5)
+
+
+def test_the_shards_of_the_hub_are_asked_for_with_their_index():
+    listed = [
+        "config.json",
+        "pytorch_model.bin",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "x-1-of-2.safetensors",
+    ]
+    assert hub._wanted("hf:a/b", listed) == ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json"]
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
+def test_a_name_that_is_none_is_refused_before_anything_is_asked(name, client):
+    with pytest.raises(ConfigError, match="hf:owner/name"):
+        hub.local(name)
+    assert client == []
+
+
+def test_what_the_hub_does_not_give_is_one_line(client, console):
+    console.refused(3, ["hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"], "inspect", "hf:owner/other")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch, console):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    console.refused(2, ["pip install 'jax-transformer[hub]'"], "inspect", "hf:owner/name")
