@@ -25,7 +25,8 @@ from torch import nn
 @dataclass
 class Recording:
     """Arrays by ``CALL/what``, where CALL is a module's name and the number of its call, as ``encoder.layers.0#0``, and what is ``input``,
-    ``output``, ``input gradient`` or ``output gradient``; of several tensors that go in or out, the first floating-point one."""
+    ``output``, ``input gradient`` or ``output gradient``. Of several floating-point tensors that go in, the others are ``input 1`` and so on, one
+    that goes in at several places counts once; of several that come out, the first is taken."""
 
     order: list[str] = field(default_factory=list)
     """The calls in the order in which they ended."""
@@ -34,6 +35,10 @@ class Recording:
     """The gradients of parameters by name; those of tied ones once."""
     result: np.ndarray | None = None
     """What the model gave."""
+
+    def at(self, place: str) -> np.ndarray | None:
+        """The array there, if one was recorded."""
+        return self.arrays.get(place)
 
 
 def record(
@@ -65,12 +70,15 @@ def record(
         key = f"{name}#{counts.get(name, 0)}"
         counts[name] = counts.get(name, 0) + 1
         open_calls.append(key)
-        return _watched((args, kwargs), key, "input", made)
+        for i, tensor in enumerate({id(tensor): tensor for tensor in _floats((args, kwargs))}.values()):
+            args, kwargs = _watched((args, kwargs), tensor, f"{key}/input{f' {i}' if i else ''}", made)
+        return args, kwargs
 
     def after(part: nn.Module, args: tuple, kwargs: dict, result: Any) -> Any:
         key = open_calls.pop()
         made.order.append(key)
-        return _watched(result, key, "output", made)
+        found = next(_floats(result), None)
+        return result if found is None else _watched(result, found, f"{key}/output", made)
 
     for part in module.modules():
         if id(part) in wanted:
@@ -87,21 +95,18 @@ def record(
     return made
 
 
-def _watched(value: Any, key: str, what: str, made: Recording) -> Any:
-    """``value`` with its first floating-point tensor recorded, and replaced by an alias whose gradient is this call's alone."""
-    found = next(_floats(value), None)
-    if found is None:
-        return value
-    made.arrays[f"{key}/{what}"] = _array(found)
+def _watched(value: Any, found: torch.Tensor, place: str, made: Recording) -> Any:
+    """``value`` with a tensor in it recorded, and replaced by an alias whose gradient is this call's alone."""
+    made.arrays[place] = _array(found)
     if not found.requires_grad:
         return value
     alias = found.view_as(found)
 
     def keep(gradient: torch.Tensor) -> None:
-        made.arrays[f"{key}/{what} gradient"] = _array(gradient)
+        made.arrays[f"{place} gradient"] = _array(gradient)
 
     alias.register_hook(keep)
-    return _replaced(value, found, alias, [False])
+    return _replaced(value, found, alias)
 
 
 def _floats(value: Any) -> Any:
@@ -117,20 +122,19 @@ def _floats(value: Any) -> Any:
             yield from _floats(item)
 
 
-def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor, done: list[bool]) -> Any:
-    """``value`` with the first place of ``old`` taken by ``new``."""
-    if value is old and not done[0]:
-        done[0] = True
+def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    """``value`` with every place of ``old`` taken by ``new``."""
+    if value is old:
         return new
     if isinstance(value, dict):
         for name in list(value):
-            changed = _replaced(value[name], old, new, done)
+            changed = _replaced(value[name], old, new)
             if changed is not value[name]:
                 value = copy.copy(value)
                 value[name] = changed
         return value
     if isinstance(value, tuple | list):
-        items = [_replaced(item, old, new, done) for item in value]
+        items = [_replaced(item, old, new) for item in value]
         if all(one is other for one, other in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

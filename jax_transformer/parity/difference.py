@@ -110,10 +110,15 @@ def floor(pairs: list[tuple[np.ndarray, np.ndarray]], dtype: str) -> float:
     ``(narrow, wide)``, carried over to ``dtype``; at least half a unit in the last place of the largest value."""
     measured, largest = 0.0, 0.0
     for narrow, wide in pairs:
-        finite = np.isfinite(narrow) & np.isfinite(wide)
-        measured = max(measured, float(np.abs(narrow[finite].astype(np.float64) - wide[finite]).max(initial=0.0)))
-        largest = max(largest, float(np.abs(wide[finite]).max(initial=0.0)))
+        measured = max(measured, error(narrow, wide))
+        largest = max(largest, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
     return max(measured * epsilon(dtype) / epsilon("float32"), largest * epsilon(dtype) / 2)
+
+
+def error(narrow: np.ndarray, wide: np.ndarray) -> float:
+    """How far an array is from the same in float64, where both are finite."""
+    finite = np.isfinite(narrow) & np.isfinite(wide)
+    return float(np.abs(narrow[finite].astype(np.float64) - wide[finite]).max(initial=0.0))
 
 
 def times(found: Difference, rounding: float) -> float:

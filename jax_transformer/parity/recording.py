@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from jax_transformer.errors import ConfigError
+
 Tree = Any
 
 
@@ -21,6 +23,10 @@ class Recording:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
+
+    def at(self, place: str) -> np.ndarray | None:
+        """The array there, if one was recorded."""
+        return self.arrays.get(place)
 
 
 @dataclass(frozen=True)
@@ -53,23 +59,22 @@ class Tape:
             return method(*args, **kwargs)
         key = f"{name}#{self._counts.get(name, 0)}"
         self._counts[name] = self._counts.get(name, 0) + 1
-        args, kwargs = self._watched((args, kwargs), f"{key}/input")
+        for i, array in enumerate({id(leaf): leaf for leaf in _floats((args, kwargs))}.values()):
+            args, kwargs = self._watched((args, kwargs), array, f"{key}/input{f' {i}' if i else ''}")
         self._open.add(id(module))
         try:
             result = method(*args, **kwargs)
         finally:
             self._open.discard(id(module))
         self.order.append(key)
-        return self._watched(result, f"{key}/output")
+        found = next(_floats(result), None)
+        return result if found is None else self._watched(result, found, f"{key}/output")
 
-    def _watched(self, value: Tree, place: str) -> Tree:
-        leaves, form = jax.tree.flatten(value)
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating):
-                leaves[i] = leaf + self.nudges[place].astype(leaf.dtype) if place in self.nudges else leaf
-                self.arrays[place] = leaves[i]
-                return jax.tree.unflatten(form, leaves)
-        return value
+    def _watched(self, value: Tree, array: Any, place: str) -> Tree:
+        """``value`` with the array recorded, and nudged wherever it stands in it."""
+        nudged = array + self.nudges[place].astype(array.dtype) if place in self.nudges else array
+        self.arrays[place] = nudged
+        return jax.tree.map(lambda leaf: nudged if leaf is array else leaf, value, is_leaf=_is_module)
 
 
 def record(
@@ -90,7 +95,9 @@ def record(
 
     def run(parameters: Tree, nudges: Tree) -> tuple[Any, tuple[dict[str, Any], Any]]:
         tape = Tape(names, nudges)
-        output = _first_float(subject.run({**parameters, **others}, tape, inputs))
+        output = next(_floats(subject.run({**parameters, **others}, tape, inputs)), None)
+        if output is None:
+            raise ConfigError("the Flax model gives no floating-point array: give call_flax= a function that does")
         order[:] = tape.order
         if seed is None:
             return jnp.zeros((), output.dtype), (tape.arrays, output)
@@ -118,8 +125,15 @@ def _array(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
-def _first_float(value: Tree) -> Any:
-    return next(leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating))
+def _is_module(value: Any) -> bool:
+    return isinstance(value, nnx.Pytree)  # a model's part that is an argument stays the part that it is
+
+
+def _floats(value: Tree) -> Iterator[Any]:
+    """The floating-point arrays in nested containers, in order."""
+    for leaf in jax.tree.leaves(value, is_leaf=_is_module):
+        if isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating):
+            yield leaf
 
 
 def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject:

@@ -28,17 +28,21 @@ class Measured:
     """In the dtype that was asked for,"""
     narrow_times: float
     """and as so many times its floor."""
+    error_ours: float
+    """How far the Flax model is from its own float64 there,"""
+    error_theirs: float
+    """and the PyTorch model from its own."""
 
     @property
     def agrees(self) -> bool:
-        """Whether rounding explains it."""
-        return self.times < FAULT
+        """Whether rounding explains it; NaN on one side alone, in either dtype, nothing explains."""
+        return self.times < FAULT and self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
 
     def to_data(self) -> dict[str, Any]:
         return {
             "agrees": self.agrees,
             "float64": self.wide.to_data() | {"times_floor": _number(self.times)},
-            "run": self.narrow.to_data() | {"times_floor": _number(self.narrow_times)},
+            "run": self.narrow.to_data() | {"times_floor": _number(self.narrow_times), "errors": [self.error_ours, self.error_theirs]},
         }
 
 
@@ -54,7 +58,7 @@ class Entry:
     theirs: str
     call: int
     input: Measured | None = None
-    """None where nothing that is a number goes in, as into an embedding, or only one side was recorded."""
+    """Of several inputs, the one that is furthest apart. None where nothing that is a number goes in, as into an embedding."""
     output: Measured | None = None
     input_gradient: Measured | None = None
     output_gradient: Measured | None = None
@@ -69,17 +73,23 @@ class Entry:
         return f"{self.ours} | {self.theirs}" + (f" (call {self.call + 1})" if self.call else "")
 
     @property
+    def gradients(self) -> Measured | None:
+        """Of the gradients of its input and its parameters, the one that is furthest apart."""
+        found = [*self.parameters.values(), *([self.input_gradient] if self.input_gradient is not None else [])]
+        return max(found, key=lambda measured: measured.times, default=None)
+
+    @property
     def faulty(self) -> bool:
         """Whether what goes in agrees and what comes out does not."""
         return (self.input is None or self.input.agrees) and self.output is not None and not self.output.agrees
 
     @property
     def faulty_backward(self) -> bool:
-        """The same of gradients: that of the output agrees, that of the input or of its parameters does not."""
-        if self.output_gradient is None or not self.output_gradient.agrees:
+        """The same of gradients, of a module that computes the same: that of the output agrees, that of the input or of its parameters does not."""
+        if any(found is not None and not found.agrees for found in (self.input, self.output)):
             return False
-        results = [*self.parameters.values(), *([self.input_gradient] if self.input_gradient is not None else [])]
-        return any(not found.agrees for found in results)
+        agree_above = self.output_gradient is not None and self.output_gradient.agrees
+        return agree_above and self.gradients is not None and not self.gradients.agrees
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,23 @@ class Report:
 
     @property
     def first_fault(self) -> Entry | None:
-        """The first module whose input agrees and whose output does not: the innermost of those that begin there."""
-        return next((entry for entry in self.entries if entry.faulty), None)
+        """The first module whose inputs agree and whose output does not: the innermost of those that begin there.
+
+        None where the results agree, whatever is in between, and where no module that is paired is the first.
+        """
+        if self.result.agrees:
+            return None
+        return next((entry for entry in self.entries if entry.faulty and not self._begun_before(entry)), None)
+
+    def _begun_before(self, entry: Entry) -> bool:
+        """Whether what goes into a module around it differs already: a part may get some of that by a way that is not its input."""
+        around = (e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call)
+        return any(e.input is not None and not e.input.agrees for e in around)
 
     @property
     def first_gradient_fault(self) -> Entry | None:
-        """The same backwards."""
-        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None)
+        """The same backwards, where the results agree."""
+        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None) if self.result.agrees else None
 
     @property
     def agrees(self) -> bool:
@@ -146,11 +166,11 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """A table of at most 100 columns, then what it means."""
-        yield f"{'module':<46}{'input':>10}{'output':>10}{'× floor':>9}{'max abs':>10}{'ulps':>10}  "
+        yield f"{'':<64}{'float64':>9}{self.dtype:>10}"
+        yield f"{'module':<40}{'input':>8}{'output':>8}{'grads':>8}{'× floor':>9}{'max abs':>10}{'× floor':>8}{'ulps':>7}"
         for entry in self.entries:
-            mark = "<" if entry.faulty or entry.faulty_backward else " "
-            yield _row(entry, mark)
-        yield f"{'result':<56}{_verdict(self.result):>10}{_figures(self.result)}"
+            yield _row(entry, "<" if entry is self.first_fault or entry is self.first_gradient_fault else " ")
+        yield f"{'result':<48}{_verdict(self.result):>8}{'':>8}{_figures(self.result)}"
         yield from self.notes
         yield self.summary()
 
@@ -166,7 +186,7 @@ class Report:
             | {"parameters": {name: found.to_data() for name, found in e.parameters.items()}}
             for e in self.entries
         ]
-        fault = self.first_fault if not self.result.agrees else None
+        fault = self.first_fault or self.first_gradient_fault
         return {
             "agrees": self.agrees,
             "summary": self.summary(),
@@ -188,7 +208,7 @@ def _times(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
+    return f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
 
 
 def _described(found: Measured) -> str:
@@ -200,9 +220,14 @@ def _described(found: Measured) -> str:
 
 def _row(entry: Entry, mark: str) -> str:
     name = entry.ours + (f" #{entry.call + 1}" if entry.call else "")
-    name = name if len(name) <= 45 else "…" + name[-44:]
-    return f"{name:<46}{_verdict(entry.input):>10}{_verdict(entry.output):>10}{_figures(entry.output)} {mark}".rstrip()
+    name = name if len(name) < 40 else "…" + name[-38:]
+    if entry.note:
+        return f"{name:<40}{'  ' + entry.note}"[:100]
+    verdicts = "".join(f"{_verdict(found):>8}" for found in (entry.input, entry.output, entry.gradients))
+    return f"{name:<40}{verdicts}{_figures(entry.output)} {mark}".rstrip()
 
 
 def _figures(found: Measured | None) -> str:
-    return "" if found is None else f"{_times(found.narrow_times):>9}{found.narrow.max_abs:>10.2g}{_short(found.narrow.ulps):>10}"
+    if found is None:
+        return ""
+    return f"{_times(found.times):>9}{found.narrow.max_abs:>10.2g}{_times(found.narrow_times):>8}{_short(found.narrow.ulps):>7}"
