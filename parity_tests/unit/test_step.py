@@ -80,6 +80,16 @@ def test_each_accumulated_batch_has_dropout_of_its_own():
     assert abs(float(both.loss) / 2 - float(first.loss)) > 1e-3, "twice the same masks would be twice the same loss"
 
 
+def test_each_step_has_dropout_of_its_own():
+    """Without it, the masks of the first step would be those of all."""
+    config, rule, state = prepared()
+    train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
+    batch = batch_of(config, 2)
+    states = [jax.tree.map(jnp.copy, state)._replace(step=jnp.asarray(i, jnp.int32)) for i in range(2)]
+    losses = [float(strict_off(train)(each, [batch], KEY)[1]["loss"]) for each in states]
+    assert abs(losses[0] - losses[1]) > 1e-3, "the same masks would give the same loss"
+
+
 def test_the_moving_average_follows():
     config, rule, state = prepared(ema=True)
     expected = {name: np.array(value) for name, value in state.ema.items()}

@@ -1,0 +1,116 @@
+"""Faults seeded one at a time in a copy of the tree: does a test notice, and does the comparison name the module? See docs/parity.md.
+
+Each fault runs in a process of its own, forked from one that has the libraries imported, and meets only the tests that reach it. Killed means that a
+comparison in a test failed, or that the package refused what it was given; a test that cannot be collected, or dies of any other error, is broken.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.mutants_fault import Mutant  # noqa: E402
+from benchmarks.mutants_run import KILLED, Result, campaign, settings  # noqa: E402
+
+PAGES = {
+    "attention": "attention and its masks",
+    "layers": "norms, feed-forwards, positions and linear layers",
+    "whole": "residuals, dropout, and of how the layers are put together",
+    "distances": "relative positions",
+    "families": "what else Hugging Face's families do",
+    "tables": "weight tables",
+    "training": "loss, optimizer, step, and an optimizer's state between the frameworks",
+    "decoding": "decoding",
+}
+PAGE = ROOT / "docs" / "parity.md"
+BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"
+
+
+def mutants() -> dict[str, list[Mutant]]:
+    """All of them, page by page."""
+    return {page: importlib.import_module(f"benchmarks.mutants_{page}").MUTANTS for page in PAGES}
+
+
+def wrong_name(result: Result, wanted: dict[str, Mutant]) -> bool:
+    """Whether the comparison had a module to name and did not."""
+    module = wanted[result.name].module
+    return module is not None and result.named != module
+
+
+def table(results: list[Result], wanted: dict[str, Mutant]) -> Iterator[str]:
+    """Markdown: what a campaign comes to, and each fault."""
+    verdicts = Counter(result.verdict for result in results)
+    modules = [result for result in results if wanted[result.name].module is not None]
+    right = sum(not wrong_name(result, wanted) for result in modules)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    yield f"{len(results)} faults: {counts}. Of the {len(modules)} that live in a module, the comparison names {right}."
+    for page, title in PAGES.items():
+        rows = [result for result in results if result.page == page]
+        if rows:
+            yield f"\n### Faults of {title}\n\n| fault | kin to | verdict | by | named first | off by | s |\n|---|---|---|---|---|---|---|"
+            for result in rows:
+                test = result.test.rpartition("/")[2].replace("|", "\\|")
+                named = f"`{result.named}`" if wanted[result.name].module else "–"
+                wrong = f" (not `{wanted[result.name].module}`)" if wrong_name(result, wanted) else ""
+                off = "–" if result.figure is None else f"{result.figure:.1e}"
+                yield f"| {result.name} | {wanted[result.name].met} | {result.verdict} | `{test}` | {named}{wrong} | {off} | {result.seconds:.0f} |"
+
+
+def publish(lines: list[str]) -> None:
+    """The table into docs/parity.md, between its two marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2], encoding="utf-8")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="faults whose name has one of these words, or pages")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time (%(default)s)")
+    parser.add_argument("--results", type=Path, help="a file of results, a JSON object a line: a fault that has one is not run again")
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/parity.md")
+    return parser.parse_args()
+
+
+def known(path: Path | None, listed: list[tuple[str, Mutant]]) -> dict[str, Result]:
+    """Results of an earlier campaign, of faults that are still in the list."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    pages = {mutant.name: page for page, mutant in listed}
+    found = (Result(**json.loads(line)) for line in lines)
+    return {result.name: replace(result, page=pages[result.name]) for result in found if result.name in pages}
+
+
+def main() -> None:
+    options = arguments()
+    listed = [(page, mutant) for page, each in mutants().items() for mutant in each]
+    wanted = {mutant.name: mutant for _, mutant in listed}
+    results = known(options.results, listed)
+    chosen = [(p, m) for p, m in listed if options.only is None or any(word == p or word in m.name for word in options.only)]
+    todo = [(page, mutant) for page, mutant in chosen if mutant.name not in results]
+    with tempfile.TemporaryDirectory() as name:
+        settings(Path(name) / "cache")
+        for result in campaign(todo, Path(name), options.jobs):
+            results[result.name] = result
+            print(f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)", file=sys.stderr, flush=True)
+            if options.results:
+                with open(options.results, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+    ordered = [results[mutant.name] for _, mutant in chosen if mutant.name in results]
+    lines = list(table(ordered, wanted))
+    print("\n".join(lines))
+    if options.publish:
+        publish(lines)
+    if any(result.verdict != KILLED or wrong_name(result, wanted) for result in ordered):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

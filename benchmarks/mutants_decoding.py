@@ -1,0 +1,170 @@
+"""Faults of decoding: the cache, the loops, beam search, sampling."""
+
+from benchmarks.mutants_fault import Mutant
+
+_CACHE, _WHOLE = "jax_transformer/nn/cache.py", "jax_transformer/transformer.py"
+_LOOP, _SEARCH, _BEAMS, _SAMPLING = (f"jax_transformer/generate/{name}.py" for name in ("stepwise", "search", "beams", "sampling"))
+_UNIT = "parity_tests/unit/test_generate.py"
+_GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
+_STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[lesson10]",)
+_LEARNED = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[pre-norm, learned positions]",)
+_BEAM = (f"{_UNIT}::test_beam_is_the_plain_search[2]",)
+_STOP = (f"{_UNIT}::test_an_end_token_is_followed_by_padding_and_the_loop_stops_early",)
+
+MUTANTS = [
+    Mutant(
+        "the cache written a place late",
+        _CACHE,
+        "start = length * keys.shape[1]",
+        "start = (length + 1) * keys.shape[1]",
+        _STEPS,
+        met="cache index",
+    ),
+    Mutant(
+        "the cache never fills",
+        _WHOLE,
+        "target_valid=target_valid, length=length + 1)",
+        "target_valid=target_valid, length=length)",
+        _STEPS,
+        met="cache index",
+    ),
+    Mutant(
+        "a cached token at the next position",
+        _WHOLE,
+        "jnp.broadcast_to(length, beams), _places",
+        "jnp.broadcast_to(length + 1, beams), _places",
+        _LEARNED,
+        met="off-by-one positions, in decoding alone",
+    ),
+    Mutant(
+        "the cache forgets what is padding",
+        _WHOLE,
+        "here = tokens != self.config.target_pad_id",
+        "here = tokens >= 0",
+        _STEPS,
+        met="a mask that decoding forgets",
+    ),
+    Mutant(
+        "cached keys and values exchanged",
+        _CACHE,
+        "return BlockCache(room, room, columns(keys), columns(values))",
+        "return BlockCache(room, room, columns(values), columns(keys))",
+        _STEPS,
+        met="swapped K and V",
+    ),
+    Mutant(
+        "beams do not inherit their past",
+        _CACHE,
+        "return self._replace(lineage=jnp.where(places < self.length, past, self.lineage))",
+        "return self._replace(lineage=self.lineage)",
+        _BEAM,
+        met="a cache that is not reordered",
+    ),
+    Mutant(
+        "beams inherit a place too few",
+        _CACHE,
+        "jnp.where(places < self.length, past,",
+        "jnp.where(places < self.length - 1, past,",
+        _BEAM,
+        met="a cache that is not reordered, off by one",
+    ),
+    Mutant("beams see each other", _WHOLE, "self_mask & cache.ancestors()", "self_mask", _BEAM, met="beams of a row in one cache"),
+    Mutant(
+        "the start token said at every step",
+        _BEAMS,
+        "jnp.where(step == 0, frame.ids.bos, last)",
+        "jnp.where(step >= 0, frame.ids.bos, last)",
+        _BEAM,
+        met="decoder input",
+    ),
+    Mutant("only as many continuations as beams", _BEAMS, "2 * search.size)", "search.size)", _BEAM, met="ends crowd out what goes on"),
+    Mutant(
+        "logits added up, not log-probabilities",
+        _BEAMS,
+        "jax.nn.log_softmax(logits.astype(log_probs.dtype))",
+        "logits.astype(log_probs.dtype)",
+        _BEAM,
+        met="unnormalised scores",
+    ),
+    Mutant(
+        "length penalty of another form",
+        _SEARCH,
+        "((5 + length.astype(dtype)) / 6)",
+        "(length.astype(dtype))",
+        _BEAM,
+        met="beam length penalty: Wu et al. and transformers",
+    ),
+    Mutant(
+        "length penalty without the end token",
+        _SEARCH,
+        "best / penalty(beams.step + 1)",
+        "best / penalty(beams.step)",
+        _BEAM,
+        met="beam length penalty off by one",
+    ),
+    Mutant(
+        "a row stops at its first end",
+        _SEARCH,
+        "jnp.any(reachable > beams.ended_scores.min(axis=1))",
+        "jnp.any(reachable > beams.ended_scores.max(axis=1))",
+        (f"{_UNIT}::test_beam_is_the_plain_search[3]",),
+        met="early stop",
+    ),
+    Mutant(
+        "a row stops by the length so far",
+        _SEARCH,
+        "penalty(jnp.asarray(places))",
+        "penalty(beams.step)",
+        (f"{_UNIT}::test_beam_is_the_plain_search[2]", f"{_UNIT}::test_beam_is_the_plain_search[4]"),
+        met="early stop, as a heuristic",
+    ),
+    Mutant(
+        "all beams speak at first",
+        _SEARCH,
+        "jnp.full((batch, size), lowest).at[:, 0].set(0)",
+        "jnp.zeros((batch, size), dtype)",
+        _BEAM,
+        met="beams that are copies of each other",
+    ),
+    Mutant(
+        "ended hypotheses go on",
+        _SEARCH,
+        "jax.lax.top_k(jnp.where(ends, lowest, best), size)",
+        "jax.lax.top_k(best, size)",
+        _BEAM,
+        met="tokens behind the end",
+    ),
+    Mutant(
+        "an ended row goes on speaking",
+        _LOOP,
+        "jnp.where(done, ids.pad, choose(scores[:, 0], i))",
+        "choose(scores[:, 0], i)",
+        _STOP,
+        met="tokens behind the end",
+    ),
+    Mutant("greedy runs to the last place", _LOOP, "(step < places) & ~done.all()", "step < places", _STOP, met="early stop"),
+    Mutant(
+        "greedy stops with its first row",
+        _LOOP,
+        "~done.all()",
+        "~done.any()",
+        (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
+        met="early stop",
+    ),
+    Mutant(
+        "temperature multiplies",
+        _SAMPLING,
+        "/ temperature.astype(dtype)",
+        "* temperature.astype(dtype)",
+        ("parity_tests/unit/test_sampling.py::test_first_tokens_have_the_distribution_that_was_asked_for",),
+        met="inverse temperature",
+    ),
+    Mutant(
+        "the nucleus a token short",
+        _SAMPLING,
+        "jnp.cumsum(probabilities, axis=-1) - probabilities",
+        "jnp.cumsum(probabilities, axis=-1)",
+        ("parity_tests/unit/test_sampling.py::test_the_nucleus_is_the_fewest_tokens_that_reach_top_p",),
+        met="top-p's token that crosses the line",
+    ),
+]

@@ -1,0 +1,68 @@
+"""A fault as a value: what is written in the place of what, which tests reach it, and which module a comparison has to name."""
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FORWARD = "parity_tests/test_forward.py::test_level"
+GRADIENTS = "parity_tests/test_gradients.py"
+FAMILIES = "parity_tests/test_huggingface_forward.py::test_every_hidden_state_attention_and_logit"
+USUAL = "lesson10"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault, seeded alone."""
+
+    name: str
+    file: str
+    """From the project's root."""
+    old: str
+    """The text that is replaced; it stands exactly once in the file."""
+    new: str
+    tests: tuple[str, ...]
+    """Node ids of tests that reach it; the first failure kills it."""
+    module: str | None = None
+    """The module that ``jax_transformer.parity.compare`` has to name first; None where the fault lives in no module, or in none that is paired."""
+    case: str = USUAL
+    """The configuration that is compared, by its name in parity_tests.cases or parity_tests.huggingface."""
+    met: str = ""
+    """Who met it, or what it is kin to."""
+    backward: bool = False
+    """The outputs agree: the gradients have to name the module."""
+
+
+def level(name: str, case: str = "lesson10") -> tuple[str, ...]:
+    """The test of one level of the ladder, in float64."""
+    return (f"{FORWARD}[{case}-float64-{name}]",)
+
+
+def family(name: str) -> tuple[str, ...]:
+    """The test of all hidden states of a family of Hugging Face's, in float64."""
+    return (f"{FAMILIES}[{name}-float64]",)
+
+
+def applied(mutant: Mutant, root: Path = ROOT) -> str:
+    """The whole text of the file with the fault in it. Raises ValueError unless the old text stands exactly once in it and the new differs."""
+    text = (root / mutant.file).read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1 or mutant.old == mutant.new:
+        raise ValueError(f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}: say what now stands there")
+    return text.replace(mutant.old, mutant.new)
+
+
+def missing_tests(nodes: tuple[str, ...], root: Path = ROOT) -> list[str]:
+    """The node ids whose file or function there is not, told from the files' text; parameters are not looked at."""
+    missing = []
+    for node in nodes:
+        path, _, rest = node.partition("::")
+        names = _functions(root / path) if (root / path).is_file() else set()
+        if rest.partition("[")[0] not in names:
+            missing.append(node)
+    return missing
+
+
+@lru_cache
+def _functions(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,36 @@
+"""The list of faults that the suite is shown to notice (benchmarks/mutants.py) cannot rot: each still fits the code, and its tests are there."""
+
+import ast
+import dataclasses
+
+import pytest
+
+from benchmarks import mutants, mutants_fault
+
+LISTED = [mutant for page in mutants.mutants().values() for mutant in page]
+
+
+def test_every_fault_stands_in_the_code_exactly_once_and_changes_it():
+    assert len(LISTED) >= 100 and len({mutant.name for mutant in LISTED}) == len(LISTED)
+    for mutant in LISTED:
+        ast.parse(mutants_fault.applied(mutant))
+        assert mutant.met, mutant.name
+
+
+def test_every_fault_has_tests_that_there_are():
+    absent = {mutant.name: gone for mutant in LISTED if (gone := mutants_fault.missing_tests(mutant.tests)) or not mutant.tests}
+    assert not absent
+
+
+def test_a_fault_that_no_longer_fits_is_told():
+    """Negative controls."""
+    mutant = LISTED[0]
+    with pytest.raises(ValueError, match=r"its old text stands 0 times in jax_transformer/nn/attention\.py"):
+        mutants_fault.applied(dataclasses.replace(mutant, old="no such text"))
+    with pytest.raises(ValueError, match="stands 1 times"):
+        mutants_fault.applied(dataclasses.replace(mutant, new=mutant.old))
+    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_nothing[a]", "parity_tests/none.py::test_level")) == [
+        "parity_tests/test_forward.py::test_nothing[a]",
+        "parity_tests/none.py::test_level",
+    ]
+    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_level[a]",)) == []
