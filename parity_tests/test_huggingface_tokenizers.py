@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face folders beside transformers' own classes: the same ids of awkward text, and the same text of the ids."""
 
 import json
+import random
 import warnings
 from pathlib import Path
 
@@ -44,6 +45,10 @@ LINES = {
     "underlines": "▁under ▁ ▁▁",
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
 }
+# More lines of pieces of the above, put together at random
+_PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])] + [" ", "\n", "▁", "<", ">>", "<<", "_"]
+_RANDOM = random.Random(0)
+LINES |= {f"mixture {i}": "".join(_RANDOM.choices([piece[:40] for piece in _PIECES], k=1 + i % 9)) for i in range(60)}
 
 
 def _nllb(**settings) -> dict:
@@ -57,23 +62,61 @@ def _nllb(**settings) -> dict:
     return files
 
 
+MASK = {"content": "<mask>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": True}
+STRIPPED = {"content": "</s>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
+NEW = {"content": "<new>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
+
+
+def _published_mbart50() -> dict:
+    settings = {
+        "src_lang": None,
+        "tgt_lang": None,
+        "language_codes": "mbart50",
+        "sp_model_kwargs": {},
+        "mask_token": MASK | {"__type": "AddedToken"},
+    }
+    files = made.fairseq("MBart50", "mbart", additional_special_tokens=language_codes.MBART50, **settings)
+    return files | {"special_tokens_map.json": {"mask_token": MASK, "additional_special_tokens": language_codes.MBART50}}
+
+
+def _published_m2m_100() -> dict:
+    files = made.m2m_100()
+    count = len(files["vocab.json"])
+    return files | {"added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(language_codes.M2M100)}}
+
+
+def _published_bart() -> dict:
+    return made.bart() | {"special_tokens_map.json": {"mask_token": MASK}, "tokenizer_config.json": {"add_prefix_space": True}}
+
+
 # name: files, class of transformers, languages
 CASES = {
     "marian": (made.marian, "MarianTokenizer", {}),
     "marian, cleaned up": (lambda: made.marian(clean_up_tokenization_spaces=True), "MarianTokenizer", {}),
     "marian, special tokens split": (lambda: made.marian(split_special_tokens=True), "MarianTokenizer", {}),
     "marian, two vocabularies": (made.marian_separate, "MarianTokenizer", {}),
+    "marian, an end that strips": (lambda: made.marian(added_tokens_decoder={"0": STRIPPED}), "MarianTokenizer", {}),
     "m2m_100": (made.m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
     "m2m_100, languages not special": (lambda: made.m2m_100(listed=False), "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
+    "m2m_100, languages told with ids": (_published_m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
     "mbart": (lambda: made.fairseq("MBart", "mbart"), "MBartTokenizer", {"source_lang": "de_DE", "target_lang": "fr_XX"}),
     "mbart50": (lambda: made.fairseq("MBart50", "mbart"), "MBart50Tokenizer", {"source_lang": "de_DE", "target_lang": "xh_ZA"}),
+    "mbart, two languages listed": (
+        lambda: made.fairseq("MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]),
+        "MBartTokenizer",
+        {"source_lang": "de_DE", "target_lang": "ro_RO"},
+    ),
+    "mbart50, as published": (_published_mbart50, "MBart50Tokenizer", {"source_lang": "de_DE", "target_lang": "xh_ZA"}),
     "nllb": (_nllb, "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
     "nllb, legacy": (lambda: _nllb(legacy_behaviour=True), "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
     "t5": (made.t5, "T5Tokenizer", {}),
     "t5, cleaned up": (lambda: made.t5(clean_up_tokenization_spaces=True), "T5Tokenizer", {}),
     "t5, seven sentinels": (lambda: made.t5(extra_ids=7), "T5Tokenizer", {}),
+    "mt5, as published": (lambda: made.t5(extra_ids=0, additional_special_tokens=None), "T5Tokenizer", {}),
+    "t5, a token more": (lambda: made.t5(added_tokens_decoder={"233": NEW}), "T5Tokenizer", {}),
     "pegasus": (made.pegasus, "PegasusTokenizer", {}),
     "bart": (made.bart, "BartTokenizer", {}),
+    "bart, a space before": (_published_bart, "BartTokenizer", {}),
 }
 
 

@@ -107,9 +107,10 @@ def from_pieces(path: Path, pieces: Pieces, told: Described) -> FastWords:
     with guarded(path):
         model = _unigram(pieces, told) if told.kind is not Kind.NLLB else _nllb(pieces, told)
         model.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always", split=True)
-        extra = [AddedToken(text, normalized=False, special=True) for text in pieces.control]
-        model.add_tokens(extra + [AddedToken(text, normalized=False, special=False) for text in pieces.user_defined])
-        model.add_tokens([AddedToken(text, normalized=False, special=True) for text in _own(told) if text not in pieces.user_defined])
+        if not told.lists_extra:
+            whole = [*pieces.control, *(text for text in _own(told) if text not in pieces.user_defined)]
+            model.add_tokens([AddedToken(text, normalized=False, special=True) for text in whole])
+            model.add_tokens([AddedToken(text, normalized=False, special=False) for text in pieces.user_defined])
     return FastWords(path, model, told)
 
 

@@ -92,6 +92,11 @@ class Described:
         return value
 
     @property
+    def lists_extra(self) -> bool:
+        """Whether ``tokenizer_config.json`` lists extra special tokens, be it none: transformers then adds none that a family has of itself."""
+        return "extra_special_tokens" in self.settings or "additional_special_tokens" in self.settings
+
+    @property
     def pad(self) -> str:
         """The text of the padding token."""
         return self._role("pad_token")

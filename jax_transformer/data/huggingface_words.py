@@ -186,8 +186,11 @@ def _own(folder: Path, files: dict[str, bytes], told: Described) -> tuple[Words,
 
 
 def _languages(told: Described, words: Words) -> tuple[str, ...]:
-    pattern = _PATTERNS.get(told.kind)
-    return tuple(dict.fromkeys(found[1] for name in words.names() if (found := pattern.fullmatch(name)))) if pattern else ()
+    if told.kind not in _PATTERNS:
+        return ()
+    found = [match[1] for name in words.names() if (match := _PATTERNS[told.kind].fullmatch(name))]
+    published = {Kind.MBART: language_codes.MBART, Kind.MBART50: language_codes.MBART50, Kind.NLLB: language_codes.NLLB}.get(told.kind, [])
+    return tuple(dict.fromkeys([*found, *(code for code in published if words.id_of(code) is not None)]))
 
 
 def _check(opened: Opened) -> None:
