@@ -1,0 +1,44 @@
+"""What the tests of ``convert`` begin with: weights of a small model under PyTorch's names, as a file, and the command as a function."""
+
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+import jax_transformer as jt
+from jax_transformer.config import TransformerConfig, Tying
+from jax_transformer.convert import rules
+from jax_transformer.training import exchange
+from jax_transformer.training.exchange import conversion
+from parity_tests.unit import helpers
+
+SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=2, max_length=20)
+
+
+def config_of(preset: str, **changes) -> TransformerConfig:
+    tied = dict(source_vocab_size=13) if jt.preset(preset).tying is Tying.ALL else {}
+    return jt.preset(preset, **(SIZES | tied | changes))
+
+
+def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """Random weights under PyTorch's names, tied ones equal."""
+    return rules.to_torch(conversion.model_of(config).table, helpers.random_arrays(config, dtype=dtype))
+
+
+def write(path: Path, state: dict[str, np.ndarray]) -> Path:
+    safetensors.numpy.save_file(state, path, metadata={"format": "pt"})
+    return path
+
+
+def convert(
+    source: Path, destination: Path, *, check: bool = False, description: exchange.Description | None = None, **more
+) -> exchange.Outcome:
+    request = exchange.Request(str(source), str(destination), description or exchange.Description(), check=check, **more)
+    return exchange.convert(exchange.prepare(request))
+
+
+def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:
+    """A lesson10 of odd sizes: its configuration, its weights as a .safetensors file, and its config.json."""
+    config, described = config_of("lesson10", encoder_layers=1, d_ff=20), folder / "config.json"
+    described.write_text(config.to_json())
+    return config, write(folder / "model.safetensors", state_of(config)), described

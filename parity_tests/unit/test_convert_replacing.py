@@ -1,0 +1,198 @@
+"""``convert`` onto what is there: --force, what a refusal leaves, and what a kill leaves, of a file and of a folder."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files import pt
+from jax_transformer.training import checkpoint, exchange
+from jax_transformer.training.exchange import verify, writing
+from parity_tests.unit import conversions, runs
+from parity_tests.unit.conversions import convert
+
+MANIFEST = "checkpoints/0/manifest.json"
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
+    return conversions.small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def weights(small) -> Path:
+    return small[1]
+
+
+@pytest.fixture(scope="module")
+def config_file(small) -> Path:
+    return small[2]
+
+
+def test_force_replaces_the_like_and_nothing_more(console, weights, config_file, tmp_path):
+    file, folder = tmp_path / "file.pt", tmp_path / "folder"
+    file.write_text("old")
+    console.refused(3, [file, "--force"], "convert", weights, file)
+    assert console.say("convert", weights, file, "--force")[0] == 0 and pt.is_pt(file)
+    to_folder = ["convert", weights, folder, "--config", config_file, "--no-check"]
+    assert console.say(*to_folder)[0] == 0
+    console.refused(3, [folder, "--force"], *to_folder)
+    before = (folder / "checkpoints/0/manifest.json").read_bytes()
+    assert console.say(*to_folder, "--force", "--dtype", "float16")[0] == 0
+    assert (folder / "checkpoints/0/manifest.json").read_bytes() != before
+    (folder / "metrics.jsonl").write_text("")
+    console.refused(3, ["metrics.jsonl"], *to_folder, "--force")
+    console.refused(3, [file], "convert", weights, file / "x.pt")
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "mine").write_text("")
+    console.refused(3, ["12", "no checkpoint"], "convert", weights, tmp_path / "12", "--config", config_file, "--force")
+    os.symlink(file, tmp_path / "link.pt")
+    console.refused(3, ["link"], "convert", weights, tmp_path / "link.pt", "--force")
+    console.refused(2, ["source"], "convert", file, file, "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "file.pt", "folder", "link.pt"]
+
+
+KILLED = """
+import os, signal, sys
+from jax_transformer import cli
+if "--config" in sys.argv:  # a folder is written
+    from orbax.checkpoint import v1
+    from jax_transformer import transformer
+
+def counted(event, arguments):
+    global calls
+    written = event == "open" and isinstance(arguments[0], str) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+    exchanging = event == "ctypes.dlsym" and arguments[1] == "renameat2"
+    if exchanging or ((written or event in WATCHED) and FOLDER in str(arguments[0])):
+        calls += 1
+        if exchanging:
+            print("exchange", calls, file=told, flush=True)
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+WATCHED, FOLDER, calls = ("os.rename", "os.mkdir", "os.remove", "os.rmdir"), sys.argv[1], 0
+told = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:  # a kill at a call, each in a copy of this process
+    number, child = int(line), os.fork()
+    if not child:
+        sys.addaudithook(counted)
+        code = cli.main(sys.argv[2:])
+        print("calls", calls, file=told, flush=True)
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("code", code, file=told, flush=True)
+"""
+
+
+class Forks:
+    """``convert`` again and again, killed at the call that is asked for, without beginning Python and its imports each time."""
+
+    def __init__(self, *command: str | Path):
+        program = [sys.executable, "-W", "ignore:os.fork", "-c", KILLED, str(Path(command[2]).parent), *map(str, command)]
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(program, env=runs.environment(), **pipes)
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.communicate(timeout=100)
+
+    def kill_at(self, number: int) -> dict[str, int]:
+        """What it told: its exit ``code``, at which call it came to the ``exchange``, and how many ``calls`` it made to its end."""
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+        told = {}
+        while "code" not in told:
+            word, value = self.process.stdout.readline().split()
+            told[word] = int(value)
+        return told
+
+
+def test_killed_at_any_call_it_leaves_the_old_file_or_the_new_one(weights, tmp_path):
+    target = tmp_path / "model.pt"
+    command = ["convert", weights, target, "--force"]
+    assert runs.main(*command) == 0
+    new, old = target.read_bytes(), b"old"
+    seen = set()
+    with Forks(*command) as forks:
+        for number in range(1, 20):
+            target.write_bytes(old)
+            done = forks.kill_at(number)
+            if done["code"] == 0:
+                break
+            assert done["code"] == -signal.SIGKILL
+            seen.add(target.read_bytes())
+            assert seen <= {old, new}
+            for path in tmp_path.glob(".*"):
+                path.unlink()
+    assert done["code"] == 0 and done["calls"] == number - 1 >= 2 and old in seen
+    assert target.read_bytes() == new
+
+
+def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, config_file, tmp_path):
+    """Before the first call, while it writes, right before the exchange of the names, right behind it, and while the old one is removed."""
+    target, kept = tmp_path / "here" / "folder", tmp_path / "kept"
+    target.parent.mkdir()
+    convert(weights, target, description=exchange.Description(str(config_file)))
+    shutil.copytree(target, kept)
+    old = (kept / MANIFEST).read_bytes()
+    command = ["convert", weights, target, "--config", config_file, "--dtype", "float16", "--no-check", "--force"]
+    with Forks(*command) as forks:
+        whole = forks.kill_at(0)
+        assert whole["code"] == 0 and checkpoint.described(target / "checkpoints", 0)["params/output.kernel"][1] == "float16"
+        at = whole["exchange"]
+        assert 5 < at < whole["calls"]
+        for number in (1, at // 3, 2 * at // 3, at, at + 1, whole["calls"]):
+            shutil.rmtree(target)
+            shutil.copytree(kept, target)
+            assert forks.kill_at(number)["code"] == -signal.SIGKILL
+            checkpoint.verify(target / "checkpoints", 0)
+            assert (target / "config.json").read_bytes() == (kept / "config.json").read_bytes()
+            assert ((target / MANIFEST).read_bytes() == old) == (number <= at), number
+            assert [path.name for path in target.parent.iterdir() if not path.name.startswith(".")] == ["folder"]
+
+
+def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
+    """At the moments before and after the call, what has the name is whole."""
+    folder, seen = tmp_path / "folder", []
+    given = exchange.Description(str(config_file))
+    convert(weights, folder, description=given)
+    exchange_names = writing._exchange
+
+    def watched(one: Path, other: Path) -> None:
+        seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
+        exchange_names(one, other)
+        seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
+
+    monkeypatch.setattr(writing, "_exchange", watched)
+    convert(weights, folder, description=given, dtype="float16", force=True)
+    assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("kind", ["file.pt", "file.safetensors", "folder", "12"])
+def test_what_is_refused_at_the_end_leaves_what_was_there(weights, config_file, tmp_path, monkeypatch, kind):
+    target, given = tmp_path / kind, exchange.Description(str(config_file))
+    outcome = convert(weights, target, description=given)
+
+    def different(*_):
+        raise verify.DifferentError("different")
+
+    monkeypatch.setattr(verify, "check", different)
+    with pytest.raises(verify.DifferentError):
+        convert(weights, target, description=given, dtype="float16", force=True, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == [kind]
+    monkeypatch.undo()
+    again = convert(target, tmp_path / "again.safetensors", description=given if kind == "12" else None)
+    assert "float32" in again.summary and (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes() and outcome.sha256

@@ -1,0 +1,87 @@
+"""``inspect``, and how files are told apart, without jax."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files import pt
+from parity_tests.unit import conversions, runs
+from parity_tests.unit.conversions import write
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> tuple[TransformerConfig, Path, Path]:
+    return conversions.small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def weights(small) -> Path:
+    return small[1]
+
+
+def test_inspect_for_machines(console, weights, tmp_path):
+    state = safetensors.numpy.load_file(weights)
+    shared = np.ones((2, 3), np.float32)
+    pt.write(tmp_path / "a.pt", {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7})
+    found = json.loads(console.say("inspect", weights, "--json")[1])
+    assert found["tensors"].keys() == state.keys() and list(found["sha256"]) == ["model.safetensors"]
+    found = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
+    assert found["ties"] == [["model.x", "model.y"]] and found["values"] == {"step": 7}
+    assert found["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}
+    out = console.say("inspect", tmp_path / "a.pt")[1]
+    assert "tied model.x = model.y" in out and "step = 7" in out and "PyTorch file" in out
+
+
+def test_a_name_in_a_file_cannot_write_lines(console, tmp_path):
+    source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
+    for command in (["inspect", source], ["inspect", source, "--json"], ["convert", source, tmp_path / "b.pt", "--dry-run"]):
+        _, out, err = console.say(*command)
+        assert "\x1b" not in out + err and "\nsha256 0" not in out + err
+
+
+def test_kinds_are_known_by_content(console, weights, tmp_path):
+    (tmp_path / "model.bin").write_bytes(weights.read_bytes())
+    assert "safetensors" in console.say("inspect", tmp_path / "model.bin")[1]
+    (tmp_path / "text.pt").write_text("nothing of it")
+    console.refused(3, ["text.pt"], "inspect", tmp_path / "text.pt")
+
+
+def test_files_are_described_and_converted_without_jax(weights, tmp_path):
+    program = (
+        "import sys\nfrom jax_transformer import cli\n"
+        f"assert cli.main(['convert', {str(weights)!r}, {str(tmp_path / 'a.pt')!r}]) == 0\n"
+        f"assert cli.main(['inspect', {str(tmp_path / 'a.pt')!r}]) == 0\n"
+        "assert not {'jax', 'flax', 'torch'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_asks_for_more_than_weights_is_refused_as_unsafe(console, tmp_path):
+    """A pickle that would call something, inside a real zip."""
+    import pickle
+    import zipfile
+
+    class Call:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    with zipfile.ZipFile(tmp_path / "bad.pt", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"a": Call()}, protocol=2))
+        file.writestr("archive/version", "3\n")
+    for command in (["inspect", tmp_path / "bad.pt"], ["convert", tmp_path / "bad.pt", tmp_path / "out.safetensors"]):
+        console.refused(4, ["bad.pt", "mkdir"], *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
