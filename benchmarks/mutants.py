@@ -1,6 +1,6 @@
 """Faults seeded one at a time in a copy of the tree: does a test notice, and does the comparison name the module? See docs/parity.md.
 
-Each fault runs in a process of its own, forked from one that has the libraries imported, and meets only the tests that reach it. Killed means that a
+Each fault lives in a process of its own, forked from one that has collected the tests, and meets only those that reach it. Killed means that a
 comparison in a test failed, or that the package refused what it was given; a test that cannot be collected, or dies of any other error, is broken.
 """
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.mutants_fault import Mutant  # noqa: E402
-from benchmarks.mutants_run import KILLED, Result, campaign, settings  # noqa: E402
+from benchmarks.mutants_run import KILLED, Result, campaign, prepare, settings  # noqa: E402
 
 PAGES = {
     "attention": "attention and its masks",
@@ -74,7 +74,6 @@ def publish(lines: list[str]) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="faults whose name has one of these words, or pages")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time (%(default)s)")
     parser.add_argument("--results", type=Path, help="a file of results, a JSON object a line: a fault that has one is not run again")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/parity.md")
     return parser.parse_args()
@@ -97,7 +96,7 @@ def main() -> None:
     todo = [(page, mutant) for page, mutant in chosen if mutant.name not in results]
     with tempfile.TemporaryDirectory() as name:
         settings(Path(name) / "cache")
-        for result in campaign(todo, Path(name), options.jobs):
+        for result in campaign(todo, prepare(Path(name))):
             results[result.name] = result
             print(f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)", file=sys.stderr, flush=True)
             if options.results:

@@ -1,25 +1,27 @@
-"""One fault in a process of its own: the file changed in a copy of the tree, the tests that reach it, the comparison, and what came of it."""
+"""Faults seeded in memory: pytest collects the tests once, and each fault is put into the code of a process that is forked from there.
+
+Nothing is written to the tree: the code of the changed functions is exchanged in the fork, and the tests run as they were collected.
+"""
 
 import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.mutants_fault import ROOT, USUAL, Mutant, applied
+from benchmarks.mutants_fault import ROOT, USUAL, Mutant
+from benchmarks.mutants_seed import seed
 
-LIMIT = 300  # seconds a fault may take
+LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
 FOLDERS = ("jax_transformer", "torch_reference", "parity_tests", "benchmarks", "docs")
+OPTIONS = ("-o", "addopts=--import-mode=importlib --strict-config", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--no-header", "-s")
 
 
 @dataclass
@@ -38,54 +40,6 @@ class Result:
     figure: float | None
     """By how much its output, or the models' where it named none, is off in float64."""
     seconds: float
-
-
-class Watcher:
-    """A pytest plugin that keeps the first failure and tells whether anything ran."""
-
-    def __init__(self) -> None:
-        self.failure: tuple[str, str, bool] | None = None
-        self.passed = 0
-
-    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        if call.excinfo is None:
-            self.passed += call.when == "call"
-        elif self.failure is None:
-            from _pytest.outcomes import Failed
-
-            from jax_transformer.errors import Refusal
-
-            counts = isinstance(call.excinfo.value, AssertionError | Failed | Refusal)
-            # The engine's own refusal of a table that does not cover the model is a ValueError
-            counts = counts or "the weight table does not cover" in str(call.excinfo.value)
-            text = f"{call.excinfo.typename}: {call.excinfo.value}".partition("\n")[0]
-            self.failure = item.nodeid, text, counts and call.when in ("setup", "call")
-
-
-def tested(mutant: Mutant) -> tuple[str, str, str]:
-    """Verdict, error and test. Runs in the copy."""
-    import pytest
-
-    watcher = Watcher()
-    # No shape checks: a fault is to be told by its numbers, not by its types
-    options = [
-        "-o",
-        "addopts=--import-mode=importlib --strict-config",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-x",
-        "--no-header",
-    ]
-    code = pytest.main([*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", *mutant.tests], plugins=[watcher])
-    if watcher.failure is not None:
-        node, text, counts = watcher.failure
-        return KILLED if counts else BROKEN, text, node
-    return (
-        (SURVIVED, f"{watcher.passed} tests passed", "") if code == 0 and watcher.passed else (BROKEN, f"pytest ended with {int(code)}", "")
-    )
 
 
 def compared(mutant: Mutant) -> tuple[str | None, float | None]:
@@ -140,80 +94,117 @@ def _in_float64() -> None:
         getattr(modeling, f"{prefix}LayerNorm").forward = norm
 
 
-def child(page: str, mutant: Mutant, folder: Path) -> None:
-    """The whole of one fault in a forked process; its result is a file in ``folder``."""
-    began, tree = time.monotonic(), folder / "tree"
-    os.chdir(tree)
-    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "benchmarks")))]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-    named, figure, error = None, None, ""
-    if mutant.module is not None or mutant.case != USUAL:
+class Seeder:
+    """A pytest plugin in the place of the loop over tests: one fork for each fault, in it the tests that reach it until one fails."""
+
+    def __init__(self, page_of: dict[str, str], mutants: Sequence[Mutant], report: Callable[[Result], None]):
+        self.page_of, self.mutants, self.report = page_of, mutants, report
+        self.failure: tuple[str, str, bool] | None = None
+        self.passed = 0
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        from jax._src import xla_bridge
+
+        forks = (
+            not xla_bridge.backends_are_initialized()
+        )  # a test file that makes an array when it is imported: its threads do not survive a fork
+        for mutant in self.mutants if forks else self.mutants[:1]:
+            self.report(
+                _forked(lambda mutant=mutant: self.result(session, mutant), mutant, self.page_of) if forks else self.result(session, mutant)
+            )
+        return True
+
+    def result(self, session: Any, mutant: Mutant) -> Result:
+        """Of the fault, in this process."""
+        began, named, figure = time.monotonic(), None, None
         try:
-            named, figure = compared(mutant)
-        except Exception as e:  # a model that refuses its weights cannot be compared
-            error = f"not compared: {type(e).__name__}"
+            seed(mutant)
+            if mutant.module is not None or mutant.case != USUAL:
+                named, figure = _tried(mutant)
+            for item in [
+                item for node in mutant.tests for item in session.items if item.nodeid == node or item.nodeid.startswith(f"{node}[")
+            ]:
+                if self.failure is None:
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            verdict, how, test = self._verdict()
+        except Exception:
+            verdict, how, test = BROKEN, traceback.format_exc().strip().rpartition("\n")[2], ""
+        return Result(mutant.name, self.page_of[mutant.name], verdict, how, test, named, figure, round(time.monotonic() - began, 1))
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        if call.excinfo is None:
+            self.passed += call.when == "call"
+        elif self.failure is None:
+            from _pytest.outcomes import Failed
+
+            from jax_transformer.errors import Refusal
+
+            counts = isinstance(call.excinfo.value, AssertionError | Failed | Refusal)
+            # The engine's own refusal of a table that does not cover the model is a ValueError
+            counts = counts or "the weight table does not cover" in str(call.excinfo.value)
+            text = f"{call.excinfo.typename}: {call.excinfo.value}".partition("\n")[0]
+            self.failure = item.nodeid, text, counts and call.when in ("setup", "call")
+
+    def _verdict(self) -> tuple[str, str, str]:
+        if self.failure is not None:
+            node, text, counts = self.failure
+            return KILLED if counts else BROKEN, text, node
+        return (SURVIVED, f"{self.passed} tests passed", "") if self.passed else (BROKEN, "no test was found", "")
+
+
+def _tried(mutant: Mutant) -> tuple[str | None, float | None]:
     try:
-        verdict, how, test = tested(mutant)
-    except BaseException:
-        verdict, how, test = BROKEN, traceback.format_exc(limit=1), ""
-    result = Result(mutant.name, page, verdict, how, test, named or error or None, figure, round(time.monotonic() - began, 1))
-    (folder / "result.json").write_text(json.dumps(asdict(result)), encoding="utf-8")
+        return compared(mutant)
+    except Exception as e:  # a model that refuses its weights cannot be compared
+        return f"not compared: {type(e).__name__}", None
 
 
-def prepare(folder: Path) -> None:
-    """A copy of the tree, and one cache of compiled programs for all faults."""
+def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str]) -> Result:
+    """What ``work`` gives in a fork, whose output goes nowhere."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _quiet()
+            os.write(write, json.dumps(asdict(work())).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    began = time.monotonic()
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() - began > LIMIT:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            os.close(read)
+            return Result(mutant.name, page_of[mutant.name], SLOW, f"over {LIMIT} s", "", None, None, LIMIT)
+        time.sleep(0.05)
+    with os.fdopen(read, "rb") as file:
+        told = file.read()
+    if not told:
+        return Result(mutant.name, page_of[mutant.name], BROKEN, "the process died", "", None, None, 0.0)
+    return Result(**json.loads(told))
+
+
+def _quiet() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def prepare(folder: Path) -> Path:
+    """A copy of the tree, so that nobody's work on it changes what is measured."""
     tree = folder / "tree"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "train.py"):
         shutil.copy(ROOT / name, tree)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "jax_transformer", "torch_reference"], cwd=tree, check=True)
-
-
-def run(page: str, mutant: Mutant, folder: Path) -> Result:
-    """Seed the fault in the copy, fork, wait, and put the file back as it was."""
-    path = folder / "tree" / mutant.file
-    before = path.read_text(encoding="utf-8")
-    try:
-        path.write_text(applied(mutant, folder / "tree"), encoding="utf-8")
-        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            stale.unlink()
-        pid = os.fork()
-        if pid == 0:
-            log = os.open(folder / "log.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            try:
-                child(page, mutant, folder)
-            finally:
-                os._exit(0)
-        return _wait(pid, page, mutant, folder)
-    finally:
-        path.write_text(before, encoding="utf-8")
-
-
-def _wait(pid: int, page: str, mutant: Mutant, folder: Path) -> Result:
-    deadline, result = time.monotonic() + LIMIT, folder / "result.json"
-    while os.waitpid(pid, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-            return Result(mutant.name, page, SLOW, f"over {LIMIT} s", "", None, None, LIMIT)
-        time.sleep(0.05)
-    if not result.exists():
-        return Result(mutant.name, page, BROKEN, (folder / "log.txt").read_text(errors="replace")[-200:], "", None, None, 0.0)
-    found = Result(**json.loads(result.read_text(encoding="utf-8")))
-    result.unlink()
-    return found
+    return tree
 
 
 def settings(cache: Path) -> None:
     """Before jax is imported: the suite's own flags, and compiled programs kept between the processes."""
-    sys.dont_write_bytecode = True
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     os.environ |= {
-        "XLA_FLAGS": flags,
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -223,20 +214,50 @@ def settings(cache: Path) -> None:
         importlib.import_module(name)
 
 
-def campaign(todo: list[tuple[str, Mutant]], folder: Path, jobs: int) -> Iterator[Result]:
-    """Results as they come: ``jobs`` processes, each with a copy of the tree of its own."""
-    free: SimpleQueue[Path] = SimpleQueue()
-    for number in range(jobs):
-        prepare(folder / str(number))
-        free.put(folder / str(number))
+def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
+    """Results as they come, of one process at a time; faults that the same files of tests reach share their collection."""
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "benchmarks")))]
+    page_of = {mutant.name: page for page, mutant in todo}
+    left = [mutant for _, mutant in todo]
+    while left:
+        files = _files(left[0])
+        group = [mutant for mutant in left if _files(mutant) == files]
+        done = set()
+        for result in _collected(group, page_of):
+            done.add(result.name)
+            yield result
+        for mutant in [] if done else group[:1]:
+            done.add(mutant.name)
+            yield Result(mutant.name, page_of[mutant.name], BROKEN, "its tests could not be collected", "", None, None, 0.0)
+        left = [mutant for mutant in left if mutant.name not in done]
 
-    def one(page: str, mutant: Mutant) -> Result:
-        place = free.get()
+
+def _files(mutant: Mutant) -> tuple[str, ...]:
+    return tuple(sorted({node.partition("::")[0] for node in mutant.tests}))
+
+
+def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Result]:
+    """Results of a process that collects the tests of a group, a line each as they come."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        import pytest
+
         try:
-            return run(page, mutant, place)
-        finally:
-            free.put(place)
+            os.close(read)
+            _quiet()
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(one, page, mutant) for page, mutant in todo]):
-            yield done.result()
+            def report(result: Result) -> None:
+                os.write(write, json.dumps(asdict(result)).encode() + b"\n")
+
+            seeder = Seeder(page_of, group, report)
+            nodes = [node for mutant in group for node in mutant.tests]
+            pytest.main([*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *dict.fromkeys(nodes)], plugins=[seeder])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as lines:
+        for line in lines:
+            yield Result(**json.loads(line))
+    os.waitpid(pid, 0)

@@ -13,9 +13,9 @@ MUTANTS = [
         _RULES,
         '(f"{flax}.kernel",), Each.TRANSPOSE), *biases]',
         '(f"{flax}.kernel",)), *biases]',
-        level("logits", "deep_dive square"),
-        f"{_SELF}.key",
-        case="deep_dive square",
+        level("logits", "lesson10 square"),
+        _SELF,
+        case="lesson10 square",
         met="untransposed square kernel, whose shape tells nothing",
     ),
     Mutant(
