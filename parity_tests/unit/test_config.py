@@ -24,6 +24,7 @@ from jax_transformer.config import (
     Positions,
     PositionsAt,
     Residual,
+    Sinusoids,
     StackConfig,
     Tying,
 )
@@ -178,7 +179,7 @@ def edited(path: str, value) -> str:
         ("encoder/head_merge", "rawr", "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)"),
         ("mask_fill", "exclude", "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 (did you mean 'excluded'?)"),
         ("encoder/positions_at", "ffn", "encoder.positions_at='ffn' is not one of embedding, feed_forward"),
-        ("encoder/position_index", "rank", "encoder.position_index='rank' is not one of order, truncated_cosine"),
+        ("encoder/position_index", "rank", "encoder.position_index='rank' is not one of order, truncated_cosine, not_padding"),
         ("encoder/attention_dropout", "0.1", "encoder.attention_dropout must be float, not '0.1'"),
         ("encoder/init", "xavir", "encoder.init='xavir' is not one of torch, torch_transformer, xavier (did you mean 'xavier'?)"),
         ("attention_bias", 0, "attention_bias must be bool, not 0"),
@@ -261,6 +262,32 @@ INVALID = [
     (
         stack("decoder", positions_at=PositionsAt.FEED_FORWARD, branches=CROSS_ONLY, idle=(Branch((Part.FFN,)),)),
         "decoder.positions_at='feed_forward': its blocks have no feed-forward",
+    ),
+    *(
+        (stack(name, **{field: value}), f"{name}.{field}={value} must be at least {least}")
+        for name, field, value, least in (("encoder", "num_heads", 0, 1), ("decoder", "d_ff", -1, 1), ("encoder", "position_offset", -1, 0))
+    ),
+    (stack("decoder", num_heads=7), "d_model=512 is not divisible by decoder.num_heads=7"),
+    (
+        stack("encoder", positions=Positions.RELATIVE, relative_buckets=7),
+        "encoder.relative_buckets=7 must be a multiple of 2, at least 4",
+    ),
+    (stack("decoder", positions=Positions.RELATIVE, relative_buckets=1), "decoder.relative_buckets=1 must be a multiple of 1, at least 2"),
+    (
+        stack("decoder", positions=Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
+        "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket of their own",
+    ),
+    (
+        stack("encoder", positions=Positions.RELATIVE, branches=(Branch((Part.FFN,)),)),
+        "encoder.positions='relative': its blocks have no self-attention",
+    ),
+    (
+        dict(d_model=2, num_heads=1, **stack("encoder", sinusoids=Sinusoids.TENSOR2TENSOR)),
+        "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths differ",
+    ),
+    (
+        dict(tying=Tying.EMBEDDINGS, target_vocab_size=7),
+        "tying='embeddings' needs one vocabulary: source_vocab_size=10000, target_vocab_size=7",
     ),
     (dict(norm_epsilon=0.0), "norm_epsilon=0.0 must be above 0"),
     (dict(norm_epsilon=float("nan")), "norm_epsilon=nan must be above 0"),

@@ -16,12 +16,17 @@ from jax_transformer import transformer
 from jax_transformer.config import Branch, Init, Mask, MaskFill, Part, Residual, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import attend
+from jax_transformer.nn.embedding import Embedding
 from jax_transformer.nn.positions import Frozen, sinusoids
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
+POSITIONS = ("encoder.positions", "decoder.positions")
 BASE = tiny(num_layers=1, vocab_size=13, layout="torch_nn")
 SOURCE, TARGET = batch(BASE)
-TARGET[0, 2] = BASE.target_pad_id  # inside a row: behind its end, the causal mask hides padding from every token
+SOURCE[0, 2], TARGET[0, 2] = (
+    BASE.source_pad_id,
+    BASE.target_pad_id,
+)  # inside a row: behind its end, the causal mask hides padding from every token
 
 
 @functools.cache
@@ -81,6 +86,34 @@ def changes_positions_computed_or_stored(old: TransformerConfig, new: Transforme
     (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
     assert changed_new_arrays(old, new) == {f"{name}.positions.table"}
     changes_logits(*(config.with_sizes(**{f"{name}.positions": "sinusoidal"}) for config in (old, new)))
+
+
+def changes_computed_positions(old: TransformerConfig, new: TransformerConfig):
+    changes_logits(*(config.with_sizes(**dict.fromkeys(POSITIONS, "sinusoidal")) for config in (old, new)))
+
+
+def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
+    """So few buckets that a row of seven, or five, reaches those of several distances."""
+    relative = dict.fromkeys(POSITIONS, "relative")
+    sizes = {"encoder": 8, "decoder": 4}
+    few = {f"{name}.relative_buckets": count for name, count in sizes.items() if getattr(new, name).relative_buckets == 32}
+    changes_logits(old.with_sizes(**relative, **few), new.with_sizes(**relative, **few))
+
+
+def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerConfig):
+    """Of an embedding by itself; that a whole model's are transformers' is in test_huggingface_gradients."""
+    ids = jnp.asarray([[3, old.target_pad_id, 5]])
+
+    def gradient(config: TransformerConfig) -> np.ndarray:
+        table, weights = Embedding(config, config.target_vocab_size, rngs=nnx.Rngs(0)), jnp.ones((1, 3, config.d_model), jnp.float32)
+        definition, params = nnx.split(table)
+        summed = jax.grad(lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum())(params)
+        return np.asarray(summed.embedding[...])
+
+    first, second = gradient(old), gradient(new)
+    assert furthest(logits(old), logits(new)) == 0
+    assert np.flatnonzero(first.any(axis=1)).tolist() == [old.target_pad_id, 3, 5]
+    assert np.flatnonzero(second.any(axis=1)).tolist() == [3, 5]
 
 
 def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
@@ -150,20 +183,25 @@ FLIPS = {
     "d_ff": (changes_weights, [dict(d_ff=21)]),
     "max_length": (changes_what_is_refused, [dict(max_length=6)]),
     "head_dim": (changes_weights, [dict(head_dim=5)]),
+    "norm": (changes_weights_and_logits, others("norm")),
     "norm_placement": (changes_logits, others("norm_placement")),
     "norm_epsilon": (changes_logits, [dict(norm_epsilon=1e-4)]),
     "bias": (changes_weights_and_logits, [dict(bias=False)]),
     "attention_bias": (changes_weights_and_logits, [dict(attention_bias=False)]),
     "output_bias": (changes_weights_and_logits, [dict(output_bias=False)]),
+    "logits_bias": (changes_weights_and_logits, [dict(logits_bias=True)]),
+    "logit_scale": (changes_logits, others("logit_scale")),
     "score_scale": (changes_logits, others("score_scale")),
     "mask_fill": (changes_rows_that_see_no_key, others("mask_fill")),
     "embedding_scale": (changes_logits, others("embedding_scale")),
+    "padding_trained": (changes_gradients_of_padding_alone, [dict(padding_trained=False)]),
     "tying": (changes_weights_and_logits, others("tying")),
     "dropout": (changes_training_alone, [dict(dropout=0.3)]),
     "attention_dropout": (changes_training_alone, [dict(attention_dropout=0.3)]),
     "activation_dropout": (changes_training_alone, [dict(activation_dropout=0.3)]),
     "embedding_dropout": (changes_training_alone, [dict(embedding_dropout=0.3)]),
     "embedding_dropouts": (changes_training_alone, [dict(embedding_dropouts=2)]),
+    "final_dropout": (changes_training_alone, [dict(final_dropout=True)]),
     "dropout_site": (changes_training_alone, others("dropout_site")),
     "dropout_masks": (changes_masks, others("dropout_masks")),
     "init": (changes_new_arrays, others("init")),
@@ -188,6 +226,14 @@ FLIPS = {
             ("positions_at", changes_logits, others("positions_at", BASE.encoder)),
             ("position_index", changes_logits, others("position_index", BASE.encoder)),
             ("position_exponent", changes_positions_computed_or_stored, [dict(position_exponent=2.0)]),
+            ("position_offset", changes_computed_positions, [dict(position_offset=2)]),
+            ("sinusoids", changes_positions_computed_or_stored, others("sinusoids", BASE.encoder)),
+            ("relative_buckets", changes_relative_positions, [dict(relative_buckets=6)]),
+            ("relative_max_distance", changes_relative_positions, [dict(relative_max_distance=5)]),
+            ("num_heads", changes_logits, [dict(num_heads=4)]),
+            ("d_ff", changes_weights, [dict(d_ff=21)]),
+            ("gated", changes_weights_and_logits, [dict(gated=True)]),
+            ("embedding_norm", changes_weights_and_logits, [dict(embedding_norm=True)]),
             ("mixing", changes_logits, others("mixing", BASE.encoder)),
             ("head_merge", changes_logits, others("head_merge", BASE.encoder)),
             ("attention_dropout", changes_training_alone, [dict(attention_dropout=0.0), dict(attention_dropout=0.3)]),

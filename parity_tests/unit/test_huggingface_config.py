@@ -1,0 +1,281 @@
+"""config.json of Hugging Face's families, as files on the hub have it: what is read, what is ignored for a reason, what is refused by name."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+import jax_transformer as jt
+from jax_transformer.config import Activation, EmbeddingScale, Layout, LogitScale, Positions, Tying
+from jax_transformer.convert.huggingface import attributes
+from jax_transformer.convert.huggingface.config import from_config, is_huggingface, to_config
+from jax_transformer.errors import ConfigError, InputError
+
+# As on the hub, with the attributes that older versions of transformers wrote
+OPUS = {
+    "_num_labels": 3,
+    "activation_dropout": 0.0,
+    "activation_function": "swish",
+    "add_bias_logits": False,
+    "add_final_layer_norm": False,
+    "architectures": ["MarianMTModel"],
+    "attention_dropout": 0.0,
+    "bad_words_ids": [[58100]],
+    "bos_token_id": 0,
+    "classif_dropout": 0.0,
+    "d_model": 512,
+    "decoder_attention_heads": 8,
+    "decoder_ffn_dim": 2048,
+    "decoder_layerdrop": 0.0,
+    "decoder_layers": 6,
+    "decoder_start_token_id": 58100,
+    "dropout": 0.1,
+    "encoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "encoder_layerdrop": 0.0,
+    "encoder_layers": 6,
+    "eos_token_id": 0,
+    "extra_pos_embeddings": 58101,
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"},
+    "init_std": 0.02,
+    "is_encoder_decoder": True,
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2},
+    "max_length": 512,
+    "max_position_embeddings": 512,
+    "model_type": "marian",
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "num_beams": 6,
+    "num_hidden_layers": 6,
+    "pad_token_id": 58100,
+    "scale_embedding": True,
+    "static_position_embeddings": True,
+    "vocab_size": 58101,
+}
+FLAN = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_ff": 1024,
+    "d_kv": 64,
+    "d_model": 512,
+    "decoder_start_token_id": 0,
+    "dense_act_fn": "gelu_new",
+    "dropout_rate": 0.1,
+    "eos_token_id": 1,
+    "feed_forward_proj": "gated-gelu",
+    "initializer_factor": 1.0,
+    "is_encoder_decoder": True,
+    "is_gated_act": True,
+    "layer_norm_epsilon": 1e-06,
+    "model_type": "t5",
+    "n_positions": 512,
+    "num_decoder_layers": 8,
+    "num_heads": 6,
+    "num_layers": 8,
+    "output_past": True,
+    "pad_token_id": 0,
+    "relative_attention_max_distance": 128,
+    "relative_attention_num_buckets": 32,
+    "task_specific_params": {"summarization": {"num_beams": 4, "prefix": "summarize: "}},
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.23.1",
+    "use_cache": True,
+    "vocab_size": 32128,
+}
+
+
+def test_what_marks_a_config_json_as_transformers():
+    assert is_huggingface(OPUS) and is_huggingface({"model_type": "bert"})
+    assert not is_huggingface({"layout": "marian", "d_model": 512})
+
+
+def test_an_opus_mt_model():
+    config = from_config(OPUS)
+    assert (config.layout, config.max_length, config.tying, config.logits_bias) == (Layout.MARIAN, 512, Tying.ALL, True)
+    assert (config.source_vocab_size, config.target_vocab_size, config.source_pad_id, config.bos_id, config.eos_id) == (
+        58101,
+        58101,
+        58100,
+        58100,
+        0,
+    )
+    assert config.encoder.activation is Activation.SILU and config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
+    assert config.longest == 512 and config.encoder.positions is Positions.SINUSOIDAL_STORED
+
+
+def test_a_flan_t5_model_has_no_longest_sequence_and_does_not_scale():
+    config = from_config(FLAN)
+    assert config.encoder.activation is Activation.GELU_TANH and config.encoder.gated
+    assert config.tying is Tying.EMBEDDINGS and config.logit_scale is LogitScale.NONE
+    assert config.longest > 10_000
+
+
+EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "equal", "tying", "scaled"),
+    [
+        ({}, None, None, Tying.ALL, True),  # T5 version 1
+        ({}, HEADED, True, Tying.ALL, True),  # as a .bin file holds it
+        ({}, HEADED, False, Tying.EMBEDDINGS, True),
+        ({}, HEADED, None, Tying.ALL, True),
+        ({"tie_word_embeddings": False}, None, None, Tying.EMBEDDINGS, False),  # version 1.1
+        ({"tie_word_embeddings": False}, HEADED, None, Tying.EMBEDDINGS, False),
+        ({"tie_word_embeddings": False}, HEADED, True, Tying.ALL, False),
+        ({"tie_word_embeddings": False}, EMBEDDED, None, Tying.ALL, False),  # transformers 5 ties what is missing
+        ({"scale_decoder_outputs": False}, HEADED, False, Tying.EMBEDDINGS, False),  # as transformers 5 writes version 1.1
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, EMBEDDED, None, Tying.ALL, True),
+    ],
+)
+def test_the_output_layer_of_t5(changes, names, equal, tying, scaled):
+    same = None if equal is None else lambda one, other: equal
+    config = from_config({"model_type": "t5"} | changes, names=names, same=same)
+    assert config.tying is tying
+    assert config.logit_scale is (LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE)
+
+
+def test_mt5_never_scales_and_umt5_always():
+    for tied in (True, False):
+        data = {"tie_word_embeddings": tied}
+        assert from_config(data | {"model_type": "mt5"}, names=HEADED).logit_scale is LogitScale.NONE
+        assert from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
+
+
+def test_the_output_layer_of_the_others():
+    bart, names = {"model_type": "bart"}, ("model.shared.weight", "lm_head.weight")
+    assert from_config(bart).tying is from_config(bart, names=names).tying is Tying.ALL
+    assert from_config(bart, names=names, same=lambda one, other: False).tying is Tying.EMBEDDINGS
+    assert from_config(bart | {"tie_word_embeddings": False}, names=names[:1]).tying is Tying.EMBEDDINGS
+    two = {"model_type": "marian", "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 58102}
+    assert from_config(two).tying is Tying.OUTPUT
+    assert from_config(two | {"tie_word_embeddings": False}).tying is Tying.NONE
+    assert from_config(two).target_vocab_size == 58102
+
+
+def test_decoding_begins_with_the_first_token_where_none_is_named_for_it():
+    assert from_config({"model_type": "mbart"}).bos_id == 0
+    assert from_config({"model_type": "mbart", "decoder_start_token_id": 7}).bos_id == 7
+    with pytest.raises(InputError, match=r"^config\.json: decoder_start_token_id must be given"):
+        from_config({"model_type": "marian", "decoder_start_token_id": None})
+
+
+REFUSED = [
+    ({"model_type": "bert"}, "model_type='bert' is none of the families bart, mbart, marian, m2m_100, pegasus, t5, mt5, umt5"),
+    ({"model_type": "m2m100"}, "model_type='m2m100' is none of the families"),
+    ({"model_type": ["t5"]}, "model_type=['t5'] is none of the families"),
+    (
+        {"model_type": "bart", "normalize_before": True},
+        "normalize_before=True: a model of the family bart with that is not supported, only False is",
+    ),
+    ({"model_type": "mbart", "add_final_layer_norm": False}, "add_final_layer_norm=False"),
+    ({"model_type": "bart", "static_position_embeddings": True}, "static_position_embeddings=True"),
+    ({"model_type": "bart", "extra_pos_embeddings": 0}, "extra_pos_embeddings=0"),
+    ({"model_type": "marian", "normalize_embedding": True}, "normalize_embedding=True"),
+    ({"model_type": "t5", "quantization_config": {"bits": 4}}, "quantization_config={'bits': 4}"),
+    ({"model_type": "t5", "auto_map": {"AutoModel": "code.Model"}}, "auto_map="),
+    ({"model_type": "t5", "is_decoder": True}, "is_decoder=True"),
+    ({"model_type": "t5", "per_layer_config": {"0": {"d_ff": 3}}}, "per_layer_config="),
+    ({"model_type": "bart", "tie_encoder_decoder": True}, "tie_encoder_decoder=True"),
+    ({"model_type": "bart", "pruned_heads": {"0": [1]}}, "pruned_heads="),
+    ({"model_type": "bart", "d_modle": 3}, "unknown attribute 'd_modle' (did you mean 'd_model'?)"),
+    ({"model_type": "mt5", "scale_decoder_outputs": True}, "unknown attribute 'scale_decoder_outputs'"),
+    ({"model_type": "bart", "d_model": "1024"}, "d_model='1024' is not a whole number"),
+    ({"model_type": "bart", "d_model": True}, "d_model=True is not a whole number"),
+    ({"model_type": "bart", "d_model": None}, "d_model=None is not a whole number"),
+    ({"model_type": "bart", "dropout": "0"}, "dropout='0' is not a number"),
+    ({"model_type": "bart", "scale_embedding": 1}, "scale_embedding=1 is not true or false"),
+    ({"model_type": "bart", "eos_token_id": [2, 3]}, "eos_token_id=[2, 3] is not the id of one token"),
+    ({"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12}, "num_hidden_layers=12 and encoder_layers=6 are two names"),
+    ({"model_type": "bart", "activation_function": "tanh"}, "activation 'tanh' is not one of relu, gelu, gelu_new"),
+    ({"model_type": "t5", "feed_forward_proj": "gate-gelu"}, "feed_forward_proj='gate-gelu' is neither an activation nor gated- and one"),
+    ({"model_type": "bart", "d_model": 1001}, "d_model=1001 is not divisible by encoder.num_heads=16"),
+    (
+        {"model_type": "bart", "architectures": ["BartForSequenceClassification"]},
+        "architectures has 'BartForSequenceClassification', which is not one of BartForConditionalGeneration, BartModel",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_what_is_refused_is_named(data, message):
+    with pytest.raises(InputError) as error:
+        from_config(data)
+    assert str(error.value).startswith("config.json: ") and message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    with pytest.raises(InputError, match=r"colour.*normalize_before.*d_model"):
+        from_config({"model_type": "bart", "colour": 1, "normalize_before": True, "d_model": 0.5})
+
+
+@pytest.mark.parametrize("name", ["MarianModel", "TFMarianMTModel", "FlaxMarianMTModel"])
+def test_architectures_whose_weights_make_the_whole_model(name):
+    assert from_config(OPUS | {"architectures": [name]}) == from_config(OPUS)
+
+
+def variants(layout: Layout):
+    bart = [dict(tie_word_embeddings=False), dict(scale_embedding=True, dropout=0.2, encoder_layers=3), dict(activation_function="relu")]
+    t5 = [
+        dict(tie_word_embeddings=False),
+        dict(feed_forward_proj="gated-silu", d_kv=7),
+        dict(feed_forward_proj="gelu", num_decoder_layers=2),
+    ]
+    yield {}
+    yield from bart if layout in attributes.BART_LIKE else t5
+    if layout is Layout.MARIAN:
+        yield from ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": tied} for tied in (True, False))
+    if layout is Layout.T5:
+        yield from ({"scale_decoder_outputs": scaled, "tie_word_embeddings": not scaled} for scaled in (True, False))
+
+
+@pytest.mark.parametrize("layout", attributes.LAYOUTS)
+def test_there_and_back_is_the_same_configuration(layout):
+    for changes in variants(layout):
+        config = from_config({"model_type": layout.value} | changes)
+        assert from_config(to_config(config)) == config, changes
+
+
+@pytest.mark.parametrize("data", [OPUS, FLAN], ids=["opus", "flan"])
+def test_what_came_from_a_file_comes_back_as_it_was_but_for_what_changed(data):
+    config = from_config(data)
+    assert to_config(config, data) == data
+    changed = dataclasses.replace(config, dropout=0.3, embedding_dropout=0.3, encoder=dataclasses.replace(config.encoder, layers=2))
+    back = to_config(changed, data)
+    differ = {name: back[name] for name in back if back[name] != data.get(name)}
+    if data is OPUS:
+        assert differ == {"dropout": 0.3, "encoder_layers": 2, "num_hidden_layers": 2}
+    else:
+        assert differ == {"dropout_rate": 0.3, "num_layers": 2}
+        changed = dataclasses.replace(changed, attention_dropout=0.3, activation_dropout=0.3)  # T5 has one rate
+    assert from_config(back) == changed
+
+
+def test_a_model_that_no_family_is_cannot_be_exported():
+    with pytest.raises(ConfigError, match=r"layout 'lesson10' is no family of Hugging Face's: .* one of bart, mbart, marian"):
+        to_config(jt.preset("lesson10"))
+    config = from_config({"model_type": "bart"})
+    for changes, message in (
+        (dict(norm_epsilon=1e-6), "norm_epsilon=1e-06: bart of transformers has 1e-05"),
+        (dict(norm_placement="pre"), "norm_placement=pre"),
+        ({"decoder.activation": "relu"}, "decoder.activation=relu: bart of transformers has gelu"),
+        ({"encoder.positions": "sinusoidal"}, "encoder.positions=sinusoidal"),
+        (dict(target_pad_id=5), "target_pad_id=5"),
+        (dict(head_dim=3), "encoder.head_dim=3"),
+    ):
+        with pytest.raises(ConfigError, match=f"^this model is none of the family: .*{message}"):
+            to_config(config.with_sizes(**changes))
+
+
+def test_how_it_was_trained_here_is_no_hindrance():
+    config = from_config({"model_type": "bart"})
+    here = config.with_sizes(embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry")
+    assert to_config(here) == to_config(config)
+
+
+def test_every_reason_is_a_sentence_and_no_attribute_has_two_fates():
+    assert all(len(reason.split()) > 3 for reason in attributes.IGNORED.values())
+    for layout in attributes.LAYOUTS:
+        sets = [set(attributes.DEFAULTS[layout]), set(attributes.fixed(layout)), set(attributes.IGNORED), set(attributes.GENERATION)]
+        for one, other in itertools.combinations(sets, 2):
+            assert not one & other, (layout, one & other)
