@@ -67,7 +67,7 @@ def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
     """Of each way to get batches, a row a round: seconds of waiting and of the whole step. In a round all ways take the same batches."""
     options = TrainOptions()
     with tempfile.TemporaryDirectory() as folder:
-        text = corpus.prepare(options, RunFolder(Path(folder)), Devices.take(options.devices).count)
+        text = corpus.prepare(options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).count)
     trainer = Trainer(text, options)
     plain = made_here(text)
     for bucket in range(len(text.plan.widths)):  # compiled before the first turn
