@@ -1,13 +1,7 @@
 """The command line: what it prints where, its exit codes, and its refusals, each one line without a traceback."""
 
 import ast
-import contextlib
-import gzip
 import inspect
-import io
-import json
-import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer
-from jax_transformer import cli, commands, translation
+from jax_transformer import cli, commands
 from jax_transformer.training import data_options, options
 from parity_tests.unit import runs
 
@@ -45,19 +39,12 @@ FLAGS = {
         --force --no-force --shard-size --check --no-check --json --no-json""".split(),
     "inspect": ["--json", "--no-json"],
 }
-LINES = ["the cat", "a red dog sees the small bird", "", "house", "the cat and the dog", "a", "bird"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_a_user(tmp_path_factory):
     with runs.as_a_user(tmp_path_factory.getbasetemp()):
         yield
-
-
-@pytest.fixture(scope="module")
-def run(_as_a_user, tmp_path_factory) -> Path:
-    """A trained run, to read."""
-    return runs.trained(tmp_path_factory.getbasetemp()).path
 
 
 @pytest.fixture(scope="module")
@@ -237,216 +224,3 @@ def test_a_run_is_not_made_where_something_else_is(console, tmp_path):
     for name in ("file", "folder", "file/run"):
         console.refused(2, [tmp_path / name], *command, tmp_path / name)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["photo.jpg"]
-
-
-# translate
-
-
-def translated(console: runs.Console, run: Path, lines: list[str], *more: str) -> list[str]:
-    code, out, _ = console.say("translate", "--run", run, *more, stdin="".join(line + "\n" for line in lines).encode())
-    assert code == 0 and out.endswith("\n")
-    return out.removesuffix("\n").split("\n")
-
-
-def test_each_line_is_translated_in_its_place(console, run):
-    found = translated(console, run, LINES)
-    assert len(found) == len(LINES)
-    assert [i for i, line in enumerate(found) if not line] == [2]
-    assert len(set(found)) >= 4
-    assert translated(console, run, LINES[::-1]) == found[::-1]
-
-
-def test_ends_of_lines_do_not_matter(console, run):
-    expected = "".join(line + "\n" for line in translated(console, run, LINES))
-    text = "\n".join(LINES).encode()
-    for stdin in (text, text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text + b"\n"):
-        assert console.say("translate", "--run", run, stdin=stdin) == (0, expected, "")
-    assert console.say("translate", "--run", run, stdin=b"\n\n") == (0, "\n\n", "")
-    assert console.say("translate", "--run", run, stdin="the\u2028cat\x0b\x85".encode())[1].count("\n") == 1
-
-
-def test_nothing_in_nothing_out(console, run):
-    assert console.say("translate", "--run", run, stdin=b"") == (0, "", "")
-
-
-def test_beam_search_by_its_flag(console, run):
-    found = translated(console, run, LINES, "--beam", "2", "--length-penalty", "1")
-    assert len(found) == len(LINES) and not found[2] and all(line for i, line in enumerate(found) if i != 2)
-    console.refused(2, ["beam_size=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
-    console.refused(2, ["length_penalty=-1"], "translate", "--run", run, "--beam", "2", "--length-penalty", "-1", stdin=b"a\n")
-
-
-def test_n_best_lists_by_their_flag(console, run):
-    best = translated(console, run, LINES[:3], "--beam", "3")
-    found = [line.split(" ||| ") for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")]
-    assert [number for number, _, _ in found] == ["0", "0", "1", "1", "2"] and found[4][1:] == ["", "0.000000"]
-    assert [text for _, text, _ in found[::2]] == best
-    assert all(float(a[2]) >= float(b[2]) for a, b in (found[:2], found[2:4]))
-
-
-def test_samples_by_their_flags(console, run):
-    command = ["--sample", "--temperature", "3", "--top-k", "50", "--seed"]
-    first, second = translated(console, run, LINES, *command, "1"), translated(console, run, LINES, *command, "2")
-    assert len(first) == len(LINES) and not first[2] and first != second
-    assert translated(console, run, LINES, *command, "1") == first
-    assert translated(console, run, LINES[:4], *command, "1") == first[:4]
-    assert translated(console, run, LINES, "--sample", "--top-k", "1") == translated(console, run, LINES)
-
-
-def test_files_in_and_out(console, run, tmp_path):
-    expected = "".join(line + "\n" for line in translated(console, run, LINES))
-    text = "".join(line + "\n" for line in LINES).encode()
-    for name, content in (("plain", text), ("packed.gz", gzip.compress(text))):
-        (tmp_path / name).write_bytes(content)
-        command = ["translate", "--run", run, "--input", tmp_path / name, "--output", tmp_path / "out"]
-        assert console.say(*command) == (0, "", "")
-        assert (tmp_path / "out").read_bytes().decode() == expected
-    (tmp_path / "plain").write_bytes(text + b"cat " * 50 + b"\n")
-    console.refused(3, [f"line {len(LINES) + 1}"], *command[:4], tmp_path / "plain", "--output", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes().decode() == expected and len(list(tmp_path.iterdir())) == 3
-    console.refused(3, [tmp_path / "none"], *command[:4], tmp_path / "none")
-    console.refused(2, [tmp_path / "none" / "out"], *command[:5], "--output", tmp_path / "none" / "out")
-
-
-def test_translations_of_a_given_length(console, run):
-    short = translated(console, run, LINES, "--max-length", "1")
-    assert short != translated(console, run, LINES)
-    console.refused(2, ["max_length=41"], "translate", "--run", run, "--max-length", "41", stdin=b"a\n")
-
-
-def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkeypatch):
-    found = [[translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")]
-    monkeypatch.setattr(translation, "hypotheses", lambda *arguments, **options: found)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
-    file = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
-    assert runs.main("translate", "--run", run) == 0
-    sys.stdout.flush()
-    assert file.getvalue().decode() == "Straße 3 €\nb\n"
-
-
-def test_lines_that_cannot_be_translated_are_named(console, run):
-    command = ["translate", "--run", run]
-    console.refused(3, ["line 3", "max_length=40"], *command, stdin=b"a\n\n" + b"cat " * 50 + b"\nb\n")
-    console.refused(3, ["standard input", "line 2"], *command, stdin=b"a\n\xff\n")
-
-
-def test_what_is_no_run_cannot_translate(console, run, tmp_path):
-    console.refused(3, [tmp_path / "none"], "translate", "--run", tmp_path / "none")
-    console.refused(3, [tmp_path, "config.json"], "translate", "--run", tmp_path)
-    shutil.copy(run / "config.json", tmp_path)
-    console.refused(5, [tmp_path / "checkpoints"], "translate", "--run", tmp_path, stdin=b"a\n")
-
-
-@pytest.fixture(scope="module")
-def broken(run, tmp_path_factory) -> Path:
-    """A run to damage, and to leave as it was."""
-    copy = tmp_path_factory.mktemp("broken") / "run"
-    shutil.copytree(run, copy)
-    shutil.rmtree(copy / "checkpoints" / "100")
-    return copy
-
-
-@contextlib.contextmanager
-def damaged(path: Path, content: bytes):
-    good = path.read_bytes()
-    path.write_bytes(content)
-    try:
-        yield
-    finally:
-        path.write_bytes(good)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "data.json", "config.json"])
-@pytest.mark.parametrize("content", [b"", b'{"widths": [4', b"[]", b"{}", b"\xff"])
-def test_a_run_with_a_damaged_file_is_refused_by_its_name(console, broken, name, content):
-    with damaged(broken / name, content):
-        console.refused(3, [broken, name], "translate", "--run", broken, stdin=b"a\n")
-
-
-FILES = ("manifest.json", "_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/*", "state/ocdbt.process_0/d/*")
-
-
-@pytest.mark.parametrize("command", [["translate", "--run"], ["inspect"]], ids=["translate", "inspect"])
-@pytest.mark.parametrize("pattern", FILES)
-def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(console, broken, command, pattern):
-    path = max((broken / "checkpoints" / "200").glob(pattern), key=lambda found: found.stat().st_size)
-    with damaged(path, path.read_bytes()[:-3]):
-        console.refused(5, [path], *command, broken, stdin=b"a\n")
-
-
-@pytest.mark.parametrize("command", ["inspect", "translate"])
-def test_a_reader_that_goes_away_is_no_error(run, weights, command):
-    arguments = ["inspect", weights] if command == "inspect" else ["translate", "--run", run]
-    process = runs.start(*arguments)
-    process.stdout.close()
-    process.stdin.write("the cat\na dog\n")
-    process.stdin.close()
-    err = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(timeout=60), err) == (0, "")
-
-
-def test_the_head_of_a_pipe(weights):
-    command = f"{sys.executable} -m jax_transformer inspect {weights} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=runs.environment(), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{weights}: safetensors\n", "")
-
-
-# evaluate
-
-
-def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
-    command = [
-        "evaluate",
-        "--run",
-        run,
-        "--source",
-        run.parent / "valid.source",
-        "--target",
-        run.parent / "valid.target",
-        "--weights",
-        "last",
-    ]
-    code, out, err = console.say(*command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses")
-    report = json.loads(out)
-    assert (code, out.count("\n"), err) == (0, 1, "")
-    keys = {
-        "weights",
-        "step",
-        "pairs",
-        "dropped_empty",
-        "bleu",
-        "chrf",
-        "ter",
-        "exact_match",
-        "signatures",
-        "loss",
-        "perplexity",
-        "left_out_of_loss",
-    }
-    assert report.keys() == keys
-    last = runs.metrics(run)[-1]
-    assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]
-    assert last["signatures"].items() <= report["signatures"].items()
-    assert (report["step"], report["pairs"], report["dropped_empty"], report["left_out_of_loss"]) == (runs.STEPS, 8, 0, 0)
-    assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5) and math.isfinite(report["loss"])
-    assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
-    assert (tmp_path / "hypotheses").read_text().count("\n") == 8
-    code, out, _ = console.say(*command, "--bootstrap", "20")
-    assert code == 0 and not [name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"]
-    assert f"{report['loss']:.4f}" in out and f"{report['bleu']:.4f} (μ = " in out and "bs:20" in out
-
-
-def test_test_sets_that_cannot_be_scored_are_named(console, run, tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    command = ["evaluate", "--run", run, "--source", source, "--target", target]
-    source.write_text("the cat\n\na dog\n")
-    console.refused(3, [target], *command)
-    target.write_text("die Katze\nein\n")
-    console.refused(3, [source, target, "3", "2"], *command)
-    target.write_text("die Katze\nein\neine Hund\n")
-    code, out, _ = console.say(*command, "--json")
-    assert (code, json.loads(out)["pairs"], json.loads(out)["dropped_empty"]) == (0, 2, 1)
-    source.write_text("the cat\n\n" + "cat " * 50 + "\n")
-    console.refused(3, [source, "line 3", "max_length=40"], *command)

@@ -260,7 +260,7 @@ EXEMPT = {
     "decoder": "its fields are flipped one by one",
     "layout": "it names a PyTorch twin and its weights; the Flax model is the same, and the parity tests compare the two",
     "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, see the test below",
-    "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config",
+    "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config_checks",
 }
 
 
