@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jax_transformer.config import TransformerConfig
+import numpy as np
+
+from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.convert import kinds
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import hub
@@ -55,9 +57,13 @@ class Initial:
         from jax_transformer.training.exchange import huggingface
 
         if kinds.of(self.path) is Kind.HUGGINGFACE:
-            return convert.from_torch(huggingface.find(self.path).read(), self.config, dtype="float32")
-        loaded, _ = trained.load_model(self.path)
-        return transformer.unflatten(self.config, {name: jnp.asarray(x, jnp.float32) for name, x in transformer.flatten(loaded).items()})
+            # 16 bits are not widened on the way: the positions among them would not be known as rounded
+            dtype = "float32" if "float64" in self.dtypes else None
+            loaded = convert.from_torch(huggingface.find(self.path).read(), self.config, dtype=dtype)
+        else:
+            loaded, _ = trained.load_model(self.path)
+        arrays = {name: np.asarray(array) for name, array in transformer.flatten(loaded).items()}
+        return transformer.unflatten(self.config, {name: jnp.array(_widened(name, x, self.config)) for name, x in arrays.items()})
 
     def lines(self) -> Iterable[str]:
         """What the person who trains should know of it."""
@@ -127,6 +133,19 @@ def _of_run(path: Path, options: TrainOptions) -> Initial:
     dtypes = frozenset(dtype for name, (_, dtype) in described.items() if name.startswith(("params/", "ema/", "carried/")))
     sha256 = _sha256([folder.config, intact.root / str(intact.step) / kinds.MANIFEST])  # the manifest has the hash of every file
     return Initial(path, config, words, sha256, dtypes, _files(path / folders.IN_RUN))
+
+
+def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
+    """An array in float32. Sines and cosines that were rounded to 16 bits are those of float32 again: transformers, to which the model may go back,
+    computes them in the precision of the model."""
+    from jax_transformer.nn.positions import sinusoids
+
+    stack, _, rest = name.partition(".")
+    if array.dtype.itemsize == 2 and rest == "positions.table" and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED:
+        exact = np.asarray(sinusoids(*array.shape, layout=getattr(config, stack).sinusoids)).astype(np.float32)
+        if np.array_equal(exact.astype(array.dtype), array):
+            return exact
+    return array.astype(np.float32)
 
 
 def _given(data: DataOptions) -> Vocabulary | None:
