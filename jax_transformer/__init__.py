@@ -15,12 +15,12 @@ _HOMES = {
     "Transformer": "transformer",
     "load": "training.trained",
 }
-_MODULES = ("config", "convert", "data", "errors", "generate", "nn", "presets", "training", "transformer")
+_MODULES = ("config", "convert", "data", "errors", "generate", "nn", "parity", "presets", "training", "transformer")
 
-__all__ = ["Transformer", "TransformerConfig", "convert", "generate", "load", "preset", "preset_names"]
+__all__ = ["Transformer", "TransformerConfig", "convert", "generate", "load", "parity", "preset", "preset_names"]
 
 if TYPE_CHECKING:
-    from jax_transformer import convert, generate
+    from jax_transformer import convert, generate, parity
     from jax_transformer.config import TransformerConfig
     from jax_transformer.presets import preset, preset_names
     from jax_transformer.training.trained import load

@@ -1,10 +1,6 @@
 """What a model looked at while it translated, as one HTML page that needs nothing but a browser."""
 
 import base64
-import hashlib
-import json
-import os
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float, Int32
 
+from jax_transformer import webpage
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer, TokenizerPair
 from jax_transformer.transformer import Attention, Transformer
@@ -54,22 +51,12 @@ def write(
         for i, line, found in pairs[:SENTENCES]
     ]
     data = {"title": title, "note": note, "sentences": described}
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(render(data), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    webpage.write(path, render(data))
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page's text. The data is JSON in which nothing can end its element, and the page's policy lets no script run but the page's own."""
-    page = resources.files("jax_transformer").joinpath("alignment.html").read_text(encoding="utf-8")
-    text = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(data, ensure_ascii=False))
-    script = page.split("<script>")[1].split("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1).replace("PAGE-DATA", text, 1)
+    """The page's text."""
+    return webpage.render(resources.files("jax_transformer").joinpath("alignment.html").read_text(encoding="utf-8"), data)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

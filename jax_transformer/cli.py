@@ -12,7 +12,15 @@ from typing import Any, NoReturn
 
 import jax_transformer
 from jax_transformer.arguments import flags, parse
-from jax_transformer.commands import ConvertOptions, EvaluateOptions, InspectOptions, TrainCommand, TranslateOptions
+from jax_transformer.commands import (
+    ConvertOptions,
+    EvaluateOptions,
+    GoldenOptions,
+    InspectOptions,
+    ParityOptions,
+    TrainCommand,
+    TranslateOptions,
+)
 from jax_transformer.decoding import Decoding, Rules
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 
@@ -113,11 +121,7 @@ def convert(options: ConvertOptions) -> int:
     from jax_transformer.convert import planning
     from jax_transformer.training import exchange
 
-    for pair in options.set:
-        if "=" not in pair:
-            raise ConfigError(f"--set {pair}: give name=value")
-    changes = {name: _value(text) for name, _, text in (pair.partition("=") for pair in options.set)}
-    given = exchange.Description(options.config, options.preset, changes)
+    given = exchange.Description(options.config, options.preset, _changes(options.set))
     shared = [f.name for f in dataclasses.fields(exchange.Request) if f.name != "description"]
     request = exchange.Request(description=given, **{name: getattr(options, name) for name in shared})
     if options.training:
@@ -142,6 +146,59 @@ def inspect(options: InspectOptions) -> int:
     return 0
 
 
+def parity(options: ParityOptions) -> int:
+    """Two models that should be one, module by module."""
+    if not all(part.strip().isdecimal() for part in options.lengths.split(",") if options.lengths):
+        raise ConfigError(f"--lengths {options.lengths}: give lengths with commas between them, as 1,7,31")
+    _check_folder(options.html)
+    from jax_transformer.parity import command
+    from jax_transformer.training import exchange
+
+    given = exchange.Description(options.config, options.preset, _changes(options.set))
+    lengths = tuple(int(part) for part in options.lengths.split(",") if options.lengths)
+    shared = {name: getattr(options, name) for name in ("model", "other", "weights", "dtype", "gradients", "seed", "html")}
+    reports = command.compare(command.Asked(description=given, lengths=lengths, **shared))
+    if options.json:
+        print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
+    else:
+        shown = command.chosen(reports)
+        for title, report in reports:
+            for line in report.lines() if (title, report) == shown else [f"{title}: {report.summary()}"]:
+                print(line)
+    command.check(reports)
+    return 0
+
+
+def golden(options: GoldenOptions) -> int:
+    """Recorded numbers of a PyTorch model."""
+    if options.action not in ("make", "check"):
+        raise ConfigError(f"golden {options.action}: is neither make nor check{nearest(options.action, ['make', 'check'])}")
+    if (options.model is not None) != (options.action == "make"):
+        raise ConfigError("golden make FILE MODEL, or golden check FILE, which makes the numbers again of what FILE says it was made of")
+    from jax_transformer.parity import command
+    from jax_transformer.parity.report import DifferentError
+
+    if options.action == "make":
+        _check_folder(options.file)
+        made = command.make_golden(options.file, options.model or "", options.weights, options.python, options.batch, options.seed)
+        print(f"{options.file}: {len(made.arrays)} arrays, seed {made.seed}, torch {made.versions['torch']}")
+        return 0
+    again = command.check_golden(options.file, options.python)
+    for line in again.lines():
+        print(line)
+    if again.wrong:
+        raise DifferentError(f"{options.file}: {len(again.wrong)} arrays are not what they were: {again.wrong[0]}")
+    return 0
+
+
+def _changes(pairs: Sequence[str]) -> dict[str, Any]:
+    """What --set says."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigError(f"--set {pair}: give name=value")
+    return {name: _value(text) for name, _, text in (pair.partition("=") for pair in pairs)}
+
+
 def _show(found: Any, *, as_json: bool) -> None:
     for line in [json.dumps(found.to_data())] if as_json else found.lines():
         print(line)
@@ -161,6 +218,8 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
     "evaluate": (EvaluateOptions, evaluate),
     "convert": (ConvertOptions, convert),
     "inspect": (InspectOptions, inspect),
+    "parity": (ParityOptions, parity),
+    "golden": (GoldenOptions, golden),
 }
 
 

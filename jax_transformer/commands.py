@@ -159,3 +159,53 @@ class InspectOptions:
     """A .safetensors file or the index of several, a PyTorch file, a Hugging Face folder or hf:owner/name, a run folder, or one checkpoint."""
     json: bool = False
     """Print one JSON object instead of lines."""
+
+
+@dataclass(frozen=True)
+class ParityOptions:
+    """Compare a model with PyTorch module by module, and name the first module that differs."""
+
+    model: tyro.conf.Positional[str]
+    """The weights to run in JAX: a run folder, one checkpoint, a Hugging Face folder, a .safetensors or PyTorch file."""
+    other: tyro.conf.Positional[str]
+    """What to compare with: any of these, run in the PyTorch twin; the word twin, for the same weights; or a file that `golden make` wrote."""
+    config: str | None = None
+    """The model's config.json, where neither side says what model it is."""
+    preset: str | None = None
+    """Or the preset that it is of, with the sizes that the shapes show;"""
+    set: tuple[str, ...] = ()
+    """these sizes are not read from the shapes, as num_heads=4 max_length=40."""
+    weights: str = "auto"
+    """Which weights of a run folder: averaged, best, last, a step, or auto: the first of these that there is."""
+    dtype: str | None = None
+    """Show figures of this dtype too, as bfloat16; of the weights' own without it. Agreement is decided in float64."""
+    gradients: bool = True
+    """Compare gradients, too."""
+    lengths: str = ""
+    """Compare at each of these lengths of source and target, as 1,7,31; at one of the model's own without it."""
+    seed: int = 0
+    """Decides the batch of random tokens, and the numbers that the outputs are weighted with for gradients."""
+    html: str | None = None
+    """Also write the report as an HTML page, to look at in a browser."""
+    json: bool = False
+    """Print JSON instead of a table: a list of reports."""
+
+
+@dataclass(frozen=True)
+class GoldenOptions:
+    """Record the numbers of a PyTorch model in a file that models are compared with where torch is not installed; or make them again."""
+
+    action: tyro.conf.Positional[str]
+    """make writes FILE; check makes its numbers again and compares."""
+    file: tyro.conf.Positional[str]
+    """The golden, a .safetensors file."""
+    model: tyro.conf.Positional[str | None] = None
+    """What to record: a folder whose weights run in the PyTorch twin; or package.module:callable, which gives a PyTorch module."""
+    batch: str | None = None
+    """For package.module:callable: a .safetensors file with the arguments of the module's call, named 0, 1, and so on."""
+    weights: str = "auto"
+    """Which weights of a run folder."""
+    python: str | None = None
+    """The Python that package.module:callable runs in, where torch is in another environment."""
+    seed: int = 0
+    """Decides the batch and the gradients."""

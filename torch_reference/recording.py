@@ -4,8 +4,9 @@ As a function it is called by ``jax_transformer.parity``. As a script it serves 
 
     python recording.py REQUEST.safetensors RESULT.safetensors package.module:make_model
 
-REQUEST holds the batch as ``batch/0``, ``batch/1``, ..., the weights as ``state/NAME`` (those of ``make_model()`` where there are none) and the
-settings as JSON in its metadata; RESULT gets the arrays of :class:`Recording`. It needs safetensors beside torch.
+REQUEST holds the batch as ``batch/0``, ``batch/1``, ..., the weights as ``state/NAME`` (those of ``make_model()`` where there are none) and, as JSON
+in its metadata, the dtypes to run in and the seed. RESULT gets the arrays of a :class:`Recording` for each dtype, and versions. It needs
+safetensors beside torch.
 """
 
 import copy
@@ -13,7 +14,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,13 @@ class Recording:
     def at(self, place: str) -> np.ndarray | None:
         """The array there, if one was recorded."""
         return self.arrays.get(place)
+
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Every array, for a file."""
+        yield from ((f"arrays/{name}", array) for name, array in self.arrays.items())
+        yield from ((f"parameters/{name}", array) for name, array in self.parameters.items())
+        assert self.result is not None
+        yield "result", self.result
 
 
 def record(
@@ -163,23 +171,21 @@ def main(arguments: Sequence[str]) -> None:
         settings = json.loads((file.metadata() or {})["settings"])
         batch = [file.get_tensor(f"batch/{i}") for i in range(settings["batch"])]
     where, _, name = factory.partition(":")
-    sys.path.insert(0, os.getcwd())
+    torch.manual_seed(0)
     module = getattr(importlib.import_module(where), name)()
     state = {name.removeprefix("state/"): tensor for name, tensor in load_file(request).items() if name.startswith("state/")}
     if state:
+        module.to(max((tensor.dtype for tensor in state.values()), key=lambda dtype: dtype.itemsize * dtype.is_floating_point))
         module.load_state_dict(state)
-    made = record(
-        module.train(settings["train"]), batch, names=settings["names"], dtype=getattr(torch, settings["dtype"]), seed=settings["seed"]
-    )
-    arrays = {f"arrays/{name}": np.ascontiguousarray(array) for name, array in made.arrays.items()}
-    arrays |= {f"parameters/{name}": np.ascontiguousarray(array) for name, array in made.parameters.items()}
-    assert made.result is not None
-    save_file(
-        arrays | {"result": np.ascontiguousarray(made.result)},
-        result,
-        {"order": json.dumps(made.order), "modules": json.dumps([name for name, _ in module.named_modules()]), "torch": torch.__version__},
-    )
+    arrays, order = {}, {}
+    for dtype in settings["dtypes"]:
+        made = record(module, batch, dtype=getattr(torch, dtype), seed=settings["seed"])
+        order[dtype] = made.order
+        arrays |= {f"{dtype}/{name}": np.ascontiguousarray(array) for name, array in made.named()}
+    about = {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    save_file(arrays, result, {"order": json.dumps(order), "versions": json.dumps(about)})
 
 
 if __name__ == "__main__":
+    sys.path[0] = os.getcwd()  # not this file's folder, whose neighbours would go for modules of the same names
     main(sys.argv[1:])

@@ -191,7 +191,7 @@ class _Comparison:
         self.runs, self.native, self.split = runs, native, split
 
     def result(self) -> Measured:
-        shapes = [run.result.shape for run in self.runs["float64"]]
+        shapes = [None if run.result is None else run.result.shape for run in self.runs["float64"]]
         if shapes[0] != shapes[1]:
             raise ConfigError(
                 f"the Flax model gives {shapes[0]} and the PyTorch model {shapes[1]}: give call_flax= or call_torch= to make them one"

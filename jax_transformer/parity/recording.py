@@ -149,7 +149,7 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
         made = nnx.merge(graphdef, nnx.from_flat_state(pairs))
         paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(made)}
         with _listening({type(part) for _, part in nnx.iter_modules(made)}, paths, tape):
-            return call(made, *batch) if call is not None else made(*batch)  # type: ignore[operator]
+            return call(made, *batch) if call is not None else made(*batch)
 
     names = tuple(".".join(map(str, path)) for path, _ in nnx.iter_modules(model) if path)
     return Subject(
@@ -174,14 +174,14 @@ def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) ->
 
     try:
         for kind, original in originals.items():
-            kind.__call__ = listening(original)  # type: ignore[attr-defined]
+            kind.__call__ = listening(original)  # type: ignore[method-assign]
         yield
     finally:
         for kind, original in originals.items():
             if own[kind]:
-                kind.__call__ = original  # type: ignore[attr-defined]
+                kind.__call__ = original  # type: ignore[method-assign]
             else:
-                del kind.__call__  # type: ignore[attr-defined]
+                del kind.__call__
 
 
 def _caller(kind: type) -> type | None:

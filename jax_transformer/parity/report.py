@@ -180,13 +180,14 @@ class Report:
 
     def to_data(self) -> dict[str, Any]:
         places = ("input", "output", "input_gradient", "output_gradient")
+        fault = self.first_fault or self.first_gradient_fault
         entries = [
             {"ours": e.ours, "theirs": e.theirs, "call": e.call, "faulty": e.faulty, "faulty_backward": e.faulty_backward, "note": e.note}
+            | {"first": e is fault}
             | {place: found.to_data() for place in places if (found := getattr(e, place)) is not None}
             | {"parameters": {name: found.to_data() for name, found in e.parameters.items()}}
             for e in self.entries
         ]
-        fault = self.first_fault or self.first_gradient_fault
         return {
             "agrees": self.agrees,
             "summary": self.summary(),

@@ -75,17 +75,23 @@ def files(path: str | Path) -> list[Path]:
     return index.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
-def write(path: str | Path, state: Mapping[str, np.ndarray]) -> None:
-    """Write whole or not at all: to a temporary name, read back and compared, synced, renamed."""
+def write(path: str | Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+    """Write whole or not at all: to a temporary name, read back and compared, synced, renamed. ``metadata`` goes into the header."""
     path = Path(path)
     # The writer takes a strided array's memory as it lies and so writes other bytes (safetensors#825)
     contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
     with whole.written(path) as temporary:
-        safetensors.numpy.save_file(contiguous, temporary, metadata={"format": "pt"})
+        safetensors.numpy.save_file(contiguous, temporary, metadata={"format": "pt"} | dict(metadata or {}))
         again = read(temporary)
         for name, array in contiguous.items():
             if again[name].dtype != array.dtype or again[name].shape != array.shape or again[name].tobytes() != array.tobytes():
                 raise InputError(f"{path}: {name} was not written as it is")
+
+
+def metadata(path: str | Path) -> dict[str, str]:
+    """The text that a file's header carries beside the tensors. Raises as ``read``."""
+    header(Path(path))
+    return _told(Path(path)).get("__metadata__", {})
 
 
 def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
@@ -98,8 +104,8 @@ def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
     yield from found.items()
 
 
-def header(path: Path) -> dict[str, Described]:
-    """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
+def _told(path: Path) -> Any:
+    """What the header says, as it stands there."""
     whole.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -111,7 +117,15 @@ def header(path: Path) -> dict[str, Described]:
             )
         if length > LONGEST_HEADER:
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
-        told = json_text.parse(path, file.read(length))
+        return json_text.parse(path, file.read(length))
+
+
+def header(path: Path) -> dict[str, Described]:
+    """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
+    told = _told(path)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
     if not isinstance(told, dict):
         raise InputError(f"{path}: not a readable safetensors file: its header is no object")
     metadata = told.pop("__metadata__", {})
