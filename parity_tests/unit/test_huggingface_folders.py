@@ -16,6 +16,7 @@ from jax_transformer import codec
 from jax_transformer.convert import kinds, rules
 from jax_transformer.convert.files import pt, safetensors
 from jax_transformer.convert.huggingface import card, config, folder, hub, state
+from jax_transformer.data import tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.training import exchange, pretrained
 from jax_transformer.training.data_options import DataOptions
@@ -264,6 +265,15 @@ def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
     with pytest.raises(InputError, match=r"holds more than weights \(notes\.txt\)"):
         convert(theirs, out, to="hf", force=True)
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
+    convert(copied(theirs, tmp_path / "bare", **{"spiece.model": None}), tmp_path / "run")
+    for name in tokenizer.SIDE_FILES:
+        (tmp_path / "run" / name).write_text("{}")
+    prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
+    assert {note.name for note in prepared.plan.dropped} == set(tokenizer.SIDE_FILES)
+    assert not set(prepared.beside.files) & set(folder.TOKENIZER)
 
 
 def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, monkeypatch):

@@ -189,6 +189,7 @@ def _plan(request: Request, source: Source, kind: Kind, model: Model | None) -> 
     made = planning.without_completed(Plan(source.title, request.destination, moves, derived, dropped, ties), source.derived)
     if kind is not Kind.HUGGINGFACE or model is None:
         return made
+    made = replace(made, dropped=made.dropped + huggingface.left_behind(source))
     held = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
     return planning.left_out(made, {name: states.why_completed(name, model.config) for name in model.shapes["torch"] if name not in held})
 

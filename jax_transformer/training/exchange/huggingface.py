@@ -120,7 +120,9 @@ def exported(source: "Source", config: TransformerConfig, name: str, dtype: str 
     if data != carried:
         files[CONFIG] = folders.text(data)
     if carried is None:
-        files |= {GENERATION: folders.text(_generation(config))} | _tokenizer(source, config)
+        files[GENERATION] = folders.text(_generation(config))
+    if not any(name in files for name in folders.TOKENIZER):
+        files |= _tokenizer(source, config)
     if CARD not in files:
         numbers = sum(int(np.prod(found.shape, dtype=object)) for name, found in source.tensors.items() if name not in _repeated(source))
         files[CARD] = card.new(name, config.layout.value, numbers, source.training).encode()
@@ -145,6 +147,16 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
     """How transformers decodes as this project does: from the model's start token to its end token."""
     ids = {"decoder_start_token_id": config.bos_id, "eos_token_id": config.eos_id, "pad_token_id": config.target_pad_id}
     return {"bos_token_id": config.bos_id, **ids, "max_length": config.longest}
+
+
+def left_behind(source: "Source") -> tuple[Note, ...]:
+    """The two vocabularies of a run, for which transformers has no such file."""
+    from jax_transformer.data import tokenizer
+
+    there = [name for name in tokenizer.SIDE_FILES if source.path.is_dir() and (source.path / name).is_file()]
+    return tuple(
+        Note(name, "one of two vocabularies, for which transformers has no file; train with --data.vocabularies shared") for name in there
+    )
 
 
 def _tokenizer(source: "Source", config: TransformerConfig) -> dict[str, bytes]:
