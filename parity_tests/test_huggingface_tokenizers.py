@@ -40,6 +40,9 @@ LINES = {
     "languages of Marian": ">>fra<< hello >>xyz<< a",
     "languages of Marian, unknown": ">>xyz<<hello",
     "languages of Marian, open": ">>fra hello",
+    "an end before a language": "</s> >>fra<< a",
+    "a mask behind nothing": "\u200b<mask>a",
+    "tokens that begin alike": "<new>er <newer> <new> <ctl>",
     "sentinels": "<extra_id_0> a<extra_id_99> <mask_1> <unk_5> <sym>b<sym>",
     "long words": "x" * 700 + " " + "supercalifragilistic" * 30,
     "underlines": "▁under ▁ ▁▁",
@@ -64,7 +67,18 @@ def _nllb(**settings) -> dict:
 
 MASK = {"content": "<mask>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": True}
 STRIPPED = {"content": "</s>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
+ALIKE = {str(550 + i): STRIPPED | {"content": text, "lstrip": False} for i, text in enumerate(("<new>", "<new>er"))}
 NEW = {"content": "<new>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
+
+
+def _marian_with_control() -> dict:
+    """Pieces of a target are joined by the source's model, to which this one is plain text."""
+    files = made.marian()
+    return files | {
+        "target.spm": made.model("marian", control_symbols="<ctl>"),
+        "vocab.json": files["vocab.json"] | {"<ctl>": len(files["vocab.json"])},
+        "config.json": files["config.json"] | {"vocab_size": 500},
+    }
 
 
 def _published_mbart50() -> dict:
@@ -96,6 +110,8 @@ CASES = {
     "marian, special tokens split": (lambda: made.marian(split_special_tokens=True), "MarianTokenizer", {}),
     "marian, two vocabularies": (made.marian_separate, "MarianTokenizer", {}),
     "marian, an end that strips": (lambda: made.marian(added_tokens_decoder={"0": STRIPPED}), "MarianTokenizer", {}),
+    "marian, tokens that begin alike": (lambda: made.marian(added_tokens_decoder=ALIKE), "MarianTokenizer", {}),
+    "marian, a control piece of the target's": (_marian_with_control, "MarianTokenizer", {}),
     "m2m_100": (made.m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
     "m2m_100, languages not special": (lambda: made.m2m_100(listed=False), "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
     "m2m_100, languages told with ids": (_published_m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
@@ -136,6 +152,10 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
             if [*words.prefix, *words.encode(line), *words.suffix] != expected:
                 found.append(f"{name}: ids of a {side}")
         expected = sides["target"][0]
+        size = ours.target.vocab_size
+        everything = range(size if size < 500 else 100)  # a case has a gap in its ids, where Marian's class raises
+        if name == "plain" and ours.decode(everything) != theirs.decode(list(everything), skip_special_tokens=True):
+            found.append("text of every id")
         if ours.decode(expected) != theirs.decode(expected, skip_special_tokens=True):
             found.append(f"{name}: text")
     return found

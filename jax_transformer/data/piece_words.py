@@ -71,8 +71,8 @@ class PieceWords:
         self._ids, self._added = vocabulary, added
         self._texts = {index: text for text, index in vocabulary.items()} | {index: text for text, index in added.ids.items()}
         self._unknown, self._unknown_id = unknown, vocabulary[unknown]
+        # An added token that only says of itself that it is special is text: transformers asks for a role or the list of extra ones
         self._special = {token.content for token in [*told.named.values(), *told.extra]}
-        self._special |= {text for text, token in added.tokens.items() if token.special}
         self._whole = told.flag("split_special_tokens")
         self._marian = told.kind is Kind.MARIAN
         self._clean = told.flag("clean_up_tokenization_spaces")
