@@ -226,7 +226,7 @@ MUTANTS = [
         '"key": "k", "value": "v"',
         '"key": "v", "value": "k"',
         family("t5"),
-        f"{_SELF}.value",
+        f"{_SELF}.key",
         case="t5",
         met="swapped K and V",
     ),

@@ -168,7 +168,7 @@ MUTANTS = [
         "return product.reshape(*x.shape[:-1], kernel.shape[-1])",
         "return product.reshape(kernel.shape[-1], *x.shape[:-1]).transpose(1, 2, 0)",
         level("feed_forward"),
-        "encoder.blocks.0.self_attention.query",
+        "encoder.blocks.0.self_attention.key",
         case="deep_dive",
         met="a reshape for a transpose",
     ),

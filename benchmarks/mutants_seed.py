@@ -18,7 +18,7 @@ def seed(mutant: Mutant) -> None:
 
 def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
     """Whether what the module has under this name is another now. Code is exchanged within the function, whoever else holds it."""
-    if old is new or name.startswith("__"):
+    if old is new or name in ("__builtins__", "__dict__", "__weakref__", "__doc__", "__annotations__"):
         return False
     if isinstance(old, type):
         # All of them, so a list: any() would stop at the first
@@ -29,7 +29,7 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
             return False
         before.__code__ = after.__code__
         return True
-    if isinstance(old, dict | tuple) and isinstance(new, type(old)) and repr(old) != repr(new):
+    if isinstance(old, dict | tuple) and not name.startswith("__") and isinstance(new, type(old)) and repr(old) != repr(new):
         setattr(module, name, new)
         return True
     return False

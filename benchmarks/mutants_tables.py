@@ -174,7 +174,7 @@ MUTANTS = [
         '"key": "W_Encoder_Decoder_keys", "value": "W_Encoder_Decoder_values"',
         '"key": "W_Encoder_Decoder_values", "value": "W_Encoder_Decoder_keys"',
         level("cross_attention", "deep_dive"),
-        "decoder.blocks.0.cross_attention.value",
+        "decoder.blocks.0.cross_attention.key",
         case="deep_dive",
         met="swapped K and V",
     ),

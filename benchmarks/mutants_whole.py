@@ -40,7 +40,6 @@ MUTANTS = [
         "x = self.final_norm(x)",
         "x = x + 0 * self.final_norm(x)",
         level("encoder"),
-        "encoder",
         met="torch.nn.Transformer has one beyond the paper's",
     ),
     Mutant(

@@ -23,6 +23,7 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.training import optimizer, step
 from parity_tests import levels, test_forward, test_gradients
+from parity_tests.bounds import BOUNDS
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.twins import Pair, pair, without_dropout
 
@@ -31,7 +32,6 @@ FULL = "lesson10 at full size: 6+6 layers, d 512"
 SEEDS = range(5)
 GRADIENT, LOSSES, WEIGHTS = "gradients", "losses of ten AdamW steps", "weights after ten AdamW steps"
 KEY_BIASES = "key biases after ten AdamW steps"  # their gradient is nothing but rounding, which Adam divides by its own size
-STACKED = ("encoder", "logits", "loss")  # many blocks, one after another: five times the bound of one in float32
 TRAINED = {GRADIENT: 1e-12, LOSSES: 1e-10, WEIGHTS: 1e-10, KEY_BIASES: 1e-10}  # tested in float64 alone
 Errors = dict[str, float]
 
@@ -40,7 +40,7 @@ def bound(level: str, dtype: torch.dtype) -> str:
     """What the tests allow."""
     if level in TRAINED:
         return f"{TRAINED[level]:.0e}" if dtype is torch.float64 else "–"
-    return "5e-06" if dtype is torch.float32 and level in STACKED else f"{test_forward.BOUNDS[dtype]:.0e}"
+    return f"{BOUNDS[str(dtype).removeprefix('torch.')][level]:.0e}"
 
 
 def forward_errors(both: Pair) -> Errors:
@@ -115,7 +115,7 @@ def rows(found: dict[tuple[str, torch.dtype], Errors], full: dict[torch.dtype, f
     yield f"| | {' | '.join(head)} |\n|---|---|---|---|---|"
     for level in [*levels.LEVELS, *TRAINED]:
         cells = []
-        for dtype in test_forward.BOUNDS:
+        for dtype in test_forward.DTYPES:
             cells += [f"{max(found[name, dtype].get(level, 0.0) for name in SHOWN):.1e}", bound(level, dtype)]
         yield f"| {level.replace('_', ' ')} | {' | '.join(cells)} |"
     yield f"\n| logits of | {' | '.join(head[::2])} |\n|---|---|---|"
@@ -132,10 +132,10 @@ def main() -> None:
     configs = {case.name: case.config for case in CASES}
     found = {}
     for name in SHOWN:
-        for dtype in test_forward.BOUNDS:
+        for dtype in test_forward.DTYPES:
             print(f"{name}, {dtype} ...", file=sys.stderr)
             found[name, dtype] = measure(configs[name], dtype)
-    for line in rows(found, {dtype: full_size(dtype) for dtype in test_forward.BOUNDS}):
+    for line in rows(found, {dtype: full_size(dtype) for dtype in test_forward.DTYPES}):
         print(line)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from jax_transformer.config import Mask, Part, TransformerConfig
+from jax_transformer.convert import torch_bridge
 from jax_transformer.nn.blocks import Context
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.training.loss import cross_entropy
@@ -24,9 +25,9 @@ class Inputs:
 
     def __init__(self, pair: Pair):
         random = np.random.default_rng(7)
-        config, dtype = pair.config, next(pair.torch.parameters()).detach().numpy().dtype
-        self.x = random.normal(size=(*pair.target.shape, config.d_model)).astype(dtype)
-        self.memory = random.normal(size=(*pair.source.shape, config.d_model)).astype(dtype)
+        config, dtype = pair.config, torch_bridge.to_numpy(next(pair.torch.parameters())).dtype
+        self.x = _drawn(random, (*pair.target.shape, config.d_model)).astype(dtype)
+        self.memory = _drawn(random, (*pair.source.shape, config.d_model)).astype(dtype)
         length = pair.target.shape[1]
         padding, source_padding = pair.target == config.target_pad_id, pair.source == config.source_pad_id
         self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
@@ -43,6 +44,11 @@ class Inputs:
 
     def source_context(self) -> Context:
         return Context(None, _visible(self.source_padding), None, self.source_positions)
+
+
+def _drawn(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal numbers in sixteenths, which bfloat16 holds as exactly as float64: what differs between dtypes is arithmetic."""
+    return np.round(random.normal(size=shape) * 16) / 16
 
 
 def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
@@ -154,7 +160,7 @@ def levels(config: TransformerConfig) -> list[str]:
 
 def arrays(both: Both) -> Both:
     ours, theirs = both
-    return np.asarray(ours), theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
+    return np.asarray(ours), torch_bridge.to_numpy(theirs) if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:

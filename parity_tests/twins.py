@@ -92,4 +92,4 @@ def ragged_target(config: TransformerConfig, batch: int, length: int, seed: int)
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.array(array))
+    return torch_bridge.to_tensor(np.asarray(array))

@@ -1,0 +1,201 @@
+"""Measured error of both frameworks against float64, by level and precision, on the device that is present: docs/tolerances.md.
+
+The oracle is the PyTorch twin in float64 with the weights that the dtype holds, so that what is measured is arithmetic. See benchmarks/README.md.
+"""
+
+import argparse
+import copy
+import dataclasses
+import platform
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import jax_transformer as jt  # noqa: E402
+from jax_transformer.training import optimizer, step  # noqa: E402
+from parity_tests import levels, test_gradients  # noqa: E402
+from parity_tests.bounds import BOUNDS, RATIO  # noqa: E402
+from parity_tests.cases import CASES  # noqa: E402
+from parity_tests.twins import Pair, pair, without_dropout  # noqa: E402
+
+SHOWN = ["lesson10", "small", "deep_dive", "torch.nn norm_first", "blog2023_repaired"]
+TRAINED = ["lesson10", "small"]
+PRECISIONS = {
+    "float64": (torch.float64, "highest"),
+    "float32 highest": (torch.float32, "highest"),
+    "float32 high": (torch.float32, "high"),
+    "float32 default": (torch.float32, "default"),
+    "bfloat16": (torch.bfloat16, "default"),
+    "float16": (torch.float16, "default"),
+}
+STEPS = (10, 100)
+PAGE = ROOT / "docs" / "tolerances.md"
+BEGIN, END = "<!-- python benchmarks/tolerances.py -->\n", "<!-- end -->\n"
+Errors = dict[str, tuple[float, float]]
+"""By level, ours and PyTorch's against the oracle."""
+
+
+def oracle_of(both: Pair) -> Pair:
+    """The pair in float64 with the same weights."""
+    module = copy.deepcopy(both.torch).double()
+    return dataclasses.replace(both, torch=module, flax=jt.convert.from_torch(module.state_dict(), both.config))
+
+
+def wide(array: Any) -> np.ndarray:
+    return levels.arrays((array, array))[1].astype(np.float64)
+
+
+def off(found: Any, exact: Any) -> float:
+    """The largest difference over the largest value of the oracle."""
+    found, exact = wide(found), wide(exact)
+    return float(np.abs(found - exact).max() / np.abs(exact).max())
+
+
+def forward(both: Pair, exact: Pair) -> Errors:
+    """Every level of the ladder. In float64 the twin is the oracle, and its own error is not known."""
+    found = {}
+    with torch.no_grad():
+        for name in levels.levels(both.config):
+            (ours, theirs), reference = levels.LEVELS[name](both), levels.LEVELS[name](exact)[1]
+            found[name] = off(ours, reference), off(theirs, reference)
+    return found
+
+
+def gradients(both: Pair, exact: Pair) -> Errors:
+    """The worst leaf, relative to the model's largest gradient."""
+    batch, found = test_gradients.batch_of(both), {}
+    for name, each in {"exact": exact, "theirs": both}.items():
+        each.torch.zero_grad()
+        test_gradients.torch_loss(each, batch).backward()
+        found[name] = {n: p.grad.double().numpy() for n, p in each.torch.named_parameters() if p.grad is not None}
+    table, _ = test_gradients.trained_table(both)
+    _, ours = test_gradients.flax_gradients(both, batch)
+    found["ours"] = {rule.torch: rule.to_torch([np.asarray(ours[part], np.float64) for part in rule.flax]) for rule in table}
+    largest = max(np.abs(gradient).max() for gradient in found["exact"].values())
+    worst = {name: max(np.abs(found[name][n] - g).max() for n, g in found["exact"].items()) / largest for name in ("ours", "theirs")}
+    return {"gradients": (worst["ours"], worst["theirs"])}
+
+
+def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[float, float]]]:
+    """Losses and weights after AdamW steps with clipping and a schedule; key biases, whose gradient is rounding alone, are left out."""
+    (case,) = (case for case in CASES if case.name == name)
+    config, options, most = case.config.with_sizes(num_layers=1), test_gradients.OPTIMIZER, max(STEPS)
+    rule = optimizer.make(options, most)
+    train = step.make_step(without_dropout(config), rule, options.label_smoothing)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(seeds):
+        both = pair(config, dtype, seed=seed)
+        exact = oracle_of(both)
+        state, losses = step.initial_state(both.flax, rule), []
+        theirs, oracles = torch_steps(both, options, most), torch_steps(exact, options, most)
+        for i, (mine, oracle) in enumerate(zip(theirs, oracles, strict=True), 1):
+            state, measured = train(state, [test_gradients.batch_of(both, i - 1)], jax.random.key(0))
+            losses.append((float(measured["loss"]), mine, oracle))
+            if i in STEPS:
+                ours, torchs, exacts = map(np.array, zip(*losses, strict=True))
+                found.setdefault(f"losses of {i} steps", []).append((off(ours, exacts), off(torchs, exacts)))
+                found.setdefault(f"weights after {i} steps", []).append(weights(both, exact, state))
+    return found
+
+
+def torch_steps(both: Pair, options: Any, count: int) -> Iterator[float]:
+    """The loss of each step, as test_gradients takes ten of them."""
+    rate = optimizer.schedule(options, count)
+    adam = torch.optim.AdamW(
+        both.torch.parameters(), lr=1.0, betas=(options.beta1, options.beta2), eps=options.epsilon, weight_decay=options.weight_decay
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda done: float(rate(done)))
+    for i in range(count):
+        adam.zero_grad()
+        loss = test_gradients.torch_loss(both, test_gradients.batch_of(both, i))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(both.torch.parameters(), options.clip_norm)
+        adam.step()
+        scheduler.step()
+        yield loss.item()
+
+
+def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, float]:
+    """The worst array."""
+    table, _ = test_gradients.trained_table(both)
+    theirs, oracle = both.torch.state_dict(), exact.torch.state_dict()
+    ours = {rule.torch: rule.to_torch([np.asarray(state.params[part]) for part in rule.flax]) for rule in table}
+    judged = [name for name in ours if not name.endswith(("in_proj_bias", "key.bias"))]
+    return max(off(ours[name], oracle[name]) for name in judged), max(off(theirs[name], oracle[name]) for name in judged)
+
+
+def measure(seeds: int, say: Callable[[str], None]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By precision and level, both errors of every configuration and seed."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    configs = {case.name: case.config for case in CASES}
+    for precision, (dtype, matmul) in PRECISIONS.items():
+        rows = found.setdefault(precision, {})
+        torch.set_float32_matmul_precision("highest" if matmul == "highest" else "high")
+        with jax.default_matmul_precision(matmul):
+            for name in SHOWN:
+                say(f"{precision}: {name}")
+                for seed in range(seeds):
+                    both = pair(configs[name], dtype, seed=seed)
+                    exact = oracle_of(both)
+                    for level, errors in (forward(both, exact) | gradients(both, exact)).items():
+                        rows.setdefault(level, []).append(errors)
+            for name in TRAINED if precision in ("float64", "float32 highest") else []:
+                say(f"{precision}: steps of {name}")
+                with jax.numpy_dtype_promotion("standard"):
+                    for level, several in stepped(name, dtype, seeds).items():
+                        rows.setdefault(level, []).extend(several)
+    return found
+
+
+def page(found: dict[str, dict[str, list[tuple[float, float]]]], seeds: int) -> Iterator[str]:
+    """Markdown: median and worst of ours, of PyTorch, and what the tests allow."""
+    device = jax.devices()[0].device_kind
+    yield (
+        f"Device: {device} ({platform.machine()}); jax {jax.__version__}, torch {torch.__version__}. {len(SHOWN)} configurations, {seeds} seeds each "
+        f"({', '.join(SHOWN)}); steps of {' and '.join(TRAINED)}."
+    )
+    for precision, rows in found.items():
+        exact, sixteen = precision == "float64", precision in ("bfloat16", "float16")
+        heads = ["level", "ours: median", "worst", *([] if exact else ["PyTorch: median", "worst", "ratio of medians"]), "the tests allow"]
+        heads += ["margin"] if not sixteen else []
+        yield f"\n## {precision}\n\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+        for level, several in rows.items():
+            ours, theirs = ([pair[i] for pair in several] for i in (0, 1))
+            cells = [level.replace("_", " "), f"{statistics.median(ours):.1e}", f"{max(ours):.1e}"]
+            ratio = statistics.median(ours) / statistics.median(theirs) if not exact else 0.0
+            cells += [] if exact else [f"{statistics.median(theirs):.1e}", f"{max(theirs):.1e}", f"{ratio:.2f}"]
+            if sixteen:
+                cells.append(f"ratio {RATIO}" if precision == "bfloat16" else "–")
+            else:
+                bound = BOUNDS.get(precision.partition(" ")[0], {}).get(level)
+                cells += ["–", "–"] if bound is None else [f"{bound:.0e}", f"{bound / max(ours):.0f}"]
+            yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="random weights of each configuration (%(default)s)")
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/tolerances.md")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    warnings.filterwarnings("ignore", module="torch")  # the two that pyproject.toml names
+    lines = list(page(measure(options.seeds, lambda text: print(text, file=sys.stderr, flush=True)), options.seeds))
+    print("\n".join(lines))
+    if options.publish:
+        text = PAGE.read_text(encoding="utf-8")
+        head, _, rest = text.partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
