@@ -1,0 +1,119 @@
+"""The fixture for other people's tests, on the page's own example: in one process, in two, and with recorded numbers."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from jax_transformer import cli
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/parity-report.md"
+
+MORE = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from our_block import port
+from safetensors.numpy import load_file
+
+RULES = {"layers.{i}": "blocks.{i}", "layers.{i}.layer_norm": "blocks.{i}.norm", "layers.{i}.fc1": "blocks.{i}.up"}
+BATCH = [np.random.default_rng(0).standard_normal((3, 5, 8))]
+
+
+@pytest.fixture
+def ours():
+    return port(load_file("weights.safetensors"))
+
+
+def test_alone(ours, parity):
+    report = parity(ours, batch=BATCH, rules=RULES, torch_factory="their_block:make_model", torch_python=sys.executable)
+    assert len(report.entries) == 6
+    assert "torch" not in sys.modules
+
+
+def test_golden(ours, parity):
+    parity(ours, batch=BATCH, rules=RULES, torch_factory="their_block:make_model", golden="golden.safetensors")
+    assert Path("golden.safetensors").exists()
+    assert "torch" not in sys.modules
+
+
+def test_missing(ours, parity):
+    parity(ours, golden="nowhere.safetensors")
+
+
+def test_nothing_to_compare_with(ours, parity):
+    parity(ours, batch=BATCH)
+"""
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What pytest says in a folder of its own, without this project's settings."""
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}", "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "jax_transformer.parity.plugin", "-p", "no:cacheprovider", "-rA", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.stdout + done.stderr
+
+
+def verdicts(said: str) -> dict[str, str]:
+    return {name: verdict for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", said, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    """The page's Python files."""
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert [name for name, _ in blocks] == ["their_block.py", "our_block.py", "test_port.py"]
+    return dict(blocks)
+
+
+def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    wrong = {"epsilon": ("epsilon=1e-5, ", ""), "gelu": ("approximate=False", "approximate=True")}
+    for name, (right, changed) in wrong.items():
+        assert right in files["our_block.py"]
+        (tmp_path / f"our_{name}.py").write_text(files["our_block.py"].replace(right, changed))
+        text = files["test_port.py"].replace("our_block", f"our_{name}").replace("def test_port", f"def test_{name}")
+        (tmp_path / f"test_{name}.py").write_text(text)
+    said = run(tmp_path, "--parity-pages", "pages")
+    assert verdicts(said) == {"test_port": "PASSED", "test_epsilon": "FAILED", "test_gelu": "FAILED"}, said
+    assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in said
+    assert "blocks.0 | layers.0: its input agrees" in said and "the input of down is the first that differs behind up" in said
+    assert "plugin.py" not in said, "the message is the report, without a traceback"
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == [
+        "test_epsilon.py__test_epsilon.html",
+        "test_gelu.py__test_gelu.html",
+    ]
+
+
+def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):
+    for name in ("their_block.py", "our_block.py"):
+        (tmp_path / name).write_text(files[name])
+    (tmp_path / "test_more.py").write_text(MORE)
+    theirs: dict[str, object] = {}
+    exec(files["their_block.py"], theirs)
+    save_file(theirs["make_model"]().state_dict(), tmp_path / "weights.safetensors")  # type: ignore[operator]
+    said = run(tmp_path, "--parity-make-goldens")
+    failed = ("test_missing", "test_nothing_to_compare_with")
+    assert verdicts(said) == {"test_alone": "PASSED", "test_golden": "PASSED"} | dict.fromkeys(failed, "FAILED"), said
+    assert "nowhere.safetensors: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens" in said
+    assert "give torch_module and batch, or torch_factory and batch, or golden" in said
+    # Made again by the command, the same bits
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["golden", "check", "golden.safetensors", "--python", sys.executable]) == 0
+    assert re.fullmatch(r"\d{2,} arrays are the same bit for bit, 0 within rounding, 0 differ\n", capsys.readouterr().out)
+
+
+def test_the_plugin_is_declared_and_loads_neither_framework():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert declared == {"jax_transformer": "jax_transformer.parity.plugin"}
+    code = "import sys, jax_transformer.parity.plugin; assert not {'jax', 'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

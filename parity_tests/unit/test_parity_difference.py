@@ -1,0 +1,164 @@
+"""What is measured of two arrays, on numbers worked out by hand; and what is made of it: the pairs, the verdicts, the page."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import difference as differences
+from jax_transformer.parity import page, pairs
+from jax_transformer.parity.difference import difference
+from jax_transformer.parity.report import DifferentError, Entry, Measured, Report
+
+NAN, INF = math.nan, math.inf
+
+
+def test_equal_arrays():
+    found = difference(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
+    assert (found.max_abs, found.max_relative, found.ulps, found.dtype, found.shape) == (0, 0, 0, "float64", (1, 2))
+    assert found.cosine == pytest.approx(1)
+
+
+def test_the_largest_difference_is_placed_and_scaled():
+    found = difference(np.array([[1.0, 2.0], [3.0, 4.5]]), np.array([[1.0, 2.25], [3.0, 5.0]]))
+    assert (found.max_abs, found.where, found.ours, found.theirs) == (0.5, (1, 1), 4.5, 5.0)
+    assert found.max_relative == 0.1
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float64", 52), ("float32", 23), ("bfloat16", 7), ("float16", 10)])
+def test_ulps_are_those_of_the_dtype(dtype, digits):
+    step = 2.0**-digits
+    assert difference(np.array([1 + 3 * step]), np.array([1.0]), dtype).ulps == 3
+    assert difference(np.array([8 + 8 * step]), np.array([8.0]), dtype).ulps == 1
+
+
+def test_cosine():
+    assert difference(np.array([1.0, 0.0]), np.array([0.0, 2.0])).cosine == 0
+    assert difference(np.array([3.0, 4.0]), np.array([-3.0, -4.0])).cosine == pytest.approx(-1)
+    assert difference(np.zeros(2), np.zeros(2)).cosine == 1
+    assert difference(np.zeros(2), np.ones(2)).cosine == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "largest", "agreeing"),
+    [
+        ([NAN, 1.0], [NAN, 1.0], 0, 1),
+        ([NAN, 1.0], [1.0, NAN], INF, 0),
+        ([INF], [INF], 0, 0),
+        ([INF], [-INF], INF, 0),
+        ([INF], [1.0], INF, 0),
+    ],
+    ids=["same NaN", "swapped NaN", "same infinity", "opposite infinities", "one infinity"],
+)
+def test_what_is_not_finite(ours, theirs, largest, agreeing):
+    found = difference(np.array(ours), np.array(theirs))
+    assert (found.max_abs, found.agreeing_nan) == (largest, agreeing)
+    json.dumps(found.to_data(), allow_nan=False)
+
+
+def test_a_nan_that_agrees_hides_no_difference_beside_it():
+    assert difference(np.array([NAN, 1.0]), np.array([NAN, 1.5])).max_abs == 0.5
+
+
+def test_the_floor_is_the_float32_error_of_either_side_carried_over():
+    wide = np.array([1.0, 2.0])
+    floor = differences.floor([(np.float32([1.0, 2.0]), wide), ((wide + 2e-6).astype(np.float32), wide)], "float64")
+    assert floor == pytest.approx(2e-6 * 2.0**-29, rel=0.1)
+    # Where float32 happens to be exact, half a unit in the last place of the largest value
+    assert differences.floor([(np.float32([1.0, 2.0]), wide)], "float64") == 2.0**-52
+
+
+# Pairs
+
+
+def test_rules_pair_by_placeholders():
+    found = pairs.of_rules({"layers.{i}": "blocks.{i}", "head": "out"}, ["blocks.0", "blocks.1", "out"], ["layers.0", "layers.1", "head"])
+    assert found == [("blocks.0", "layers.0"), ("blocks.1", "layers.1"), ("out", "head")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"layer.{i}": "blocks.{i}"}, "no module 'layer.{i}' (did you mean 'layers.0'?)"),
+        ({"layers.{i}": "block.{i}"}, "no module 'block.0' (did you mean 'blocks.0'?)"),
+        ({"layers.{i}": "blocks.{j}"}, "different placeholders"),
+    ],
+    ids=["theirs", "ours", "placeholders"],
+)
+def test_a_rule_that_meets_nothing_is_refused_with_the_nearest_name(rules, said):
+    with pytest.raises(ConfigError) as error:
+        pairs.of_rules(rules, ["blocks.0"], ["layers.0"])
+    assert said in str(error.value)
+
+
+# Verdicts, on numbers that stand for models
+
+
+def measured(error: float, floor: float = 1e-16, **changes) -> Measured:
+    ours, theirs = np.array([1.0 + error, changes.pop("nan", 0.0)]), np.array([1.0, 0.0])
+    wide = difference(np.array([1.0 + error, 0.0]), theirs)
+    return Measured(wide, differences.times(wide, floor), difference(ours, theirs, "float32"), 1.0, 0.0, 0.0)
+
+
+GOOD, BAD = measured(2e-16), measured(1e-3)
+
+
+def report(*entries: Entry, result: Measured = BAD) -> Report:
+    return Report(entries, result, "float32", {})
+
+
+def entry(name: str, into=GOOD, out=GOOD, **more) -> Entry:
+    return Entry(f"flax.{name}", f"torch.{name}", 0, into, out, **more)
+
+
+def test_the_first_module_whose_input_agrees_and_output_does_not():
+    found = report(entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD))
+    assert found.first_fault is found.entries[1] and not found.agrees
+    assert found.summary().startswith(
+        "flax.b | torch.b: its input agrees and its output differs, by 0.001 in float64, 1e+13× rounding, at (0)"
+    )
+    with pytest.raises(DifferentError):
+        found.check()
+
+
+def test_a_part_is_not_named_where_what_goes_into_the_whole_differs_already():
+    """Cross-attention's queries agree and its memory, which came through the block, does not."""
+    found = report(entry("block.cross", GOOD, BAD), entry("block", BAD, BAD))
+    assert found.first_fault is None and "pair more of them" in found.summary()
+
+
+def test_between_two_parts():
+    found = report(entry("block.up"), entry("block.down", BAD, BAD), entry("block", GOOD, BAD))
+    assert "flax.block | torch.block" in found.summary() and "the input of down is the first that differs behind up" in found.summary()
+
+
+def test_backward_the_last_module_is_the_first():
+    parts = [entry(name, output_gradient=g, input_gradient=i) for name, g, i in (("a", BAD, BAD), ("b", GOOD, BAD), ("c", GOOD, GOOD))]
+    found = report(*parts, result=GOOD)
+    assert found.first_gradient_fault is parts[1] and found.first_fault is None and not found.agrees
+    assert "flax.b | torch.b: outputs agree, and so does the gradient of its output; that of its input differs" in found.summary()
+
+
+def test_a_nan_on_one_side_in_the_dtype_that_is_shown_is_a_difference():
+    assert measured(0.0).agrees and not measured(0.0, nan=NAN).agrees
+
+
+def test_the_table_fits_100_columns_and_marks_the_first():
+    found = report(entry("a" * 90, GOOD, BAD), entry("b", note="outputs of shapes (3, 4) and (4, 5) are not compared " * 3))
+    *rows, summary = found.lines()
+    assert max(map(len, rows)) <= 100 and summary == found.summary()
+    assert [row[0] for row in rows if row.endswith("<")] == ["…"]
+
+
+# The page
+
+
+def test_the_page_holds_the_report_and_no_text_gets_out_of_its_place():
+    found = report(entry("</script><script>alert(1)</script>", GOOD, BAD))
+    text = page.render(found.to_data() | {"title": "<b>"})
+    assert text.count("<script") == 2 and text.count("</script>") == 2 and "<b>" not in text
+    assert "default-src 'none'" in text and "SCRIPT-HASH" not in text and "http" not in text.replace("http-equiv", "")
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert data["modules"][0]["first"] and data["modules"][0]["output"]["float64"]["max_abs"] == pytest.approx(1e-3)
