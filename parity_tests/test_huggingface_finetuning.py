@@ -63,6 +63,7 @@ def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
         own["decoder_start_token_id"] = own["pad_token_id"]
     torch.manual_seed(0)
     module = kind(kind.config_class(**own, **SIZES["t5" if name == "t5" else "bart"])).to(dtype).eval()
+    module.generation_config.bad_words_ids = [[module.config.pad_token_id]]
     module.save_pretrained(folder)
     return module
 
@@ -88,6 +89,21 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
     return modeling_m2m_100.shift_tokens_right(labels, module.config.pad_token_id, module.config.decoder_start_token_id)
 
 
+def assert_begins_as_transformers(found: corpus.Corpus, words: Any, languages: tuple[str, str] | None) -> None:
+    """Validations, and what is handed back, begin with the target's language where the family says it so, and keep the folder's rules."""
+    kept = json.loads(found.initial.files["generation_config.json"])
+    language = (
+        None
+        if languages is None
+        else words.convert_tokens_to_ids(words.lang_code_to_token[languages[1]] if "en" in languages else languages[1])
+    )
+    starts = isinstance(words, transformers.MBartTokenizer)
+    assert found.initial.decoding.rules.bad_words_ids == ((words.pad_token_id,),) == tuple(map(tuple, kept["bad_words_ids"]))
+    assert found.initial.decoding.forced_bos_token_id == kept.get("forced_bos_token_id") == (None if starts else language)
+    if starts:
+        assert found.config.bos_id == found.initial.decoding.bos_id == kept["decoder_start_token_id"] == language
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and what the decoder is given for them, which each family's model makes in its own way."""
@@ -107,6 +123,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
             assert batch.target_in[row, :count].tolist() == shifted[0].tolist()
             assert (batch.target_out[row, count:] == words.pad_token_id).all()
             assert batch.source[row, : len(encoded["input_ids"])].tolist() == encoded["input_ids"]
+    assert_begins_as_transformers(found, words, FAMILIES[name][3])
     assert sum(len(indices) for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)) == 8
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.convert import kinds
+from jax_transformer.convert.files import json_text
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import hub
 from jax_transformer.convert.kinds import Kind
@@ -22,6 +23,7 @@ from jax_transformer.convert.planning import is_float
 from jax_transformer.data import tokenizer as tokenizers
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, load_huggingface
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.decoding import Decoding
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
@@ -47,6 +49,8 @@ class Initial:
     """Of the weights; not known any more of a run that goes on."""
     files: Mapping[str, bytes]
     """What the run keeps of a Hugging Face folder, by name."""
+    decoding: Decoding
+    """How translations are made at validations: greedily, under the folder's rules and into the tokenizer's language."""
 
     def model(self) -> "Transformer":
         """The model, every array in float32 and with memory of its own. Raises as the readers of its files do."""
@@ -96,7 +100,9 @@ def find(options: TrainOptions, folder: RunFolder) -> Initial | None:
 def _taken(options: TrainOptions, folder: RunFolder) -> Initial:
     recorded = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
     words = _given(options.data) or tokenizers.load_folder(folder.path)
-    return Initial(Path(options.init or ""), parsed(folder.config, TransformerConfig.from_json), words, recorded, frozenset(), {})
+    config = parsed(folder.config, TransformerConfig.from_json)
+    greedy = _greedy(folder.path / folders.IN_RUN, config, words)
+    return Initial(Path(options.init or ""), config, words, recorded, frozenset(), {}, greedy)
 
 
 def _of_huggingface(path: Path, options: TrainOptions) -> Initial:
@@ -108,7 +114,8 @@ def _of_huggingface(path: Path, options: TrainOptions) -> Initial:
     words = _words(own, options, path)
     dtypes = frozenset(tensor.dtype for tensor in found.held.values() if is_float(tensor.dtype))
     sha256 = _sha256([path / folders.CONFIG, *found.folder.files])
-    return Initial(path, _fitted(found.config, options.model, words, path), words, sha256, dtypes, _files(path))
+    config = _fitted(found.config, options.model, words, path)
+    return Initial(path, config, words, sha256, dtypes, _files(path, words), _greedy(path, config, words))
 
 
 def _of_run(path: Path, options: TrainOptions) -> Initial:
@@ -132,7 +139,8 @@ def _of_run(path: Path, options: TrainOptions) -> Initial:
         raise CheckpointError(f"{folder.checkpoints}: holds no intact checkpoint to begin from")
     dtypes = frozenset(dtype for name, (_, dtype) in described.items() if name.startswith(("params/", "ema/", "carried/")))
     sha256 = _sha256([folder.config, intact.root / str(intact.step) / kinds.MANIFEST])  # the manifest has the hash of every file
-    return Initial(path, config, words, sha256, dtypes, _files(path / folders.IN_RUN))
+    beside = path / folders.IN_RUN
+    return Initial(path, config, words, sha256, dtypes, _files(beside, words), _greedy(beside, config, words))
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
@@ -186,8 +194,26 @@ def _fitted(config: TransformerConfig, options: ModelOptions, words: Vocabulary,
     return dataclasses.replace(config, **rates, bos_id=target.bos_id, compute_dtype=precision)
 
 
-def _files(path: Path) -> dict[str, bytes]:
-    return folders.contents(path, [name for name in folders.KEPT if (path / name).is_file()])
+def _files(path: Path, words: Vocabulary) -> dict[str, bytes]:
+    """What is kept, as it is, but for generation_config.json: there, the model from now on translates into the language that it is trained for."""
+    files = folders.contents(path, [name for name in folders.KEPT if (path / name).is_file()])
+    if folders.GENERATION in files and isinstance(words, HuggingFaceTokenizer) and words.target_lang is not None:
+        data = json_text.parse(path / folders.GENERATION, files[folders.GENERATION])
+        begins = {"decoder_start_token_id": words.bos_id} | (
+            {} if words.forced_bos_id() is None else {"forced_bos_token_id": words.forced_bos_id()}
+        )
+        files[folders.GENERATION] = folders.text({**data, **begins})
+    return files
+
+
+def _greedy(path: Path, config: TransformerConfig, words: Vocabulary) -> Decoding:
+    """What a folder says of decoding, but for the search. Raises InputError, naming the file, for what is asked for there and not done here."""
+    from jax_transformer.training import pretrained
+
+    if not (path / folders.CONFIG).is_file():
+        return Decoding()
+    found = pretrained.decoding(path, config, words)
+    return Decoding(rules=found.rules, forced_bos_token_id=found.forced_bos_token_id, bos_id=found.bos_id, eos_id=found.eos_id)
 
 
 def _sha256(paths: Iterable[Path]) -> str:

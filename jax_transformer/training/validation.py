@@ -39,6 +39,7 @@ class Validation:
         self.corpus, self.devices = corpus, devices
         self.loss_sum = step.make_evaluation(corpus.config)
         self.pairs = corpus.valid_pairs[: options.eval_pairs]
+        self.how = corpus.initial.decoding if corpus.initial is not None else None
 
     def __call__(self, weights: Arrays) -> Report:
         """The report of a model's arrays."""
@@ -48,6 +49,6 @@ class Validation:
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
         sources, references = [source for source, _ in self.pairs], [target for _, target in self.pairs]
-        hypotheses = translation.translate(model, corpus.tokenizer, sources, widths=corpus.plan.widths)
+        hypotheses = translation.translate(model, corpus.tokenizer, sources, self.how, widths=corpus.plan.widths)
         figures = {"valid_loss": float(losses / tokens), **metrics.score(hypotheses, references)}
         return Report(figures, list(zip(sources, references, hypotheses, strict=True)))
