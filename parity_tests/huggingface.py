@@ -111,11 +111,13 @@ class Pair(NamedTuple):
     ours: jt.Transformer
 
 
-def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
-    """transformers' model of a case with random weights everywhere, in eval mode; positions that it computes stay."""
+def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None) -> Any:
+    """transformers' model of a case with random weights everywhere, in eval mode; positions that it computes stay. ``dropout`` is every rate."""
     case = CASES[name]
     config, model = case.classes
-    made = model(config(**case.values, attn_implementation="eager")).eval()
+    rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), dropout) if dropout is not None else {}
+    known = {name: rate for name, rate in rates.items() if name in config().to_dict()}
+    made = model(config(**case.values, **known, attn_implementation="eager")).eval()
     generator = torch.Generator().manual_seed(seed)
     computed = case.layout in (Layout.MARIAN, Layout.PEGASUS)
     with torch.no_grad():
@@ -126,9 +128,9 @@ def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> A
     return made.to(dtype)
 
 
-def pair(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Pair:
+def pair(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None) -> Pair:
     """The same model in both frameworks."""
-    theirs = module(name, seed=seed, dtype=dtype)
+    theirs = module(name, seed=seed, dtype=dtype, dropout=dropout)
     config = from_config(json.loads(theirs.config.to_json_string()), names=theirs.state_dict(), same=lambda one, other: True)
     return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
 
