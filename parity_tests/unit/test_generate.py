@@ -116,6 +116,38 @@ def test_each_cached_step_gives_the_logits_of_the_whole(config):
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
+# As T5 and M2M100 have them. Of the second, padding within a target counts as a token where there is a cache, as it does in transformers
+BY_DISTANCE = PRE_NORM.with_sizes(
+    **{
+        f"{stack}.{field}": value
+        for stack in ("encoder", "decoder")
+        for field, value in (("positions", "relative"), ("relative_buckets", 4))
+    },
+    **{"decoder.self_mask": ["causal"], "decoder.relative_max_distance": 5},
+)
+BY_COUNT = PRE_NORM.with_sizes(
+    **{
+        f"{stack}.{field}": value
+        for stack in ("encoder", "decoder")
+        for field, value in (("positions", "sinusoidal"), ("position_index", "not_padding"), ("position_offset", 2))
+    },
+    **{"decoder.self_mask": ["causal"]},
+)
+
+
+@pytest.mark.parametrize("config", [BY_DISTANCE, BY_COUNT], ids=["relative positions", "positions that skip padding"])
+def test_other_ways_to_count_positions_decode_from_a_cache(config):
+    """Step by step, and in a beam, whose hypotheses lie side by side in the cache."""
+    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
+    target[target == config.target_pad_id] = EOS
+    model, source = loud(config, 0), sources(config, 0)
+    steps_match_the_whole(model, source, target)
+    tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=0.6)
+    for row in range(ROWS):
+        expected, score = plain_beam(model, source[row], 3, 0.6)
+        assert np.asarray(tokens)[row].tolist() == expected and abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+
+
 def test_the_cache_refuses_what_it_cannot_hold():
     with pytest.raises(ConfigError, match=r"^places=21 must be between 1 and the model's 20$"):
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
