@@ -133,8 +133,10 @@ class Decoding:
             base = dataclasses.replace(base, beam=1, n_best=0)
         elif "beam" in given and base.sample:
             base = dataclasses.replace(base, sample=False, temperature=1.0, top_k=0, top_p=1.0, seed=0)
-        if "beam" in given and "n_best" not in given and base.n_best:
-            given["n_best"] = base.n_best if given["beam"] > 1 else 0
+        if given.get("penalty") is LengthPenalty.GNMT and "early_stopping" not in given:
+            base = dataclasses.replace(base, penalty=LengthPenalty.GNMT, early_stopping=EarlyStopping.HEURISTIC)
+        if given.get("beam") == 1 and "n_best" not in given:
+            given["n_best"] = 0
         return dataclasses.replace(base, **given, rules=dataclasses.replace(base.rules, **rules))
 
 

@@ -74,6 +74,8 @@ def from_generation_config(data: Mapping[str, Any], config: TransformerConfig, *
     sample = _value(given, "do_sample", bool, False, where)
     _refuse(given, where, drawn=sample)
     beam = _value(given, "num_beams", int, 1, where)
+    if beam < 1:
+        raise InputError(f"{where}: num_beams={beam} must be at least 1")
     if sample and beam > 1:
         raise InputError(f"{where}: do_sample with num_beams={beam} is not done here: give one of them")
     eos = _ids(given, "eos_token_id", where) or (config.eos_id,)
@@ -82,7 +84,7 @@ def from_generation_config(data: Mapping[str, Any], config: TransformerConfig, *
     start = _value(given, "decoder_start_token_id", int, _value(given, "bos_token_id", int, config.bos_id, where), where)
     several = _value(given, "num_return_sequences", int, 1, where)
     stopping = given.get("early_stopping", False)
-    if stopping not in _STOPPING or isinstance(stopping, float):
+    if not isinstance(stopping, bool) and stopping != "never":
         raise InputError(f'{where}: early_stopping={stopping!r} is not true, false or "never"')
     try:
         return Decoding(
@@ -186,9 +188,8 @@ def _places(given: Mapping[str, Any], config: TransformerConfig, where: str) -> 
     longest = _value(given, "max_length", int, None, where)
     found = new if new is not None else min(_DEFAULT_LENGTH, config.max_length - 1) if longest is None else longest - 1
     if found < 1:
-        raise InputError(
-            f"{where}: max_length={longest} leaves no room: it counts the start token" if new is None else f"{where}: max_new_tokens={new}"
-        )
+        said = f"max_length={longest}, which counts the start token," if new is None else f"max_new_tokens={new}"
+        raise InputError(f"{where}: {said} leaves no room for a token")
     return found
 
 

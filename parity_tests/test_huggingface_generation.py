@@ -1,0 +1,278 @@
+"""Decoding against transformers' own ``generate``, token for token.
+
+transformers scores tokens in float32 whatever dtype a model has. Here it does so in float64, so that no near tie is decided by rounding: the module
+``torch`` that its loops see has float64 in the place of float32, and nothing else of their code is touched. The same stand-in writes down how far
+apart the scores were between which they chose. Where that is next to nothing, equal tokens would be luck, and a test says so instead of passing.
+
+Compiling takes nearly all of the time, so that each family is searched in two of four ways here, and in all of them by ``pytest -m slow``.
+"""
+
+import functools
+import itertools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+from transformers.generation import utils as their_loops
+
+import jax_transformer as jt
+from jax_transformer import translation
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.huggingface import generation
+from jax_transformer.decoding import Decoding, EarlyStopping
+from jax_transformer.generate import average, rules
+from jax_transformer.generate.arguments import Given, Ids
+from parity_tests import huggingface
+from parity_tests.huggingface import CASES, Pair
+
+# Scores that near are a tie: what float64 rounds is 1e-15 of them
+TIE = 1e-9
+# Of hypotheses that are not there, transformers has scores below this
+OUT = -5e8
+
+PLACES = 12
+SEEDS = 2
+# What `generate` is told; each with its beams. Lengths count the start token there
+RULES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4, "min_length": 5, "suppress_tokens": [7, 11], "bad_words_ids": [[9], [12, 13]]},
+    {"no_repeat_ngram_size": 2, "forced_eos": True, "renormalize_logits": True, "bad_words_ids": [[9], [12, 13], [3, 4, 5]]},
+    {
+        "no_repeat_ngram_size": 3,
+        "encoder_no_repeat_ngram_size": 2,
+        "forced_bos_token_id": 6,
+        "min_new_tokens": 3,
+        "begin_suppress_tokens": [8],
+    },
+    {"no_repeat_ngram_size": 1, "forced_bos_token_id": 10, "forced_eos": True, "repetition_penalty": 0.9},
+]
+SEARCHES: dict[int, list[dict[str, Any]]] = {
+    1: [{}],
+    2: [{"length_penalty": 1.0, "early_stopping": False}, {"length_penalty": -1.5, "early_stopping": False}],
+    4: [{"length_penalty": 2.0, "early_stopping": True}, {"length_penalty": 0.0, "early_stopping": True}],
+    5: [{"length_penalty": 0.6, "early_stopping": "never"}, {"length_penalty": -0.5, "early_stopping": "never"}],
+}
+
+
+in_float64 = huggingface.in_float64
+
+
+class Float64(types.ModuleType):
+    """torch with float64 for float32, that knows how near to one another the scores were that something was chosen by."""
+
+    float32 = float = torch.float64
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        self.margin = float("inf")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def near(self, scores: torch.Tensor) -> None:
+        """``scores`` are in order; those that are out do not count."""
+        gaps = (scores[:, :-1] - scores[:, 1:])[scores[:, 1:] > OUT]
+        self.margin = min(self.margin, gaps.min().item() if len(gaps) else float("inf"))
+
+    def topk(self, scores: torch.Tensor, k: int) -> Any:
+        self.near(torch.topk(scores, min(k + 1, scores.shape[1]))[0])
+        return torch.topk(scores, k)
+
+    def argmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
+        self.near(torch.topk(scores, 2)[0])
+        return torch.argmax(scores, dim)
+
+
+@pytest.fixture
+def loops(monkeypatch, in_float64) -> Float64:
+    """transformers' loops in float64."""
+    stand_in = Float64()
+    monkeypatch.setattr(their_loops, "torch", stand_in)
+    return stand_in
+
+
+@functools.cache
+def lively(name: str) -> Pair:
+    """A model of the case whose text depends on its source: with :func:`huggingface.pair`'s weights the last norm alone decides what is said."""
+    theirs, config, _ = huggingface.pair(name)
+    with torch.no_grad():
+        for key, weight in theirs.named_parameters():
+            if "norm" in key:
+                weight.copy_(1 + weight if key.endswith("weight") else 0.3 * weight)
+            elif any(part in key for part in ("out_proj.weight", "v_proj.weight", "Attention.o.weight", "Attention.v.weight")):
+                weight.mul_(5)
+    return huggingface.exact_positions(Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config)))
+
+
+@functools.cache
+def likely_end(name: str, rules: int) -> int:
+    """A token that some hypotheses end with early and others late or never: the sixth of the first row."""
+    theirs, config, _ = lively(name)
+    settings = {key: value for key, value in RULES[rules].items() if key != "forced_eos"}
+    settings["suppress_tokens"] = [*settings.get("suppress_tokens", []), config.eos_id]
+    inputs = huggingface.inputs(config, sources(config)[0])
+    return int(theirs.generate(**inputs, num_beams=1, max_new_tokens=6, **settings, forced_eos_token_id=None)[0, 6])
+
+
+def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
+    """What `generate` is told, with a likely end."""
+    end, chosen = likely_end(name, rules), dict(RULES[rules])
+    forced = {"forced_eos_token_id": end if chosen.pop("forced_eos", False) else None}
+    return {"eos_token_id": end, "max_length": PLACES + 1} | forced | chosen | settings
+
+
+def decoding(both: Pair, settings: dict[str, Any]) -> Decoding:
+    """The same for ours, by way of the file."""
+    values = GenerationConfig.from_dict(both.theirs.generation_config.to_dict() | settings).to_dict()
+    return generation.from_generation_config(values, both.config)
+
+
+def sources(config: TransformerConfig) -> list[np.ndarray]:
+    return [huggingface.batch(config, rows=4, source=9, seed=seed)[0] for seed in range(SEEDS)]
+
+
+def said(rows: np.ndarray, end: int) -> list[list[int]]:
+    """What stands before the padding, the end included. With it transformers' beams fill up, but where padding is 0 with the end."""
+    ends = [np.flatnonzero(row == end) for row in rows]
+    return [row[: where[0] + 1 if len(where) else None].tolist() for row, where in zip(rows, ends, strict=True)]
+
+
+def ours_and_theirs(both: Pair, source: np.ndarray, settings: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+    theirs = both.theirs.generate(**huggingface.inputs(both.config, source), **settings)
+    tokens, _ = translation.decode(both.ours, source, np.arange(len(source)), decoding(both, settings))
+    return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(theirs[:, 1:].numpy(), settings["eos_token_id"])
+
+
+GRID = [(name, beams, rules) for name in CASES for beams in SEARCHES for rules in range(len(RULES))]
+# Greedy, and one size of beam, for each family, each with other rules
+QUICK = {
+    (name, beams, (i + place) % len(RULES))
+    for i, name in enumerate(CASES)
+    for place, beams in enumerate((1, (2, 4, 5)[i % 3]))
+    if place or name not in ("bart square", "t5 v1.1", "umt5")
+}
+
+
+@pytest.mark.parametrize(("name", "beams", "rules"), [pytest.param(*way, marks=() if way in QUICK else pytest.mark.slow) for way in GRID])
+def test_tokens_are_those_of_generate(name, beams, rules, loops):
+    both, lengths = lively(name), set()
+    for search, source in itertools.product(SEARCHES[beams], sources(both.config)):
+        settings = told(name, rules, num_beams=beams, num_return_sequences=min(beams, 2), **search)
+        ours, theirs = ours_and_theirs(both, source, settings)
+        assert loops.margin > TIE, f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break otherwise"
+        assert ours == theirs, settings
+        lengths |= {len(row) for row in ours}
+    assert len(lengths) > 1, "hypotheses of several lengths make this test mean something"
+
+
+# Each rule alone, and some together
+ALONE: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 4},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"encoder_no_repeat_ngram_size": 3},
+    {"bad_words_ids": [[3], [2], [4, 2], [3, 4], [4, 4], [1, 3, 4], [2, 2, 2, 2, 2, 2, 2, 2, 2]]},
+    {"min_length": 4},
+    {"min_new_tokens": 4},
+    {"forced_bos_token_id": 4},
+    {"forced_eos_token_id": 2},
+    {"forced_eos_token_id": [2, 3]},
+    {"suppress_tokens": [0, 4]},
+    {"begin_suppress_tokens": [3, 1]},
+    {"begin_suppress_tokens": [3, 1], "forced_bos_token_id": 4},
+    {"renormalize_logits": True, "suppress_tokens": [3]},
+    {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "forced_eos_token_id": 2, "forced_bos_token_id": 4, "suppress_tokens": [3]},
+]
+
+
+@pytest.mark.parametrize("settings", ALONE, ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in ALONE])
+def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
+    both, shape, places, vocabulary = lively("bart"), (4, 3), 6, 6
+    random = np.random.default_rng(0)
+    source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, places))
+    tokens[0, 0] = 3  # repeats as much as can be
+    bos, eos, touched = 4, 2, False
+    told = GenerationConfig(
+        **{"eos_token_id": eos, "decoder_start_token_id": bos, "max_length": places + 1, "forced_eos_token_id": None} | settings
+    )
+    how = generation.from_generation_config(told.to_dict(), both.config)
+    both.theirs._prepare_special_tokens(told, True, device="cpu")
+    processors = both.theirs._get_logits_processor(told, 1, torch.from_numpy(source))
+    first = None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
+    given = Given(jnp.asarray(source, jnp.int32), first)
+    apply = jax.jit(lambda scores, step: rules.apply(how.rules, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)))
+    for step, highest in itertools.product(range(places), (0, 3)):  # log-probabilities, and logits, some of which are above 0
+        scores = random.normal(size=(*shape, vocabulary)) - 3 + highest
+        ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(12, -1)
+        theirs = processors(torch.from_numpy(ids), torch.from_numpy(scores.reshape(12, -1).copy())).numpy().reshape(scores.shape)
+        ours = apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32))  # what stands behind the step must not matter
+        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-14, atol=0)
+        touched |= bool((theirs != scores).any())
+    assert touched, "a rule that does nothing here shows nothing"
+
+
+STOPS = {EarlyStopping.HEURISTIC: False, EarlyStopping.FULL: True, EarlyStopping.NEVER: "never"}
+
+
+def test_early_stopping_has_three_meanings_that_differ(loops):
+    """Each is transformers' own, and no other: with many lengths, three searches of the same batches give three results."""
+    both, found = lively("mt5"), {}
+    for ours, theirs in STOPS.items():
+        found[ours] = []
+        for penalty, source in itertools.product((0.0, 1.0, 3.0), sources(both.config)):
+            said_by_both = ours_and_theirs(both, source, told("mt5", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs))
+            assert said_by_both[0] == said_by_both[1], (ours, penalty)
+            found[ours].append(said_by_both[0])
+    assert loops.margin > TIE
+    assert all(found[one] != found[other] for one, other in itertools.combinations(STOPS, 2))
+
+
+def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
+    """The fault that would be easiest to make: the start token counted in what a score is divided by."""
+    both = lively("mt5")
+    counted = average._per_length
+    monkeypatch.setattr(average, "_per_length", lambda length, penalty, dtype: counted(length + 1, penalty, dtype))
+    pairs = []
+    for penalty, source in itertools.product((1.0, 3.0, -3.0), sources(both.config)):
+        settings = told(
+            "mt5", 0, num_beams=3, length_penalty=penalty, early_stopping=False, max_length=PLACES
+        )  # a length of its own: compiled anew
+        pairs.append(ours_and_theirs(both, source, settings))
+    assert any(ours != theirs for ours, theirs in pairs)
+
+
+def test_a_tie_is_seen(loops):
+    """Two tokens that are always equally likely."""
+    theirs, config, _ = lively("mt5")
+    with torch.no_grad():
+        weight = theirs.get_output_embeddings().weight
+        before, weight[7] = weight[7].clone(), weight[8]
+        source, _ = huggingface.batch(config, rows=2, source=5)
+        theirs.generate(**huggingface.inputs(config, source), num_beams=2, max_new_tokens=4)
+        weight[7] = before
+    assert loops.margin < TIE
+
+
+def test_every_attribute_of_a_generation_config_is_known():
+    """A new one upstream fails here, until it is handled, ignored with a reason, or refused where it is not its default."""
+    upstream = set(GenerationConfig().to_dict())
+    assert upstream <= generation.KNOWN, f"new in transformers: {sorted(upstream - generation.KNOWN)}"
+    assert generation.KNOWN - upstream <= {"_commit_hash", "penalty_alpha", "num_beam_groups", "diversity_penalty", "low_memory"}
+    everything = GenerationConfig().to_dict() | GenerationConfig._get_default_generation_params()
+    assert generation.from_generation_config(everything, lively("bart").config).beam == 1
+
+
+def test_what_is_written_for_transformers_says_the_same_there():
+    config = lively("bart").config
+    how = generation.from_generation_config({"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config)
+    written = generation.to_generation_config(how, config)
+    read = GenerationConfig.from_dict(written)
+    assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (3, 2.0, 9, 2)
+    assert generation.from_generation_config(read.to_dict(), config) == how
