@@ -14,7 +14,7 @@ MUTANTS = [
         '(f"{flax}.kernel",), Each.TRANSPOSE), *biases]',
         '(f"{flax}.kernel",)), *biases]',
         level("logits", "lesson10 square"),
-        _SELF,
+        f"{_SELF}.out",
         case="lesson10 square",
         met="untransposed square kernel, whose shape tells nothing",
     ),
