@@ -111,6 +111,7 @@ class HuggingFaceTokenizer(TokenizerPair):
 
     def with_languages(self, source_lang: str | None = None, target_lang: str | None = None) -> "HuggingFaceTokenizer":
         """The same between other languages; one that is None stays. Raises ConfigError for a language that it has not."""
+        _check_languages(self.opened, source_lang, target_lang)
         return _assembled(self.opened, source_lang or self.source_lang, target_lang or self.target_lang)
 
     def forced_bos_id(self, target_lang: str | None = None) -> int | None:
@@ -143,7 +144,17 @@ def load_huggingface(folder: str | Path, *, source_lang: str | None = None, targ
     """
     opened = huggingface_words.open_folder(Path(folder))
     told = opened.told
+    _check_languages(opened, source_lang, target_lang)
     return _assembled(opened, source_lang or told.text("src_lang"), target_lang or told.text("tgt_lang"))
+
+
+def _check_languages(opened: Opened, source_lang: str | None, target_lang: str | None) -> None:
+    """Raises ConfigError for a language that would be without effect."""
+    if source_lang is not None and opened.told.kind is Kind.MARIAN:
+        raise ConfigError(f"{opened.told.folder}: a Marian model reads one language; leave out source_lang={source_lang!r}")
+    for words, language in ((opened.source, source_lang), (opened.target, target_lang)):
+        if language is not None and not opened.languages:
+            opened.language_id(words, language)
 
 
 def load_run(folder: Path) -> HuggingFaceTokenizer:

@@ -166,6 +166,23 @@ def test_languages_are_refused_by_name(tmp_path):
         other.forced_bos_id("fr")
 
 
+@pytest.mark.parametrize(
+    "family, side, expected",
+    [
+        ("t5", "source_lang", "has no languages; leave out 'fr'"),
+        ("t5", "target_lang", "has no languages; leave out 'fr'"),
+        ("marian", "source_lang", "a Marian model reads one language; leave out source_lang='fr'"),
+    ],
+)
+def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
+    """Both where the folder is opened and where its languages are changed."""
+    path = made.write(tmp_path / family, getattr(made, family)())
+    with pytest.raises(errors.ConfigError, match=expected):
+        load_huggingface(path, **{side: "fr"})
+    with pytest.raises(errors.ConfigError, match=expected):
+        load_huggingface(path).with_languages(**{side: "fr"})
+
+
 def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     for name, files in (("t5", made.t5()), ("marian", made.marian()), ("m2m_100", made.m2m_100())):
