@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import kinds
 from jax_transformer.convert.files import json_text
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import generation
-from jax_transformer.convert.kinds import Kind
 from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.decoding import Decoding
@@ -21,9 +19,8 @@ _NARROWEST = 16
 
 def is_folder(path: Path) -> bool:
     """Whether this is a Hugging Face folder, and not a run."""
-    return (
-        path.is_dir() and not (path / "checkpoints").is_dir() and (path / folders.CONFIG).is_file() and kinds.of(path) is Kind.HUGGINGFACE
-    )
+    here = path.is_dir() and not (path / "checkpoints").is_dir() and (path / folders.CONFIG).is_file()
+    return here and "model_type" in folders.configuration(path)
 
 
 def model(path: Path) -> Transformer:
