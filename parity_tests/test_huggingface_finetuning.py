@@ -15,10 +15,10 @@ import transformers
 from transformers.models.m2m_100 import modeling_m2m_100
 
 import jax_transformer as jt
-from jax_transformer import transformer
+from jax_transformer import transformer, translation
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
-from jax_transformer.training import corpus, optimizer, step
+from jax_transformer.training import corpus, mesh, optimizer, step, validation
 from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import OptimizerOptions, Schedule, TrainOptions
 from jax_transformer.training.run_folder import RunFolder
@@ -236,3 +236,14 @@ def test_positions_and_the_logits_bias_are_carried(tuned):
     carried = {name for name in arrays if name.startswith("carried/")}
     assert carried == {"carried/logits_bias", "carried/encoder.positions.table", "carried/decoder.positions.table"}
     assert {array.dtype.name for name, array in arrays.items() if name.startswith(("params/", "carried/"))} == {"float32"}
+
+
+def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypatch):
+    folder, _, arguments = tuned
+    options = TrainOptions(init=str(folder / "model"), data=DataOptions(**files(arguments[2:10])))
+    found = corpus.prepare(options, RunFolder(tmp_path))
+    check, asked = validation.Validation(options, found, mesh.Devices.take(1)), []
+    monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
+    monkeypatch.setattr(translation, "translate", lambda model, words, lines, how, **more: asked.append(how) or list(lines))
+    check(transformer.flatten(found.initial.model()))
+    assert asked == [found.initial.decoding] and asked[0].rules.bad_words_ids
