@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html.parser
 import json
+import os
 import re
 import zlib
 from typing import Any
@@ -165,7 +166,7 @@ def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer)
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "out.html"
     path.write_text("the page before")
-    monkeypatch.setattr(alignment.os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         alignment.write(path, model(), tokenizer, [LINE], [translated(tokenizer)], title="a run")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("out.html", "the page before")]
@@ -179,7 +180,7 @@ def console(capsys, monkeypatch, tmp_path, tokenizer):
     """Commands that find an untrained model in whatever run folder they are given."""
     weights = trained.Weights(tmp_path, 7, "last")
     run = trained.TrainedRun(model(max_length=32), tokenizer, (8, 16), weights)
-    monkeypatch.setattr(trained, "load_run", lambda *_: run)
+    monkeypatch.setattr(trained, "load_run", lambda *_, **__: run)
     with runs.as_a_user(tmp_path):
         yield runs.Console(capsys, monkeypatch)
 
