@@ -116,9 +116,21 @@ class Report:
         return next((entry for entry in self.entries if entry.faulty and not self._begun_before(entry)), None)
 
     def _begun_before(self, entry: Entry) -> bool:
-        """Whether what goes into a module around it differs already: a part may get some of that by a way that is not its input."""
+        """Whether what goes into a module around it differs because of what was before: a part may get some of that by a way that is not its input.
+
+        Where nothing before differs, the module around it takes something else by nature, as an encoder that adds positions itself.
+        """
         around = (e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call)
-        return any(e.input is not None and not e.input.agrees for e in around)
+        return any(e.input is not None and not e.input.agrees and self._differs_before(e) for e in around)
+
+    def _differs_before(self, outer: Entry) -> bool:
+        """Whether a call that ended before this one began gave something else."""
+        for entry in self.entries:
+            if entry is outer or (entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call):
+                return False
+            if entry.output is not None and not entry.output.agrees:
+                return True
+        return False
 
     @property
     def first_gradient_fault(self) -> Entry | None:

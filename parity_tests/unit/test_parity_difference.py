@@ -125,8 +125,16 @@ def test_the_first_module_whose_input_agrees_and_output_does_not():
 
 def test_a_part_is_not_named_where_what_goes_into_the_whole_differs_already():
     """Cross-attention's queries agree and its memory, which came through the block, does not."""
-    found = report(entry("block.cross", GOOD, BAD), entry("block", BAD, BAD))
+    found = report(entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD))
     assert found.first_fault is None and "pair more of them" in found.summary()
+
+
+def test_a_part_is_named_where_the_whole_takes_something_else_by_nature():
+    """One encoder adds positions itself, the other is given them: nothing before it differs, and its blocks take the same."""
+    found = report(
+        entry("embedding"), entry("encoder.block.norm", GOOD, BAD), entry("encoder.block", GOOD, BAD), entry("encoder", BAD, BAD)
+    )
+    assert found.first_fault is found.entries[1]
 
 
 def test_between_two_parts():
