@@ -7,7 +7,7 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer.config import Activation, EmbeddingScale, Layout, LogitScale, Positions, Tying
-from jax_transformer.convert.huggingface import attributes
+from jax_transformer.convert.huggingface import attributes, generation
 from jax_transformer.convert.huggingface.config import from_config, is_huggingface, to_config
 from jax_transformer.errors import ConfigError, InputError
 
@@ -271,6 +271,11 @@ def test_how_it_was_trained_here_is_no_hindrance():
     config = from_config({"model_type": "bart"})
     here = config.with_sizes(embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry")
     assert to_config(here) == to_config(config)
+
+
+def test_defaults_of_decoding_that_a_config_json_may_hold_are_read_as_such():
+    unread = attributes.GENERATION - generation.KNOWN
+    assert unread == {"prefix", "force_bos_token_to_be_generated"}  # a task's text, and the old name of a forced first token
 
 
 def test_every_reason_is_a_sentence_and_no_attribute_has_two_fates():

@@ -111,9 +111,7 @@ IGNORED: dict[str, str] = {
     **dict.fromkeys(("_attn_implementation_autoset", "_experts_implementation", "_output_attentions", "use_bfloat16"), _CALL),
     **dict.fromkeys(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype"), _FILE),
     **dict.fromkeys(("task_specific_params", "tokenizer_class", "model_max_length", "language", "finetuned_from"), _FILE),
-    **dict.fromkeys(
-        ("add_bias_logits", "force_bos_token_to_be_generated", "save_step", "encoder_no_repeat_ngram", "cross_attention_hidden_size"), _OLD
-    ),
+    **dict.fromkeys(("add_bias_logits", "save_step", "encoder_no_repeat_ngram", "cross_attention_hidden_size"), _OLD),
     **dict.fromkeys(("sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"), "names a token, which the tokenizer knows itself"),
     "n_positions": "bounds nothing: T5 has distances, not a table of positions",
 }
@@ -123,9 +121,10 @@ GENERATION = frozenset(
     """max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
     top_p min_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids force_words_ids
     num_return_sequences output_scores output_logits return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-    renormalize_logits exponential_decay_length_penalty suppress_tokens begin_suppress_tokens forced_decoder_ids sequence_bias epsilon_cutoff
+    renormalize_logits exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias epsilon_cutoff
     eta_cutoff encoder_repetition_penalty num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
-    assistant_lookbehind target_lookbehind penalty_alpha prefix""".split()
+    assistant_lookbehind target_lookbehind penalty_alpha prefix
+    force_bos_token_to_be_generated""".split()
 )
 """Defaults of decoding that older files keep beside the model: :mod:`.generation` reads them."""
 
@@ -138,6 +137,7 @@ _FIXED: dict[str, Any] = {
     "pruned_heads": {},
     "quantization_config": None,
     "per_layer_config": None,
+    "forced_decoder_ids": None,
     "auto_map": None,  # code of the file's own
     "extra_pos_embeddings": 2,
     "do_blenderbot_90_layernorm": False,
