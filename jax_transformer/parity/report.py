@@ -109,17 +109,18 @@ class Report:
     def first_fault(self) -> Entry | None:
         """The first module whose inputs agree and whose output does not: the innermost of those that begin there.
 
-        None where the results agree, whatever is in between, and where no module that is paired is the first.
+        None where no module that is paired is the first.
         """
-        if self.result.agrees:
-            return None
         return next((entry for entry in self.entries if entry.faulty and not self._begun_before(entry)), None)
 
     def _begun_before(self, entry: Entry) -> bool:
         """Whether what goes into a module around it differs because of what was before: a part may get some of that by a way that is not its input.
 
-        Where nothing before differs, the module around it takes something else by nature, as an encoder that adds positions itself.
+        Where nothing before differs, the module around it takes something else by nature, as an encoder that adds positions itself. Of a part whose
+        inputs cannot be compared, what was before it has to tell.
         """
+        if entry.input is None and self._differs_before(entry):
+            return True
         around = (e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call)
         return any(e.input is not None and not e.input.agrees and self._differs_before(e) for e in around)
 
@@ -134,14 +135,21 @@ class Report:
 
     @property
     def first_gradient_fault(self) -> Entry | None:
-        """The same backwards, where the results agree."""
-        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None) if self.result.agrees else None
+        """The same backwards, where all outputs agree."""
+        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None) if self._same_outputs else None
+
+    @property
+    def _same_outputs(self) -> bool:
+        return self.result.agrees and all(entry.output is None or entry.output.agrees for entry in self.entries)
 
     @property
     def agrees(self) -> bool:
-        """Whether the results and all gradients do."""
+        """Whether the results, what every paired module gives, and all gradients do.
+
+        A wrong weight can leave the results as they are: what it changes may be stopped by the next activation, on this batch.
+        """
         gradients = [m for e in self.entries for m in (e.input_gradient, e.output_gradient, *e.parameters.values()) if m is not None]
-        return self.result.agrees and all(measured.agrees for measured in gradients)
+        return self._same_outputs and all(measured.agrees for measured in gradients)
 
     def check(self) -> None:
         """Raises DifferentError, one line, unless the models agree."""
@@ -151,14 +159,18 @@ class Report:
     def summary(self) -> str:
         """One line."""
         if self.agrees:
-            unpaired = [entry for entry in self.entries if entry.faulty]
-            more = f" (though {unpaired[0].title} does not give the same)" if unpaired else ""
-            return f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64, {_times(self.result.times)} rounding{more}"
-        if not self.result.agrees:
-            found, measured = self.first_fault, self.result
+            return f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64, {_times(self.result.times)} rounding"
+        if not self._same_outputs:
+            found = self.first_fault
             if found is not None and found.output is not None:
-                return f"{found.title}: its input agrees and its output differs, {_described(found.output)}{self._within(found)}"
-            return f"the results differ, {_described(measured)}, but no paired module is the first to: pair more of them"
+                results = "; the results agree on this batch" if self.result.agrees else ""
+                return f"{found.title}: its input agrees and its output differs, {_described(found.output)}{self._within(found)}{results}"
+            what = (
+                f"the results differ, {_described(self.result)}"
+                if not self.result.agrees
+                else "the results agree and what modules give differs"
+            )
+            return f"{what}, but no paired module is the first to: pair more of them"
         found = self.first_gradient_fault
         if found is not None:
             wrong = {"input": found.input_gradient, **found.parameters}

@@ -137,6 +137,11 @@ def test_a_part_is_named_where_the_whole_takes_something_else_by_nature():
     assert found.first_fault is found.entries[1]
 
 
+def test_a_part_whose_inputs_are_not_known_is_not_named_behind_a_difference():
+    parts = [entry("block.norm", BAD, BAD), entry("block.cross", None, BAD), entry("block", GOOD, BAD)]
+    assert report(*parts).first_fault is parts[2] and report(*parts[1:]).first_fault is parts[1]
+
+
 def test_between_two_parts():
     found = report(entry("block.up"), entry("block.down", BAD, BAD), entry("block", GOOD, BAD))
     assert "flax.block | torch.block" in found.summary() and "the input of down is the first that differs behind up" in found.summary()
@@ -147,6 +152,12 @@ def test_backward_the_last_module_is_the_first():
     found = report(*parts, result=GOOD)
     assert found.first_gradient_fault is parts[1] and found.first_fault is None and not found.agrees
     assert "flax.b | torch.b: outputs agree, and so does the gradient of its output; that of its input differs" in found.summary()
+
+
+def test_a_module_that_differs_is_a_difference_though_the_results_agree():
+    found = report(entry("a"), entry("b", GOOD, BAD), entry("c"), result=GOOD)
+    assert not found.agrees and found.first_fault is found.entries[1]
+    assert found.summary().endswith("; the results agree on this batch")
 
 
 def test_a_nan_on_one_side_in_the_dtype_that_is_shown_is_a_difference():
