@@ -1,0 +1,313 @@
+"""The comparison itself, on real pairs of models: right ones agree, and a seeded fault is named at its module."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+from torch import nn
+
+import jax_transformer as jt
+from jax_transformer import cli
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import Report, golden
+from parity_tests import huggingface
+from parity_tests.cases import SQUARE
+from parity_tests.huggingface import in_float64  # noqa: F401
+from parity_tests.test_dropout import DrawnDropout, dropping, inject
+from parity_tests.twins import Pair, pair
+
+# Square, so that a transposed kernel has the right shape; three layers' places without three layers' compiling
+CONFIG = jt.preset("lesson10_repaired", **(SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2)))
+
+
+@pytest.fixture(scope="module")
+def both() -> Pair:
+    return pair(CONFIG)
+
+
+def encoded(model: Any, source: Any) -> Any:
+    """The encoder alone: half of what there is to compile."""
+    return model.encode(source) if isinstance(model, jt.Transformer) else model.encode(source).transpose(0, 1)
+
+
+def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:
+    """The encoder of a model of these weights beside the right PyTorch module's."""
+    model = jt.convert.from_torch(both.torch.state_dict() if state is None else state, config)
+    return jt.parity.compare(model, both.torch, [both.source], gradients=False, call_flax=encoded, call_torch=encoded)
+
+
+def changed(both: Pair, name: str, change) -> dict[str, np.ndarray]:
+    state = {key: tensor.numpy().copy() for key, tensor in both.torch.state_dict().items()}
+    state[name] = change(state[name])
+    return state
+
+
+def one_weight(matrix: np.ndarray) -> np.ndarray:
+    matrix[3, 2] += 1e-3
+    return matrix
+
+
+def queries_and_keys_swapped(packed: np.ndarray) -> np.ndarray:
+    query, key, value = np.split(packed, 3)
+    return np.concatenate([key, query, value])
+
+
+def test_the_same_model_agrees_with_gradients_and_says_so(both):
+    report = jt.parity.compare(both.flax, both.torch, (both.source, both.target))
+    report.check()
+    assert report.summary().startswith("the models agree: largest difference ")
+    assert max(entry.output.times for entry in report.entries) < 30
+    gradients = [entry.gradients for entry in report.entries if entry.gradients is not None]
+    assert max(found.times for found in gradients) < 30 and len(gradients) == len(report.entries)
+    named = {entry.ours: entry.theirs for entry in report.entries}
+    assert named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn" and named["output"] == "linear"
+    assert set(report.entries[1].parameters) == {"encoder.layers.0.self_attn.out_proj.weight", "encoder.layers.0.self_attn.out_proj.bias"}
+    data = json.loads(report.to_json())
+    assert data["agrees"] and data["first_fault"] is None and len(data["modules"]) == len(report.entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "module"),
+    [
+        ("encoder.layers.0.linear1.weight", one_weight, "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1"),
+        ("encoder.layers.0.linear2.weight", np.transpose, "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2"),
+        (
+            "encoder.layers.0.self_attn.in_proj_weight",
+            queries_and_keys_swapped,
+            "encoder.blocks.0.self_attention | encoder.layers.0.self_attn",
+        ),
+    ],
+    ids=["one weight", "transposed square kernel", "swapped queries and keys"],
+)
+def test_wrong_weights_are_named_at_their_module(both, name, change, module):
+    report = compared(both, changed(both, name, change))
+    assert report.summary().startswith(f"{module}: its input agrees and its output differs")
+
+
+def test_another_epsilon_is_named_at_the_first_norm(both):
+    report = compared(both, config=dataclasses.replace(CONFIG, norm_epsilon=1e-6))
+    assert report.summary().startswith("encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: ")
+    assert 1e6 < report.first_fault.output.times < 1e13 and report.first_fault.output.wide.max_abs < 1e-3
+
+
+def test_another_gelu_is_named_between_two_linear_layers(both):
+    report = compared(both, config=CONFIG.with_sizes(**{"encoder.activation": "gelu"}))
+    assert report.summary().startswith("encoder.blocks.0 | encoder.layers.0: ")
+    assert "in it, the input of feed_forward.down is the first that differs behind feed_forward.up" in report.summary()
+
+
+@pytest.mark.parametrize("name", ["deep_dive", "blog2023"])
+def test_documents_agree_where_rows_are_as_many_as_places(name):
+    sizes = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=1, max_length=20)
+    both = pair(jt.preset(name, **sizes), source=3, target=3)
+    report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
+    report.check()
+    assert len(report.entries) > 15 and all(entry.output is not None or entry.note for entry in report.entries)
+
+
+@pytest.mark.parametrize("name", ["t5", "marian"])
+def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
+    both = huggingface.pair(name)
+    source, target = huggingface.batch(both.config, source=7, target=5)
+
+    def call(model: Any, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mask = (source != both.config.source_pad_id).long()
+        return model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+
+    report = jt.parity.compare(both.ours, both.theirs, (source, target), call_torch=call, gradients=False)
+    report.check()
+    assert len(report.entries) > 40
+    assert {entry.ours.partition(".")[2] for entry in report.entries if entry.note} <= {"positions"}, "theirs are of a batch of one"
+
+
+def test_dropout_with_the_same_masks():
+    both = pair(dropping(CONFIG))
+    masks: dict[str, np.ndarray] = {}
+    drawn = DrawnDropout(masks, rates := {})
+
+    def call(model, source, target):
+        return model(source, target, rngs=drawn)
+
+    jax.eval_shape(lambda: call(both.flax, both.source, both.target))  # draws the masks
+    inject(both, masks, rates)
+    both.torch.train()
+    jt.parity.compare(both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False).check()
+
+
+# Models of others
+
+
+class Cut(nnx.Linear):
+    """A linear layer that lets no gradient through."""
+
+    def __call__(self, inputs, out_sharding=None):
+        return super().__call__(jax.lax.stop_gradient(inputs), out_sharding)
+
+
+class Stranger(nnx.Module):
+    """Two layers around a norm."""
+
+    def __init__(self, *, cut: bool = False):
+        rngs = nnx.Rngs(0)
+        self.first, self.second = nnx.Linear(4, 6, rngs=rngs), (Cut if cut else nnx.Linear)(6, 4, rngs=rngs)
+        self.norm = nnx.LayerNorm(6, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.norm(self.first(x))
+        return self.second(x)
+
+
+def beside(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Report:
+    """Flax's own layers promote dtypes and ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return jt.parity.compare(ours, theirs, *arguments, **options)
+
+
+RULES = {"0": "first", "1": "norm", "2": "second"}
+
+
+@pytest.fixture(scope="module")
+def stranger() -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return made
+
+
+def weights(module: nn.Sequential) -> dict[str, dict[str, np.ndarray]]:
+    found = {}
+    for i, name in RULES.items():
+        part = module.get_submodule(i)
+        weight, bias = part.weight.detach().numpy(), part.bias.detach().numpy()
+        found[name] = {"scale" if name == "norm" else "kernel": weight if name == "norm" else weight.T, "bias": bias}
+    return found
+
+
+def ported(module: nn.Sequential, **options: Any) -> Stranger:
+    made = Stranger(**options)
+    for name, leaves in weights(module).items():
+        for leaf, value in leaves.items():
+            getattr(getattr(made, name), leaf)[...] = jnp.asarray(value)
+    return made
+
+
+def batch(*rows: float) -> list[np.ndarray]:
+    x = np.random.default_rng(0).standard_normal((3, 5, 4))
+    x[0, 0, 0 : len(rows)] = rows
+    return [x]
+
+
+def test_an_nnx_module_by_rules(stranger):
+    report = beside(ported(stranger), stranger, batch(), RULES)
+    report.check()
+    assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
+    assert [sorted(entry.parameters) for entry in report.entries] == [["bias", "kernel"], ["bias", "scale"], ["bias", "kernel"]]
+
+
+def test_a_fault_of_the_gradient_alone_is_named_backward(stranger):
+    report = beside(ported(stranger, cut=True), stranger, batch(), list(RULES.items()))
+    assert report.result.agrees and not report.agrees and report.first_fault is None
+    assert report.summary().startswith("second | 2: outputs agree, and so does the gradient of its output; that of its input differs")
+
+
+def test_nan_in_the_same_place_agrees_and_is_counted(stranger):
+    report = beside(ported(stranger), stranger, batch(np.nan), RULES, gradients=False)
+    report.check()
+    assert report.result.wide.agreeing_nan == report.result.wide.nan_ours == 4
+
+
+def test_nan_on_one_side_differs(stranger):
+    wrong = ported(stranger)
+    wrong.norm.bias[...] = jnp.asarray([np.nan, 0, 0, 0, 0, 0], jnp.float32)
+    report = beside(wrong, stranger, batch(), RULES, gradients=False)
+    assert report.first_fault.ours == "norm" and "NaN: 15 here, 0 there" in report.summary()
+
+
+class Dense(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(linen.Dense(6, name="first")(x))
+        return linen.Dense(4, name="second")(x)
+
+
+def test_a_linen_module_by_rules(stranger):
+    good = weights(stranger)
+    beside((Dense(), {"params": good}), stranger, batch(), RULES).check()
+    bad = good | {"second": good["second"] | {"bias": good["second"]["bias"] + np.float32(1e-3)}}
+    report = beside((Dense(), {"params": bad}), stranger, batch(), RULES, gradients=False)
+    assert report.first_fault.title == "second | 2"
+
+
+def test_what_cannot_be_compared_is_refused(stranger):
+    model = ported(stranger)
+    for given, options, said in (
+        (model, {}, "say which modules are which"),
+        (model, {"rules_or_pairs": {"0": "frist"}}, "the Flax model has no module 'frist' (did you mean 'first'?)"),
+        (model, {"rules_or_pairs": {"3": "first"}}, "the PyTorch model has no module '3'"),
+        (object(), {"rules_or_pairs": RULES}, "a object is neither an nnx.Module nor (linen.Module, variables)"),
+        (
+            model,
+            {"rules_or_pairs": RULES, "call_torch": lambda module, x: module(x)[:2]},
+            "gives (3, 5, 4) and the PyTorch model (2, 5, 4)",
+        ),
+    ):
+        with pytest.raises(ConfigError) as error:
+            beside(given, stranger, batch(), gradients=False, **options)
+        assert said in str(error.value)
+
+
+# The commands
+
+
+@pytest.fixture(scope="module")
+def run(both, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parity")
+    jt.convert.save(jt.convert.from_torch(both.torch.state_dict(), CONFIG, dtype="float32"), folder / "run")
+    torch.save(both.torch.float().state_dict(), folder / "good.pt")
+    state = changed(both, "decoder.layers.0.linear1.weight", one_weight)
+    torch.save({name: torch.from_numpy(array) for name, array in state.items()}, folder / "bad.pt")
+    both.torch.double()
+    return folder
+
+
+def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
+    page = run / "report.html"
+    assert cli.main(["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]) == 1
+    said = capsys.readouterr()
+    # On this batch ReLU stops what it changes, so that the results are the same: a wrong weight none the less
+    line = "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1: its input agrees and its output differs"
+    assert said.err.startswith(f"jax-transformer: {line}") and said.err.count("\n") == 1
+    assert said.err.endswith("; the results agree on this batch\n")
+    assert max(map(len, said.out.splitlines()[:-1])) <= 100 and "feed_forward.up" in page.read_text(encoding="utf-8")
+
+
+def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
+    assert cli.main(["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["about"]["batch"] for report in reports] == [[[3, 20], [3, 20]]]
+    assert all(report["agrees"] for report in reports)
+    assert cli.main(["parity", str(run / "run"), "twin", "--lengths", "21"]) == 2
+    assert "--lengths 21: this model takes 1 to 20" in capsys.readouterr().err
+
+
+def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
+    path = str(run / "golden.safetensors")
+    assert cli.main(["golden", "make", path, str(run / "run")]) == 0
+    assert cli.main(["golden", "check", path]) == 0
+    assert "0 within rounding, 0 differ" in capsys.readouterr().out
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["parity", str(run / "run"), path, "--no-gradients"]) == 0
+    assert "the models agree" in capsys.readouterr().out
+    assert cli.main(["parity", str(run / "run"), "twin"]) == 2
+    assert "pip install 'jax-transformer[torch]'" in capsys.readouterr().err
+    assert (
+        golden.load(path).versions["torch"] == torch.__version__.partition("+")[0]
+        or golden.load(path).versions["torch"] == torch.__version__
+    )
