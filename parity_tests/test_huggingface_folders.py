@@ -111,6 +111,20 @@ def test_a_cast_is_told_to_transformers(saved, tmp_path):
     assert again.dtype == torch.bfloat16
 
 
+def test_half_precision_is_widened_to_what_transformers_computes(saved, tmp_path):
+    """Positions that no file holds are those of the new precision; a folder and the run made of it agree about that."""
+    _, half = saved("marian", torch.bfloat16)
+    convert(half, tmp_path / "run", dtype="float32")
+    convert(tmp_path / "run", tmp_path / "wide", to="hf")
+    convert(half, tmp_path / "straight", to="hf", dtype="float32")
+    assert_same(held(tmp_path / "wide"), held(tmp_path / "straight"))
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide")
+    assert again.dtype == torch.float32
+    table = again.state_dict()["model.encoder.embed_positions.weight"]
+    model, _ = jt.load(tmp_path / "run")
+    assert np.asarray(model.encoder.positions.table[...]).tobytes() == table.numpy().tobytes()
+
+
 def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
     plan = exchange.prepare(exchange.Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}

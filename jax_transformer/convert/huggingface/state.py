@@ -7,6 +7,7 @@ Facts from ``_tied_weights_keys`` and ``_keys_to_ignore_*`` of the classes of tr
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import ml_dtypes
 import numpy as np
 
 from jax_transformer.config import Layout, Positions, TransformerConfig, Tying
@@ -122,13 +123,38 @@ def _table(config: TransformerConfig) -> np.ndarray:
     return np.asarray(sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)).astype(np.float32)
 
 
+def computed_again(state: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
+    """Weights that were cast, under PyTorch's names or ours, with the positions that transformers computes as it computes them in their dtype:
+    not as another dtype had rounded them."""
+    if config.layout is not Layout.MARIAN:  # the others' belong to the file
+        return dict(state)
+    ours = {f"{name.split('.')[1]}.positions.table" for name in _positions(config)}
+    again = {name for name in (*_positions(config), *ours) if name in state and _is_computed(state[name], config)}
+    return {name: _table(config).astype(value.dtype) if name in again else value for name, value in state.items()}
+
+
+def _is_computed(value: np.ndarray, config: TransformerConfig) -> bool:
+    return _gap(value, config) is None
+
+
+def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
+    """How far a table is off the computed one; None where rounding, to its own dtype or on the way to one of 16 bits, explains it."""
+    exact = _table(config)
+    if value.shape != exact.shape:
+        return float("inf")
+    unit = {2: 2**-7, 4: 2**-22, 8: 2**-22}[value.dtype.itemsize]  # two units in the last place at 1, of bfloat16 and float32
+    gaps = []
+    for kind in (value.dtype, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+        rounded = exact.astype(kind).astype(value.dtype).astype(np.float64)
+        gaps.append(float(np.abs(value.astype(np.float64) - rounded).max()))
+    return None if min(gaps) <= unit else gaps[0]
+
+
 def _check_computed(name: str, value: Any, config: TransformerConfig) -> None:
     if not isinstance(value, np.ndarray):
         return
-    expected = _table(config).astype(value.dtype).astype(np.float64)
-    unit = {2: 2**-7, 4: 2**-22, 8: 2**-22}[value.dtype.itemsize]  # two units in the last place at 1, of bfloat16 and float32
-    difference = np.abs(value.astype(np.float64) - expected).max()
-    if not difference <= unit:
+    difference = _gap(value, config)
+    if difference is not None:
         raise InputError(
             f"{name} is up to {difference:.2g} off the sines and cosines that transformers computes instead of reading them: "
             "a model with other positions cannot be written as one of its own"

@@ -11,7 +11,6 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import casting, infer, kinds, planning, rules
 from jax_transformer.convert.files import safetensors
-from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import state as states
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Note, Plan
@@ -138,7 +137,7 @@ def _files(request: Request, source: Source, target: Path, kind: Kind, model: Mo
     if kind is Kind.HUGGINGFACE and model is not None:
         return huggingface.exported(source, model.config, target.absolute().name, request.dtype)
     if kind is Kind.RUN and source.beside is not None:
-        return folders.contents(source.beside, source.kept)
+        return huggingface.kept(source, request.dtype)
     return {}
 
 
@@ -204,6 +203,8 @@ def convert(prepared: Prepared) -> Outcome:
     loss = None
     if request.dtype is not None:
         state, loss = casting.cast(state, request.dtype)
+        if model is not None:
+            state = states.computed_again(state, model.config)
     result = moved(state, model, to_torch=to_torch, from_torch=names_torch)
     written = states.saved(result, model.config) if kind is Kind.HUGGINGFACE and model is not None else result
     checked = verify.Checked(

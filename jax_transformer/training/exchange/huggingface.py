@@ -105,6 +105,15 @@ def _dotted(prefix: str, value: Any) -> list[tuple[str, Any]]:
 # What an export writes beside the weights
 
 
+def kept(source: "Source", dtype: str | None) -> dict[str, bytes]:
+    """The files that a run keeps of a folder, verbatim but for the dtype of weights that were cast."""
+    assert source.beside is not None, "asked of a folder, or of a run that has some"
+    files = folders.contents(source.beside, source.kept)
+    if dtype is not None and CONFIG in files:
+        files[CONFIG] = folders.text(_with_dtype(folders.configuration(source.beside), {dtype}))
+    return files
+
+
 def exported(source: "Source", config: TransformerConfig, name: str, dtype: str | None) -> dict[str, bytes]:
     """The files of a new Hugging Face folder: those that were kept, verbatim, and those that are made or changed.
 
