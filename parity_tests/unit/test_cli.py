@@ -38,6 +38,8 @@ FLAGS = {
     "convert": """--to --config --preset --set --dtype --weights --key --strip-prefix --training --no-training --dry-run --no-dry-run
         --force --no-force --shard-size --check --no-check --json --no-json""".split(),
     "inspect": ["--json", "--no-json"],
+    "parity": """--config --preset --set --weights --dtype --gradients --no-gradients --lengths --seed --html --json --no-json""".split(),
+    "golden": """--batch --weights --python --seed""".split(),
 }
 
 
@@ -184,6 +186,9 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ("evaluate --run a --source b", ["--target"]),
         ("convert a", ["convert"]),
         ("inspect", ["inspect"]),
+        ("parity a", ["parity"]),
+        ("parity a twin --lengths x", ["--lengths x", "1,7,31"]),
+        ("golden mkae a", ["mkae", "did you mean 'make'?"]),
     ],
 )
 def test_what_cannot_be_meant_is_refused(console, tmp_path, monkeypatch, command, words):
