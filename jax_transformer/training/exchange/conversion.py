@@ -11,6 +11,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import casting, infer, kinds, planning, rules
 from jax_transformer.convert.files import safetensors
+from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import state as states
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import Note, Plan
