@@ -31,9 +31,14 @@ FAMILIES = {
 BEGIN, END = "<!-- families: made by benchmarks/families_table.py -->", "<!-- families end -->"
 
 
+_OTHER_NAMES = {"mbart50": "mbart", "nllb": "m2m_100"}
+
+
 def family(name: str) -> str | None:
     """The family that a case's name begins with."""
-    return name.split()[0] if name.split()[:1] and name.split()[0] in FAMILIES else None
+    first = name.replace(",", " ").partition(" ")[0]
+    first = _OTHER_NAMES.get(first, first)
+    return first if first in FAMILIES else None
 
 
 def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:

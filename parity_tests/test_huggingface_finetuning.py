@@ -40,6 +40,8 @@ FAMILIES: dict[str, tuple[Any, str, str, tuple[str, str] | None]] = {
     "marian": (tokenizer_models.marian, "MarianMTModel", "MarianTokenizer", None),
     "bart": (tokenizer_models.bart, "BartForConditionalGeneration", "BartTokenizer", None),
     "t5": (tokenizer_models.t5, "T5ForConditionalGeneration", "T5Tokenizer", None),
+    "mt5": (tokenizer_models.t5, "MT5ForConditionalGeneration", "T5Tokenizer", None),
+    "umt5": (tokenizer_models.t5, "UMT5ForConditionalGeneration", "T5Tokenizer", None),
     "pegasus": (tokenizer_models.pegasus, "PegasusForConditionalGeneration", "PegasusTokenizer", None),
     "mbart": (lambda: tokenizer_models.fairseq("MBart", "mbart"), "MBartForConditionalGeneration", "MBartTokenizer", ("en_XX", "de_DE")),
     "mbart50": (
@@ -62,7 +64,7 @@ def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if name == "marian":
         own["decoder_start_token_id"] = own["pad_token_id"]
     torch.manual_seed(0)
-    module = kind(kind.config_class(**own, **SIZES["t5" if name == "t5" else "bart"])).to(dtype).eval()
+    module = kind(kind.config_class(**own, **SIZES["t5" if name.endswith("t5") else "bart"])).to(dtype).eval()
     module.generation_config.bad_words_ids = [[module.config.pad_token_id]]
     module.save_pretrained(folder)
     return module
@@ -104,6 +106,7 @@ def assert_begins_as_transformers(found: corpus.Corpus, words: Any, languages: t
         assert found.config.bos_id == found.initial.decoding.bos_id == kept["decoder_start_token_id"] == language
 
 
+@pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and what the decoder is given for them, which each family's model makes in its own way."""
@@ -127,6 +130,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     assert sum(len(indices) for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)) == 8
 
 
+@pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
 def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
     """Weights after a step in float64; what transformers does not train stays bit for bit."""
@@ -196,6 +200,7 @@ def torch_loss(folder: Path, lines: Path) -> float:
         return module(**found).loss.item()
 
 
+@pytest.mark.proves("fine-tuning", "marian")
 def test_the_result_is_handed_back_and_beats_what_it_began_from(tuned, tmp_path):
     folder, told, _ = tuned
     assert f"{folder / 'model'}: its weights are bfloat16, and train as float32" in told.err.splitlines()

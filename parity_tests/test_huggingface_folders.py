@@ -48,6 +48,7 @@ def saved(tmp_path_factory):
     return save
 
 
+@pytest.mark.proves("round trip")
 @pytest.mark.parametrize("name", list(huggingface.CASES))
 def test_there_and_back_is_what_transformers_saved(name, saved, tmp_path):
     module, theirs = saved(name)

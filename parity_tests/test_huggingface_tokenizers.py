@@ -129,6 +129,7 @@ CASES = {
     "t5, cleaned up": (lambda: made.t5(clean_up_tokenization_spaces=True), "T5Tokenizer", {}),
     "t5, seven sentinels": (lambda: made.t5(extra_ids=7), "T5Tokenizer", {}),
     "mt5, as published": (lambda: made.t5(extra_ids=0, additional_special_tokens=None), "T5Tokenizer", {}),
+    "umt5, as published": (lambda: made.t5(extra_ids=300), "T5Tokenizer", {}),
     "t5, a token more": (lambda: made.t5(added_tokens_decoder={"233": NEW}), "T5Tokenizer", {}),
     "pegasus": (made.pegasus, "PegasusTokenizer", {}),
     "bart": (made.bart, "BartTokenizer", {}),
@@ -167,6 +168,7 @@ def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
     return made.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages
 
 
+@pytest.mark.proves("tokenizer")
 def test_ids_and_text_are_those_of_transformers(folder):
     path, name, languages = folder
     theirs, ours = _theirs(name, path, languages), huggingface_tokenizer.load_huggingface(path, **languages)
@@ -174,6 +176,7 @@ def test_ids_and_text_are_those_of_transformers(folder):
     assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, theirs.eos_token_id)
 
 
+@pytest.mark.proves("tokenizer")
 def test_what_transformers_saves_of_it_gives_the_same(folder, tmp_path):
     path, name, languages = folder
     _theirs(name, path, languages).save_pretrained(tmp_path)
