@@ -1,6 +1,6 @@
 """README's table of Hugging Face families: what is proven of each, by the tests that passed just now.
 
-    python benchmarks/families_table.py            # runs the tests and prints the table
+    python benchmarks/families_table.py            # runs the tests, the slow ones too, and prints the table
     python benchmarks/families_table.py --write    # and puts it into README.md
 
 A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter that is the name of a case or of a family, or by
@@ -73,7 +73,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         tests = [str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))]
-        status = subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests], cwd=ROOT).returncode
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--junit-xml={report}", *tests]
+        status = subprocess.run(command, cwd=ROOT).returncode
         made = table(outcomes(report))
     print(made)
     if options.write:

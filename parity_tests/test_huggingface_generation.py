@@ -172,7 +172,12 @@ QUICK = {(name, (2, 4, 5)[i % 3], i % len(RULES)) for i, name in enumerate(CASES
 QUICK |= {("marian", 1, 1), ("m2m_100", 1, 2), ("t5", 1, 3)}
 
 
-@pytest.mark.parametrize(("name", "beams", "rules"), [pytest.param(*way, marks=() if way in QUICK else pytest.mark.slow) for way in GRID])
+def _marks(name: str, beams: int, rules: int) -> list[pytest.MarkDecorator]:
+    proved = pytest.mark.proves("greedy" if beams == 1 else "beam")
+    return [proved] if (name, beams, rules) in QUICK else [proved, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("name", "beams", "rules"), [pytest.param(*way, marks=_marks(*way)) for way in GRID])
 def test_tokens_are_those_of_generate(name, beams, rules, loops):
     both, lengths = lively(name), set()
     for search, source in itertools.product(SEARCHES[beams], sources(both.config)):
