@@ -1,6 +1,6 @@
 """Faults of what Hugging Face's families do otherwise: offsets, gates, root-mean-square norms, scales, tied copies."""
 
-from benchmarks.mutants_fault import Mutant, family
+from benchmarks.mutants_fault import FAMILIES, Mutant, family
 
 _PLACE = "jax_transformer/nn/positions.py"
 _NORM, _FEED, _EMBEDDING = "jax_transformer/nn/norm.py", "jax_transformer/nn/feed_forward.py", "jax_transformer/nn/embedding.py"
@@ -94,7 +94,7 @@ MUTANTS = [
         "x + jnp.take(table, rows + self.offset, axis=0)[None]",
         "x + jnp.take(table, rows, axis=0)[None]",
         family("bart"),
-        None,
+        "encoder.positions",
         case="bart",
         met="position offset 2",
     ),
@@ -103,8 +103,8 @@ MUTANTS = [
         _PLACE,
         "(width - 2 if layout is Sinusoids.TENSOR2TENSOR else width)",
         "width",
-        family("m2m_100"),
-        None,
+        (f"{FAMILIES}[m2m_100-float32]",),
+        "encoder",
         case="m2m_100",
         met="fairseq's sinusoids in M2M100 and NLLB",
     ),
@@ -114,7 +114,7 @@ MUTANTS = [
         "jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1",
         "jnp.cumsum(jnp.ones_like(valid, jnp.int32), axis=1)",
         family("m2m_100"),
-        None,
+        "encoder",
         case="m2m_100",
         met="positions from the count of tokens, and from the place",
     ),

@@ -1,0 +1,31 @@
+"""docs/traps.md: each trap in three lines, each test and each fault that it names is there."""
+
+import re
+from pathlib import Path
+
+from benchmarks import mutants, mutants_fault
+
+PAGE = (Path(__file__).parent.parent / "docs" / "traps.md").read_text(encoding="utf-8")
+TRAPS = [block.strip().split("\n") for block in PAGE.split("\n\n") if block.strip().startswith("**")]
+
+
+def test_each_trap_says_what_it_is_what_it_shows_as_and_what_guards_against_it():
+    assert len(TRAPS) >= 50
+    for trap in TRAPS:
+        assert len(trap) == 3, trap
+        what, number, guard = trap
+        assert re.fullmatch(r"\*\*[^*]+\.\*\* .+<br>", what), what
+        assert number.startswith("Shows as: ") and number.endswith(".<br>"), number
+        assert re.fullmatch(r"Guarded by: `[^`]+`\.", guard), guard
+
+
+def test_each_named_test_is_there():
+    named = tuple(re.fullmatch(r"Guarded by: `(.+)`\.", trap[2])[1] for trap in TRAPS)
+    assert mutants_fault.missing_tests(named) == []
+    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], "negative control"
+
+
+def test_each_named_fault_is_in_the_campaign():
+    listed = {mutant.name for page in mutants.mutants().values() for mutant in page}
+    named = set(re.findall(r"fault “([^”]+)”", PAGE))
+    assert len(named) >= 30 and named <= listed, named - listed
