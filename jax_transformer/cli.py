@@ -148,16 +148,16 @@ def inspect(options: InspectOptions) -> int:
 
 def parity(options: ParityOptions) -> int:
     """Two models that should be one, module by module."""
-    if not all(part.strip().isdecimal() for part in options.lengths.split(",") if options.lengths):
+    parts = [] if options.lengths is None else options.lengths.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"--lengths {options.lengths}: give lengths with commas between them, as 1,7,31")
     _check_folder(options.html)
     from jax_transformer.parity import command
     from jax_transformer.training import exchange
 
     given = exchange.Description(options.config, options.preset, _changes(options.set))
-    lengths = tuple(int(part) for part in options.lengths.split(",") if options.lengths)
     shared = {name: getattr(options, name) for name in ("model", "other", "weights", "dtype", "gradients", "seed", "html")}
-    reports = command.compare(command.Asked(description=given, lengths=lengths, **shared))
+    reports = command.compare(command.Asked(description=given, lengths=tuple(map(int, parts)), **shared))
     if options.json:
         print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
     else:

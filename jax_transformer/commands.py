@@ -181,8 +181,8 @@ class ParityOptions:
     """Show figures of this dtype too, as bfloat16; of the weights' own without it. Agreement is decided in float64."""
     gradients: bool = True
     """Compare gradients, too."""
-    lengths: str = ""
-    """Compare at each of these lengths of source and target, as 1,7,31; at one of the model's own without it."""
+    lengths: str | None = None
+    """Compare at each of these lengths of source and target, with commas between them; at 7 and 5 without it."""
     seed: int = 0
     """Decides the batch of random tokens, and the numbers that the outputs are weighted with for gradients."""
     html: str | None = None
