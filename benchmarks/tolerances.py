@@ -6,6 +6,7 @@ The oracle is the PyTorch twin in float64 with the weights that the dtype holds,
 import argparse
 import copy
 import dataclasses
+import json
 import platform
 import statistics
 import sys
@@ -43,6 +44,8 @@ PAGE = ROOT / "docs" / "tolerances.md"
 BEGIN, END = "<!-- python benchmarks/tolerances.py -->\n", "<!-- end -->\n"
 Errors = dict[str, tuple[float, float]]
 """By level, ours and PyTorch's against the oracle."""
+Found = dict[str, dict[str, list[tuple[float, float]]]]
+"""By precision and level, those of every configuration and seed."""
 
 
 def oracle_of(both: Pair) -> Pair:
@@ -52,7 +55,7 @@ def oracle_of(both: Pair) -> Pair:
 
 
 def wide(array: Any) -> np.ndarray:
-    return levels.arrays((array, array))[1].astype(np.float64)
+    return levels.arrays((0, array))[1].astype(np.float64)
 
 
 def off(found: Any, exact: Any) -> float:
@@ -134,12 +137,14 @@ def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, flo
     return max(off(ours[name], oracle[name]) for name in judged), max(off(theirs[name], oracle[name]) for name in judged)
 
 
-def measure(seeds: int, say: Callable[[str], None]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """By precision and level, both errors of every configuration and seed."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+def measure(seeds: int, results: Path | None, say: Callable[[str], None]) -> Found:
+    """By precision and level, both errors of every configuration and seed; precisions that are in ``results`` are not measured again."""
+    found: Found = json.loads(results.read_text()) if results is not None and results.exists() else {}
     configs = {case.name: case.config for case in CASES}
     for precision, (dtype, matmul) in PRECISIONS.items():
-        rows = found.setdefault(precision, {})
+        if precision in found:
+            continue
+        rows: dict[str, list[tuple[float, float]]] = {}
         torch.set_float32_matmul_precision("highest" if matmul == "highest" else "high")
         with jax.default_matmul_precision(matmul):
             for name in SHOWN:
@@ -154,10 +159,13 @@ def measure(seeds: int, say: Callable[[str], None]) -> dict[str, dict[str, list[
                 with jax.numpy_dtype_promotion("standard"):
                     for level, several in stepped(name, dtype, seeds).items():
                         rows.setdefault(level, []).extend(several)
+        found[precision] = rows
+        if results is not None:
+            results.write_text(json.dumps(found))
     return found
 
 
-def page(found: dict[str, dict[str, list[tuple[float, float]]]], seeds: int) -> Iterator[str]:
+def page(found: Found, seeds: int) -> Iterator[str]:
     """Markdown: median and worst of ours, of PyTorch, and what the tests allow."""
     device = jax.devices()[0].device_kind
     yield (
@@ -186,10 +194,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="random weights of each configuration (%(default)s)")
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/tolerances.md")
+    parser.add_argument("--results", type=Path, help="a file that keeps each precision as it is done")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", module="torch")  # the two that pyproject.toml names
-    lines = list(page(measure(options.seeds, lambda text: print(text, file=sys.stderr, flush=True)), options.seeds))
+    found = measure(options.seeds, options.results, lambda text: print(text, file=sys.stderr, flush=True))
+    lines = list(page(found, options.seeds))
     print("\n".join(lines))
     if options.publish:
         text = PAGE.read_text(encoding="utf-8")

@@ -212,20 +212,31 @@ class _Comparison:
                 yield Entry(name, by_name[name].theirs, int(number), note="called more often here than there")
                 continue
             own = {leaf: self._measured(*get) for leaf, get in parameters.get(name, {}).items()} if number == "0" else {}
+            parameters_found = {leaf: measured for leaf, measured in own.items() if measured is not None}
             inputs = self._inputs(key, other)
+            given = self._worst([(f"{key}/{a}", f"{other}/{b}") for a, b in inputs])
+            if given is None and self._takes_numbers(key, other) and not any(pair.ours.startswith(f"{name}.") for pair in found):
+                # As a table of positions whose rows one side adds to what it is given, and the other gives alone
+                note = "what goes in is of another kind here than there: what comes out is not compared"
+                yield Entry(name, by_name[name].theirs, int(number), parameters=parameters_found, note=note)
+                continue
             yield Entry(
                 name,
                 by_name[name].theirs,
                 int(number),
-                input=self._worst([(f"{key}/{a}", f"{other}/{b}") for a, b in inputs]),
+                input=given,
                 output=self._worst([(f"{key}/output", f"{other}/output")]),
                 input_gradient=None
                 if name in self.split
                 else self._worst([(f"{key}/{a} gradient", f"{other}/{b} gradient") for a, b in inputs]),
                 output_gradient=self._worst([(f"{key}/output gradient", f"{other}/output gradient")]),
-                parameters={leaf: measured for leaf, measured in own.items() if measured is not None},
+                parameters=parameters_found,
                 note=self._note(f"{key}/output", f"{other}/output"),
             )
+
+    def _takes_numbers(self, ours: str, theirs: str) -> bool:
+        """Whether either call took floating-point numbers, and not ids alone."""
+        return any(f"{call}/input" in run.arrays for run, call in zip(self.runs["float64"], (ours, theirs), strict=True))
 
     def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
         """Which input is which: the first of either call, then of the others the first with the first of its shape, and so on."""
