@@ -84,7 +84,7 @@ MUTANTS = [
         "branch(self.norm(x) if self.placement is NormPlacement.PRE else x)",
         "branch(x)",
         level("encoder_block", "small"),
-        "encoder.blocks.0.self_attention",
+        "encoder.blocks.0.residuals.0",
         case="small",
         met="norm order",
     ),

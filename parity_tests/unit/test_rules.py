@@ -289,6 +289,21 @@ def test_every_rule_kind_is_undone():
     assert (copy.to_torch(parts) == tensor[:, None]).all()
 
 
+@pytest.mark.parametrize("each", Each)
+def test_what_crosses_is_contiguous_and_shares_no_memory(each: Each):
+    """A transposed view written by another library may be other bytes, and a shared one changes with its origin."""
+    shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
+    flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
+    tensor = np.random.default_rng(0).normal(size=shape)
+    rule = Rule("t", ("a",), each)
+    (part,) = rule.to_flax(tensor, [flax])
+    assert part.shape == flax
+    again = rule.to_torch([part])
+    for made, origin in ((part, tensor), (again, part)):
+        assert made.flags.c_contiguous and made.flags.owndata and not np.shares_memory(made, origin)
+    assert (again == tensor).all()
+
+
 def test_a_layer_fused_per_head_is_cut_within_each_head():
     """By hand: 2 heads of width 2. Rows of the fused layer by head, then query, key, value; parts by head alone."""
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
