@@ -70,7 +70,13 @@ def dropping(config: TransformerConfig) -> TransformerConfig:
 
 
 @pytest.mark.parametrize(
-    "name", [f"{name}{sizes}" for name in DOCUMENTS for sizes in ("", " square") if name + sizes != "lesson10_repaired square"]
+    "name",
+    [
+        pytest.param(f"{name}{sizes}", marks=pytest.mark.slow if sizes else ())
+        for name in DOCUMENTS
+        for sizes in ("", " square")
+        if name + sizes != "lesson10_repaired square"
+    ],
 )
 def test_same_masks_same_loss_and_gradients(name: str):
     (case,) = (case for case in CASES if case.name == name)

@@ -74,8 +74,14 @@ def assert_same(both: Pair, ours: tuple[jax.Array, dict[str, jax.Array]], loss: 
         assert_close((ours[1][name], value), 1e-12, name, relative_to=largest)
 
 
+# One of each kind of embeddings, positions and blocks in the suite, all under `-m slow`
+QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5")
+
+
 @pytest.mark.proves("gradients")
-@pytest.mark.parametrize("name", [name for name in CASES if "square" not in name])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if "square" not in name]
+)
 def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     both = exact_positions(pair(name))
     source, labels = labelled(both)

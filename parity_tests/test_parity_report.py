@@ -131,7 +131,7 @@ def test_a_table_whose_rows_one_side_adds_by_itself_is_not_named_for_a_fault_beh
     assert report.summary().startswith("encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: ")
 
 
-@pytest.mark.parametrize("name", ["t5", "marian"])
+@pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
 def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
     both = huggingface.pair(name)
     report = of_a_family(both, both.ours)

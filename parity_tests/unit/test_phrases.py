@@ -33,6 +33,7 @@ def pairs(splits) -> list[phrases.Pair]:
     return [pair for part in splits.values() for pair in part]
 
 
+@pytest.mark.slow
 def test_the_generator_makes_the_shipped_file():
     babel = pytest.importorskip("babel")
     from jax_transformer.data import make_phrases

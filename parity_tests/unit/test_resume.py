@@ -121,10 +121,10 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.To
 @pytest.mark.parametrize(
     ("when", "step", "validated"),
     [
-        (44, 40, False),
+        pytest.param(44, 40, False, marks=pytest.mark.slow),
         (104, 100, False),  # with the step that a validation follows: it is made by the run that goes on
         (107, 100, True),  # while it was validated and saved
-        (108, 101, False),
+        pytest.param(108, 101, False, marks=pytest.mark.slow),
     ],
 )
 def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when, step, validated):
