@@ -1,6 +1,6 @@
 """README's table of Hugging Face families: what is proven of each, by the tests that passed just now.
 
-    python benchmarks/families_table.py            # runs the tests, the slow ones too, and prints the table
+    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all, and prints the table
     python benchmarks/families_table.py --write    # and puts it into README.md
 
 A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter that is the name of a case or of a family, or by
@@ -69,11 +69,21 @@ def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--slow", action="store_true", help="run the tests under the marker slow, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
         tests = [str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))]
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--junit-xml={report}", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "slow or not slow" if options.slow else "not slow",
+            f"--junit-xml={report}",
+            *tests,
+        ]
         status = subprocess.run(command, cwd=ROOT).returncode
         made = table(outcomes(report))
     print(made)
