@@ -94,7 +94,7 @@ MUTANTS = [
         "x + jnp.take(table, rows + self.offset, axis=0)[None]",
         "x + jnp.take(table, rows, axis=0)[None]",
         family("bart"),
-        "encoder.positions",
+        "encoder",
         case="bart",
         met="position offset 2",
     ),
@@ -104,8 +104,6 @@ MUTANTS = [
         "(width - 2 if layout is Sinusoids.TENSOR2TENSOR else width)",
         "width",
         (f"{FAMILIES}[m2m_100-float32]",),
-        "encoder",
-        case="m2m_100",
         met="fairseq's sinusoids in M2M100 and NLLB",
     ),
     Mutant(

@@ -154,6 +154,7 @@ def measure(seeds: int, results: Path | None, say: Callable[[str], None]) -> Fou
                     exact = oracle_of(both)
                     for level, errors in (forward(both, exact) | gradients(both, exact)).items():
                         rows.setdefault(level, []).append(errors)
+                jax.clear_caches()  # compiled programs of all together would take gigabytes
             for name in TRAINED if precision in ("float64", "float32 highest") else []:
                 say(f"{precision}: steps of {name}")
                 with jax.numpy_dtype_promotion("standard"):
