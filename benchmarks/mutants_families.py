@@ -143,7 +143,7 @@ MUTANTS = [
         "x = x if self.embedding_norm is None else self.embedding_norm(x)\n            "
         "x = self.positions(x, context.positions, context.valid, whole=context.length is None)",
         family("bart"),
-        None,
+        "encoder",
         case="bart",
         met="the order of sum and norm",
     ),
