@@ -72,7 +72,7 @@ def dropping(config: TransformerConfig) -> TransformerConfig:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(f"{name}{sizes}", marks=pytest.mark.slow if sizes else ())
+        pytest.param(f"{name}{sizes}", marks=pytest.mark.slow if sizes or "repaired" in name else ())
         for name in DOCUMENTS
         for sizes in ("", " square")
         if name + sizes != "lesson10_repaired square"

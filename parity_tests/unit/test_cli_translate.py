@@ -82,6 +82,7 @@ def test_beam_search_by_its_flag(console, run):
     console.refused(2, ["length_penalty=-1"], "translate", "--run", run, "--beam", "2", "--length-penalty", "-1", stdin=b"a\n")
 
 
+@pytest.mark.slow
 def test_n_best_lists_by_their_flag(console, run):
     best = translated(console, run, LINES[:3], "--beam", "3")
     found = [line.split(" ||| ") for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")]
@@ -90,6 +91,7 @@ def test_n_best_lists_by_their_flag(console, run):
     assert all(float(a[2]) >= float(b[2]) for a, b in (found[:2], found[2:4]))
 
 
+@pytest.mark.slow
 def test_samples_by_their_flags(console, run):
     command = ["--sample", "--temperature", "3", "--top-k", "50", "--seed"]
     first, second = translated(console, run, LINES, *command, "1"), translated(console, run, LINES, *command, "2")

@@ -183,6 +183,7 @@ def test_when_none_is_good_nothing_starts_from_zero(whole, text, tmp_path):
 # Changes
 
 
+@pytest.mark.slow
 def test_a_run_may_be_made_longer_and_says_so(text, tmp_path):
     run, short = tmp_path / "run", runs.with_option(text, "--steps", 100)
     assert train("--run", run, *short).code == 0
@@ -201,6 +202,7 @@ def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
     assert told.code == 0 and f"jax {now['versions']['jax']} -> 99" in told.err
 
 
+@pytest.mark.slow
 def test_another_seed_ends_elsewhere(whole, text, tmp_path):
     assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
     differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(whole))
@@ -208,6 +210,7 @@ def test_another_seed_ends_elsewhere(whole, text, tmp_path):
     assert runs.metrics(tmp_path / "run") != runs.metrics(whole)
 
 
+@pytest.mark.slow
 def test_gzipped_text_trains_the_same_model(whole, text, tmp_path):
     zipped = text
     for flag in ("--data.train-source", "--data.train-target", "--data.valid-source"):
