@@ -36,7 +36,7 @@ def _as_a_user(tmp_path_factory):
 def evaluate(trained, monkeypatch, tmp_path):
     """Evaluates on these lines, with the translations said by a table."""
     said = {"one two": "two one", "three": "three", "four five": "five"}
-    monkeypatch.setattr(evaluation, "load_run", lambda run, weights: trained)
+    monkeypatch.setattr(evaluation, "load_run", lambda run, weights, **languages: trained)
     monkeypatch.setattr(translation, "translate", lambda model, tokenizer, lines, how, widths: [said[line] for line in lines])
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:
