@@ -2,8 +2,12 @@
 
 import os
 
-# Nearly all of the suite's time is compiling, and a quarter of that is optimising programs that run once. `XLA_FLAGS= pytest` tests what users run.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Most of the suite's time is compiling, and two thirds of that would be optimising programs that run once. `XLA_FLAGS= pytest` tests what users run.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest
@@ -14,11 +18,27 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
+_KEPT = 1000
+"""Programs: one or two gigabytes."""
+_compiled = 0
+
+
+def _count(event: str, _seconds: float, **_: object) -> None:
+    global _compiled
+    _compiled += event.endswith("/backend_compile_duration")
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _programs_of_one_file():
-    """Compiled programs serve the tests of a file and are let go behind it: of all files together they would take gigabytes."""
+def _programs_of_a_few_files():
+    """Compiled programs serve the files that follow, too, and are let go before they are too many: all of them together would take gigabytes."""
+    global _compiled
     yield
-    jax.clear_caches()
+    if _compiled > _KEPT:
+        jax.clear_caches()
+        _compiled = 0
 
 
 def pytest_collection_modifyitems(items):
