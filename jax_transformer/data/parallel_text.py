@@ -61,7 +61,11 @@ def split_lines(content: bytes, name: str) -> list[str]:
 
 def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
     """Two files of lines as pairs."""
-    sources, targets = read_lines(source_path), read_lines(target_path)
+    return paired(read_lines(source_path), read_lines(target_path), source_path, target_path)
+
+
+def paired(sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path) -> Pairs:
+    """The lines of two files as pairs; the paths stand for them in messages."""
     if len(sources) != len(targets):
         raise errors.InputError(
             f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; line n of one must translate line n of the other"

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +44,9 @@ def evaluate(
     trained = load_run(run, weights, source_lang=languages[0], target_lang=languages[1])
     if message := translation.without_cache(trained.model.config):
         print(message, file=sys.stderr)
-    found = parallel_text.read_pairs(source, target)
-    encoding.encode_sources(parallel_text.read_lines(source), trained.tokenizer, trained.model.config.longest, f"{source}: ")
+    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)  # each once: it may be a pipe
+    found = parallel_text.paired(sources, targets, source, target)
+    encoding.encode_sources(sources, trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs
     decoding = trained.decoding.overridden(how or {})
     translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], decoding, widths=trained.widths)
@@ -60,7 +61,7 @@ def evaluate(
         "perplexity": math.exp(total / tokens) if tokens else None,
         "left_out_of_loss": len(pairs) - counted,
     }
-    return Evaluation(report, _in_place(source, target, translated))
+    return Evaluation(report, _in_place(sources, targets, translated))
 
 
 def readable(report: dict[str, Any]) -> Iterator[str]:
@@ -89,8 +90,7 @@ def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int,
     return float(sums[0]), int(sums[1]), len(encoded.sources)
 
 
-def _in_place(source: str, target: str, translated: list[str]) -> list[str]:
+def _in_place(sources: Sequence[str], targets: Sequence[str], translated: list[str]) -> list[str]:
     """A line for each line of the files: the translations where both sides have text."""
     left = iter(translated)
-    lines = zip(parallel_text.read_lines(source), parallel_text.read_lines(target), strict=True)
-    return [next(left) if s.strip() and t.strip() else "" for s, t in lines]
+    return [next(left) if s.strip() and t.strip() else "" for s, t in zip(sources, targets, strict=True)]

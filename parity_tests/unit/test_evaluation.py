@@ -1,6 +1,7 @@
 """What becomes of each pair of a test set: scored, left out of the loss, or left out altogether; all of it said."""
 
 import math
+import os
 
 import pytest
 
@@ -66,6 +67,21 @@ def test_no_loss_is_said_where_no_reference_fits(evaluate):
 def test_intervals_by_resampling(evaluate):
     assert "confidence" not in evaluate(SOURCES, TARGETS).report
     assert evaluate(SOURCES, TARGETS, bootstrap=10).report["confidence"].keys() == {"bleu", "chrf", "ter"}
+
+
+def test_the_text_may_come_through_pipes(evaluate, tmp_path):
+    """As the shell's <(...): what was read once is gone."""
+    expected, pipes = evaluate(SOURCES, TARGETS), []
+    for side in ("source", "target"):
+        ours, theirs = os.pipe()
+        pipes.append(ours)
+        with open(theirs, "wb") as end:
+            end.write((tmp_path / side).read_bytes())
+    try:
+        assert evaluation.evaluate("run", *(f"/dev/fd/{pipe}" for pipe in pipes)) == expected
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
 
 
 def test_a_source_that_is_too_long_is_named_by_its_line(evaluate):
