@@ -10,7 +10,8 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity import page, pairs
 from jax_transformer.parity.difference import difference
-from jax_transformer.parity.report import DifferentError, Entry, Measured, Report
+from jax_transformer.parity.entries import Entry, Measured
+from jax_transformer.parity.report import DifferentError, Report
 
 NAN, INF = math.nan, math.inf
 
