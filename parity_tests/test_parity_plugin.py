@@ -1,5 +1,6 @@
 """The fixture for other people's tests, on the page's own example: in one process, in two, and with recorded numbers."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ from our_block import port
 from safetensors.numpy import load_file
 
 RULES = {"layers.{i}": "blocks.{i}", "layers.{i}.layer_norm": "blocks.{i}.norm", "layers.{i}.fc1": "blocks.{i}.up"}
-BATCH = [np.random.default_rng(0).standard_normal((3, 5, 8))]
+batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ def ours():
 
 
 def test_alone(ours, parity):
-    report = parity(ours, batch=BATCH, rules=RULES, torch_factory="their_block:make_model", torch_python=sys.executable)
+    report = ALONE
     assert len(report.entries) == 6
     assert "torch" not in sys.modules
 
 
 def test_golden(ours, parity):
-    parity(ours, batch=BATCH, rules=RULES, torch_factory="their_block:make_model", golden="golden.safetensors")
+    GOLDEN
     assert Path("golden.safetensors").exists()
     assert "torch" not in sys.modules
 
@@ -50,14 +51,30 @@ def test_missing(ours, parity):
 
 
 def test_nothing_to_compare_with(ours, parity):
-    parity(ours, batch=BATCH)
+    parity(ours, batch=batch)
+"""
+
+SNIPPET = """
+import numpy as np
+from our_block import port
+from their_block import make_model
+
+torch_module = make_model()
+flax_model = port({name: tensor.numpy() for name, tensor in torch_module.state_dict().items()})
+flax_model.blocks[1].up.bias[...] += CHANGE
+batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
+
+
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
-    """What pytest says in a folder of its own, without this project's settings."""
+def run(folder: Path, *arguments: str, installed: bool = False) -> str:
+    """What pytest says in a folder of its own, without this project's settings; the plugin by its name, or as pytest finds it where installed."""
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}", "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-p", "jax_transformer.parity.plugin", "-p", "no:cacheprovider", "-rA", *arguments]
+    if installed:
+        del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+    named = () if installed else ("-p", "jax_transformer.parity.plugin")
+    command = [sys.executable, "-m", "pytest", *named, "-p", "no:cacheprovider", "-rA", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     return done.stdout + done.stderr
 
@@ -94,10 +111,33 @@ def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
     ]
 
 
+def test_readme_s_snippet_by_the_plugin_that_pytest_finds(tmp_path, files):
+    """The test in README, word for word, on models that fit it; the fixture comes with the installed package, without being asked for."""
+    if not importlib.metadata.entry_points(group="pytest11", name="jax_transformer"):
+        pytest.skip("the package is not installed: pytest finds no plugin of it")
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Which module differs\n")[2].partition("\n## ")[0]
+    (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert "def test_port(parity):" in snippet
+    for name in ("their_block.py", "our_block.py"):
+        (tmp_path / name).write_text(files[name])
+    (tmp_path / "test_right.py").write_text(SNIPPET.replace("CHANGE", "0") + snippet)
+    (tmp_path / "test_wrong.py").write_text(SNIPPET.replace("CHANGE", "1e-3") + snippet.replace("test_port", "test_wrong"))
+    said = run(tmp_path, installed=True)
+    assert verdicts(said) == {"test_port": "PASSED", "test_wrong": "FAILED"}, said
+    assert "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64" in said
+    assert re.search(r"^blocks\.0\.up +agrees  agrees", said, re.MULTILINE) and "plugin.py" not in said
+
+
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
-    (tmp_path / "test_more.py").write_text(MORE)
+    alone, recorded = re.findall(r"```python\n(parity\(.*?\))\n```", PAGE.read_text(encoding="utf-8"))
+    assert "torch_python=" in alone and "golden=" in recorded
+    python = tmp_path / ".venv-torch/bin/python"  # the page's own words
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "test_more.py").write_text(MORE.replace("ALONE", alone).replace("GOLDEN", recorded))
     theirs: dict[str, object] = {}
     exec(files["their_block.py"], theirs)
     save_file(theirs["make_model"]().state_dict(), tmp_path / "weights.safetensors")  # type: ignore[operator]
