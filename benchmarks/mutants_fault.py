@@ -1,9 +1,11 @@
 """A fault as a value: what is written in the place of what, which tests reach it, and which module a comparison has to name."""
 
 import ast
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FORWARD = "parity_tests/test_forward.py::test_level"
@@ -61,6 +63,29 @@ def missing_tests(nodes: tuple[str, ...], root: Path = ROOT) -> list[str]:
         if rest.partition("[")[0] not in names:
             missing.append(node)
     return missing
+
+
+def names(node: str, collected: str) -> bool:
+    """Whether a node id means a test that pytest has collected: that one, or all parameters of a function."""
+    return collected == node or collected.startswith(f"{node}[")
+
+
+def not_among(nodes: Iterable[str], collected: Collection[str]) -> list[str]:
+    """The node ids that mean none of the collected tests: no such function, no such parameters, or deselected."""
+    return [node for node in nodes if not any(names(node, test) for test in collected)]
+
+
+def uncollected(nodes: Iterable[str], session: Any) -> list[str] | None:
+    """Of the node ids, those that mean no test of the default suite, parameters and all, told from what a session of pytest has collected.
+
+    Only the files that it has collected count; None where that is none of theirs, or a selection of tests.
+    """
+    options, collected = session.config.option, {item.nodeid for item in session.items}
+    files = {node.partition("::")[0] for node in collected}
+    known = [node for node in nodes if node.partition("::")[0] in files]
+    if not known or options.keyword or options.markexpr not in ("", "not slow") or any("::" in name for name in session.config.args):
+        return None
+    return not_among(known, collected)
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import mutants_fault
 from benchmarks.mutants_fault import ROOT, USUAL, Mutant
 from benchmarks.mutants_seed import seed
 
@@ -22,6 +23,7 @@ LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
 FOLDERS = ("jax_transformer", "torch_reference", "parity_tests", "benchmarks", "docs")
 OPTIONS = ("-o", "addopts=--import-mode=importlib --strict-config", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--no-header", "-s")
+OPTIONS += ("-m", "")  # tests that the suite leaves out as slow run here where a fault names them, whatever PYTEST_ADDOPTS says
 
 
 @dataclass
@@ -121,9 +123,9 @@ class Seeder:
             seed(mutant)
             if mutant.module is not None or mutant.case != USUAL:
                 named, figure = _tried(mutant)
-            for item in [
-                item for node in mutant.tests for item in session.items if item.nodeid == node or item.nodeid.startswith(f"{node}[")
-            ]:
+            if absent := mutants_fault.not_among(mutant.tests, [item.nodeid for item in session.items]):
+                raise LookupError(f"no such test: {', '.join(absent)}")
+            for item in [item for node in mutant.tests for item in session.items if mutants_fault.names(node, item.nodeid)]:
                 if self.failure is None:
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             verdict, how, test = self._verdict()
@@ -149,7 +151,7 @@ class Seeder:
         if self.failure is not None:
             node, text, counts = self.failure
             return KILLED if counts else BROKEN, text, node
-        return (SURVIVED, f"{self.passed} tests passed", "") if self.passed else (BROKEN, "no test was found", "")
+        return (SURVIVED, f"{self.passed} tests passed", "") if self.passed else (BROKEN, "no test ran", "")
 
 
 def _tried(mutant: Mutant) -> tuple[str | None, float | None]:
@@ -252,8 +254,8 @@ def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Res
                 os.write(write, json.dumps(asdict(result)).encode() + b"\n")
 
             seeder = Seeder(page_of, group, report)
-            nodes = [node for mutant in group for node in mutant.tests]
-            pytest.main([*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *dict.fromkeys(nodes)], plugins=[seeder])
+            # Whole files: a test that is not there breaks its own fault, and not the collection of all
+            pytest.main([*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *_files(group[0])], plugins=[seeder])
         finally:
             os._exit(0)
     os.close(write)

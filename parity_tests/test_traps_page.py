@@ -19,9 +19,10 @@ def test_each_trap_says_what_it_is_what_it_shows_as_and_what_guards_against_it()
         assert re.fullmatch(r"Guarded by: `[^`]+`\.", guard), guard
 
 
-def test_each_named_test_is_there():
+def test_each_named_test_is_there(request):
     named = tuple(re.fullmatch(r"Guarded by: `(.+)`\.", trap[2])[1] for trap in TRAPS)
     assert mutants_fault.missing_tests(named) == []
+    assert not mutants_fault.uncollected(named, request.session), "not in the default suite"
     assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], "negative control"
 
 

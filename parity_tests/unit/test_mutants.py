@@ -22,6 +22,14 @@ def test_every_fault_has_tests_that_there_are():
     assert not absent
 
 
+def test_every_named_test_is_of_the_default_suite(request):
+    """With its parameters: a fault that slow tests alone notice is not noticed."""
+    absent = mutants_fault.uncollected({node for mutant in LISTED for node in mutant.tests}, request.session)
+    if absent is None:
+        pytest.skip("this run collects none of their files whole")
+    assert absent == []
+
+
 def test_a_fault_that_no_longer_fits_is_told():
     """Negative controls."""
     mutant = LISTED[0]
@@ -34,3 +42,4 @@ def test_a_fault_that_no_longer_fits_is_told():
         "parity_tests/none.py::test_level",
     ]
     assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_level[a]",)) == []
+    assert mutants_fault.not_among(["f.py::test", "f.py::test[b]", "f.py::tes"], ["f.py::test[a]"]) == ["f.py::test[b]", "f.py::tes"]
