@@ -14,6 +14,9 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.decoding import Decoding
 from jax_transformer.transformer import Transformer
 
+_ROOM = 8
+"""Positions in the cache of translations, for each of the sources' in a batch."""
+
 
 class Hypothesis(NamedTuple):
     """A translation, its ids (the end token included where there is one, and nothing behind it), and beam search's score of it."""
@@ -49,8 +52,8 @@ def hypotheses(
     """The translations of each line, best first: ``how.n_best`` of them, or one. An empty line has the empty one alone.
 
     ``how`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
-    the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions. Raises InputError for a
-    line longer than the model reads.
+    the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions, and in the cache of
+    translations at most eight times as many. Raises InputError for a line longer than the model reads.
     """
     how = how or Decoding()
     longest, end = model.config.longest, model.config.eos_id if how.eos_id is None else how.eos_id
@@ -59,6 +62,9 @@ def hypotheses(
     encoded = encoding.encode_sources(lines, tokenizer, longest)
     result = [[Hypothesis("", np.zeros(0, np.int32), 0.0 if how.n_best else None)] for _ in lines]
     rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // max(1, how.beam)))
+    # The cache has room for the longest translation, whatever the source's width: rows of short sources are bounded by that
+    room = _ROOM * tokens_per_batch // max(1, how.beam)
+    rows = tuple(min(count, max(1, room // _places(model.config, width, how))) for count, width in zip(rows, widths, strict=True))
     sources = [encoded[i] for i in full]
     around = encoding.around_of(tokenizer)
     groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, around=around) if full else []
@@ -88,9 +94,7 @@ def decode(
     model: Transformer, source: Int[np.ndarray, "b s"], numbers: Int[np.ndarray, " b"], how: Decoding
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
     """The m hypotheses of each row and their scores, which are NaN where nothing gives one; draws differ by the rows' ``numbers``."""
-    longest = model.config.longest
-    places = min(longest, 2 * source.shape[1]) if how.max_length is None else how.max_length
-    shared: dict[str, Any] = {"max_length": places, "bos_id": how.bos_id, "eos_id": how.eos_id}
+    shared: dict[str, Any] = {"max_length": _places(model.config, source.shape[1], how), "bos_id": how.bos_id, "eos_id": how.eos_id}
     shared |= {"rules": how.rules, "first_id": how.forced_bos_token_id}
     if how.sample:
         shared |= {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
@@ -107,6 +111,11 @@ def decode(
         several, scores = generate.n_best(model, source, max(1, how.n_best), **shared)
         return np.asarray(several), np.asarray(scores)
     return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
+
+
+def _places(config: TransformerConfig, width: int, how: Decoding) -> int:
+    """The most tokens of a translation of a source of this width."""
+    return min(config.longest, 2 * width) if how.max_length is None else how.max_length
 
 
 def _hypothesis(tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float, end: int) -> Hypothesis:

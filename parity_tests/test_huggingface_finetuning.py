@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,61 +21,12 @@ from jax_transformer.training import corpus, mesh, optimizer, step, validation
 from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import OptimizerOptions, Schedule, TrainOptions
 from jax_transformer.training.run_folder import RunFolder
-from parity_tests import huggingface, tokenizer_models
+from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
+from parity_tests.huggingface_folders import FAMILIES, generated, language_id, made, mean_loss, read, tokenizer
 from parity_tests.levels import assert_close
 from parity_tests.twins import without_dropout
 from parity_tests.unit import runs
-
-_BART_SIZES = {
-    f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
-}
-SIZES: dict[str, dict[str, Any]] = {
-    "bart": _BART_SIZES | {"d_model": 16, "max_position_embeddings": 64},
-    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
-}
-# What a family's folder has, its classes of model and tokenizer, and languages
-FAMILIES: dict[str, tuple[Any, str, str, tuple[str, str] | None]] = {
-    "marian": (tokenizer_models.marian, "MarianMTModel", "MarianTokenizer", None),
-    "bart": (tokenizer_models.bart, "BartForConditionalGeneration", "BartTokenizer", None),
-    "t5": (tokenizer_models.t5, "T5ForConditionalGeneration", "T5Tokenizer", None),
-    "mt5": (tokenizer_models.t5, "MT5ForConditionalGeneration", "T5Tokenizer", None),
-    "umt5": (tokenizer_models.t5, "UMT5ForConditionalGeneration", "T5Tokenizer", None),
-    "pegasus": (tokenizer_models.pegasus, "PegasusForConditionalGeneration", "PegasusTokenizer", None),
-    "mbart": (lambda: tokenizer_models.fairseq("MBart", "mbart"), "MBartForConditionalGeneration", "MBartTokenizer", ("en_XX", "de_DE")),
-    "mbart50": (
-        lambda: tokenizer_models.fairseq("MBart50", "mbart"),
-        "MBartForConditionalGeneration",
-        "MBart50Tokenizer",
-        ("en_XX", "de_DE"),
-    ),
-    "m2m_100": (tokenizer_models.m2m_100, "M2M100ForConditionalGeneration", "M2M100Tokenizer", ("en", "de")),
-}
-
-
-def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A folder with a random model of a family, as transformers saves it, and its tokenizer; the model."""
-    files, model, _, _ = FAMILIES[name]
-    tokenizer_models.write(folder, files())
-    told = json.loads((folder / "config.json").read_text())
-    kind = getattr(transformers, model)
-    own = {key: value for key, value in told.items() if key != "model_type"}
-    if name == "marian":
-        own["decoder_start_token_id"] = own["pad_token_id"]
-    torch.manual_seed(0)
-    module = kind(kind.config_class(**own, **SIZES["t5" if name.endswith("t5") else "bart"])).to(dtype).eval()
-    module.generation_config.bad_words_ids = [[module.config.pad_token_id]]
-    module.save_pretrained(folder)
-    return module
-
-
-def theirs(name: str, folder: Path) -> Any:
-    """transformers' tokenizer of a folder."""
-    _, _, kind, languages = FAMILIES[name]
-    told = dict(zip(("src_lang", "tgt_lang"), languages or (), strict=False))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        return getattr(transformers, kind).from_pretrained(folder, **told)
 
 
 def files(flags: list[str]) -> dict[str, Any]:
@@ -91,14 +41,9 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
     return modeling_m2m_100.shift_tokens_right(labels, module.config.pad_token_id, module.config.decoder_start_token_id)
 
 
-def assert_begins_as_transformers(found: corpus.Corpus, words: Any, languages: tuple[str, str] | None) -> None:
+def assert_begins_as_transformers(found: corpus.Corpus, folder: Path, words: Any, language: int | None) -> None:
     """Validations, and what is handed back, begin with the target's language where the family says it so, and keep the folder's rules."""
-    kept = json.loads(found.initial.files["generation_config.json"])
-    language = (
-        None
-        if languages is None
-        else words.convert_tokens_to_ids(words.lang_code_to_token[languages[1]] if "en" in languages else languages[1])
-    )
+    kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
     starts = isinstance(words, transformers.MBartTokenizer)
     assert found.initial.decoding.rules.bad_words_ids == ((words.pad_token_id,),) == tuple(map(tuple, kept["bad_words_ids"]))
     assert found.initial.decoding.forced_bos_token_id == kept.get("forced_bos_token_id") == (None if starts else language)
@@ -114,7 +59,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     told = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **told)
     found = corpus.prepare(TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run"))
-    words = theirs(name, tmp_path / "model")
+    words = tokenizer(name, tmp_path / "model")
     for indices, batch in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows):
         for row, index in enumerate(indices):
             source, target = found.valid_pairs[index]
@@ -126,8 +71,43 @@ def test_batches_are_those_of_transformers(tmp_path, name):
             assert batch.target_in[row, :count].tolist() == shifted[0].tolist()
             assert (batch.target_out[row, count:] == words.pad_token_id).all()
             assert batch.source[row, : len(encoded["input_ids"])].tolist() == encoded["input_ids"]
-    assert_begins_as_transformers(found, words, FAMILIES[name][3])
+    (tmp_path / "run").mkdir()
+    corpus.record(found, RunFolder(tmp_path / "run"))
+    assert_begins_as_transformers(found, tmp_path / "run", words, language_id(name, words))
     assert sum(len(indices) for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)) == 8
+
+
+def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
+    data = DataOptions(**files(flags), **more)
+    return corpus.prepare(TrainOptions(init=str(folder / "model"), data=data), RunFolder(folder / "run"))
+
+
+def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
+    """One line in a thousand that is a whole page would make batches of its width, and take the memory of all others."""
+    made("t5", tmp_path / "model")
+    flags = runs.write_text(tmp_path)
+    for side in ("source", "target"):
+        with open(tmp_path / f"train.{side}", "a", encoding="utf-8") as file:
+            file.write(" ".join(["the house"] * 300) + f" {side}\n")
+    found = prepared(tmp_path, flags)
+    assert found.about["dropped_long"] == 1 and found.plan.widths[-1] < 100
+    asked = prepared(tmp_path, flags, max_source_length=5000, max_target_length=5000)
+    assert asked.about["dropped_long"] == 0 and asked.plan.widths[-1] > 512
+
+
+def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
+    """Else transformers, and translate, would cut every translation of the trained model behind twenty tokens."""
+    module, flags = made("t5", tmp_path / "model"), runs.write_text(tmp_path)
+    said, file = tmp_path / "model/generation_config.json", "generation_config.json"
+    for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
+        kept = json.loads(prepared(tmp_path, flags, **more).initial.files[file])
+        assert kept == json.loads(said.read_text()) | {"max_length": length}
+    said.unlink()  # as folders were, before there was this file
+    kept = json.loads(prepared(tmp_path, flags).initial.files[file])
+    assert {"max_length": 513, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}.items() <= kept.items()
+    module.generation_config.max_new_tokens = 30
+    module.save_pretrained(tmp_path / "model")
+    assert prepared(tmp_path, flags).initial.files[file] == said.read_bytes()
 
 
 @pytest.mark.proves("fine-tuning")
@@ -181,7 +161,9 @@ ARGUMENTS = [
 def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
     """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what it was told to do."""
     folder = tmp_path_factory.mktemp("tuned")
-    made("marian", folder / "model", torch.bfloat16)
+    module = made("marian", folder / "model", torch.bfloat16)
+    module.generation_config.update(min_length=8, no_repeat_ngram_size=1)  # after so little training it would end at once, or say one token
+    module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]
     with runs.as_a_user(tmp_path_factory.getbasetemp()):
@@ -190,22 +172,12 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
         yield folder, told, arguments
 
 
-def torch_loss(folder: Path, lines: Path) -> float:
-    """The mean loss of a folder's model on validation text, all of it transformers' own."""
-    module, words = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.float32), theirs("marian", folder)
-    sources, targets = (Path(f"{lines}.{side}").read_text(encoding="utf-8").splitlines() for side in ("source", "target"))
-    found = words(sources, text_target=targets, padding=True, return_tensors="pt")
-    found["labels"][found["labels"] == words.pad_token_id] = -100
-    with torch.no_grad():
-        return module(**found).loss.item()
-
-
 @pytest.mark.proves("fine-tuning", "marian")
 def test_the_result_is_handed_back_and_beats_what_it_began_from(tuned, tmp_path):
     folder, told, _ = tuned
     assert f"{folder / 'model'}: its weights are bfloat16, and train as float32" in told.err.splitlines()
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
-    before, after = torch_loss(folder / "model", folder / "valid"), torch_loss(tmp_path / "new", folder / "valid")
+    before, after = (mean_loss("marian", place, folder / "valid") for place in (folder / "model", tmp_path / "new"))
     assert after < 0.6 * before
     recorded = [line["valid_loss"] for line in runs.metrics(folder / "run") if "valid_loss" in line]
     assert after == pytest.approx(min(recorded), rel=1e-4)
@@ -217,8 +189,24 @@ def test_the_exported_weights_are_the_runs_bit_for_bit_and_the_files_those_of_th
     loaded = transformers.MarianMTModel.from_pretrained(tmp_path / "new").state_dict()
     ours = jt.convert.to_torch(jt.load(folder / "run")[0])
     assert [name for name, value in loaded.items() if not np.array_equal(value.numpy(), ours[name])] == []
-    for name in ("vocab.json", "source.spm", "target.spm", "LICENSE", "generation_config.json"):
+    for name in ("vocab.json", "source.spm", "target.spm", "LICENSE"):
         assert (tmp_path / "new" / name).read_bytes() == (folder / "model" / name).read_bytes(), name
+    before, after = (json.loads((place / "generation_config.json").read_text()) for place in (folder / "model", tmp_path / "new"))
+    assert after == before | {"max_length": 65}  # of which the folder says nothing
+
+
+def test_evaluate_scores_the_run_and_what_is_handed_back_as_transformers_does(tuned, tmp_path, capsys):
+    folder, _, _ = tuned
+    assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
+    capsys.readouterr()
+    lines = folder / "valid"
+    expected = generated("marian", tmp_path / "new", read(lines, "source"))
+    for place in (folder / "run", tmp_path / "new"):
+        command = ["evaluate", "--run", place, "--source", f"{lines}.source", "--target", f"{lines}.target", "--bootstrap", "0", "--json"]
+        assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
+        assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(mean_loss("marian", tmp_path / "new", lines), rel=1e-4)
+        assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
+    assert all(expected)
 
 
 def test_it_goes_on_bit_for_bit_without_the_folder(tuned, tmp_path):

@@ -124,8 +124,8 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     """Write what the run keeps of its beginning, the tokenizer, config.json and, last, data.json, where the folder does not hold them yet."""
     if folder.data.exists():
         return
-    if corpus.initial is not None and corpus.initial.files:
-        write_files(folder.path / IN_RUN, corpus.initial.files)
     tokenizer.save_folder(corpus.tokenizer, folder.path)
+    if corpus.initial is not None and corpus.initial.files:  # behind the tokenizer, whose files have how to decode as it was
+        write_files(folder.path / IN_RUN, corpus.initial.files)
     folder.write(folder.config, corpus.config.to_json())
     folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")

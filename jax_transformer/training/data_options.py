@@ -78,7 +78,7 @@ class DataOptions:
     target_lang: str | None = None
     """The target's language, likewise."""
     max_source_length: int | None = None
-    """The longest source in tokens, its end token included; the model's max_length where not given."""
+    """The longest source in tokens, its end token included; where not given the model's max_length, of T5, mT5 and UMT5, which have none, 512."""
     max_target_length: int | None = None
     """The longest target."""
     too_long: TooLong = TooLong.DROP

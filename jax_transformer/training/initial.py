@@ -15,9 +15,8 @@ import numpy as np
 
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.convert import kinds
-from jax_transformer.convert.files import json_text
 from jax_transformer.convert.huggingface import folder as folders
-from jax_transformer.convert.huggingface import hub
+from jax_transformer.convert.huggingface import generation, hub
 from jax_transformer.convert.kinds import Kind
 from jax_transformer.convert.planning import is_float
 from jax_transformer.data import tokenizer as tokenizers
@@ -25,6 +24,7 @@ from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, loa
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.decoding import Decoding
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.training import vocabulary
 from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 from jax_transformer.training.run_folder import RunFolder, parsed
@@ -115,7 +115,7 @@ def _of_huggingface(path: Path, options: TrainOptions) -> Initial:
     dtypes = frozenset(tensor.dtype for tensor in found.held.values() if is_float(tensor.dtype))
     sha256 = _sha256([path / folders.CONFIG, *found.folder.files])
     config = _fitted(found.config, options.model, words, path)
-    return Initial(path, config, words, sha256, dtypes, _files(path, words), _greedy(path, config, words))
+    return Initial(path, config, words, sha256, dtypes, _files(path, config, words, data), _greedy(path, config, words))
 
 
 def _of_run(path: Path, options: TrainOptions) -> Initial:
@@ -140,7 +140,7 @@ def _of_run(path: Path, options: TrainOptions) -> Initial:
     dtypes = frozenset(dtype for name, (_, dtype) in described.items() if name.startswith(("params/", "ema/", "carried/")))
     sha256 = _sha256([folder.config, intact.root / str(intact.step) / kinds.MANIFEST])  # the manifest has the hash of every file
     beside = path / folders.IN_RUN
-    return Initial(path, config, words, sha256, dtypes, _files(beside, words), _greedy(beside, config, words))
+    return Initial(path, config, words, sha256, dtypes, _files(beside, config, words, data), _greedy(beside, config, words))
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
@@ -194,15 +194,22 @@ def _fitted(config: TransformerConfig, options: ModelOptions, words: Vocabulary,
     return dataclasses.replace(config, **rates, bos_id=target.bos_id, compute_dtype=precision)
 
 
-def _files(path: Path, words: Vocabulary) -> dict[str, bytes]:
-    """What is kept, as it is, but for generation_config.json: there, the model from now on translates into the language that it is trained for."""
+def _files(path: Path, config: TransformerConfig, words: Vocabulary, data: DataOptions) -> dict[str, bytes]:
+    """What is kept, as it is, but for generation_config.json: there, the model from now on translates into the language that it is trained for, and
+    where no length is said, as far as its targets reach, which else would be cut behind twenty tokens."""
     files = folders.contents(path, [name for name in folders.KEPT if (path / name).is_file()])
-    if folders.GENERATION in files and isinstance(words, HuggingFaceTokenizer) and words.target_lang is not None:
-        data = json_text.parse(path / folders.GENERATION, files[folders.GENERATION])
-        begins = {"decoder_start_token_id": words.bos_id} | (
-            {} if words.forced_bos_id() is None else {"forced_bos_token_id": words.forced_bos_id()}
-        )
-        files[folders.GENERATION] = folders.text({**data, **begins})
+    if folders.CONFIG not in files:
+        return files
+    told, _ = generation.read(path)
+    changed: dict[str, int] = {}
+    if isinstance(words, HuggingFaceTokenizer) and words.target_lang is not None:
+        forced = words.forced_bos_id()
+        changed = {"decoder_start_token_id": words.bos_id} | ({} if forced is None else {"forced_bos_token_id": forced})
+    if not generation.says_length(told):
+        changed["max_length"] = vocabulary.limits(data, config)[1] + 1  # which there counts the start
+    if changed:
+        ids = {"decoder_start_token_id": config.bos_id, "eos_token_id": config.eos_id, "pad_token_id": config.target_pad_id}
+        files[folders.GENERATION] = folders.text({**ids, **told, **changed} if folders.GENERATION not in files else {**told, **changed})
     return files
 
 

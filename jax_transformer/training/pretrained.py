@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files import json_text
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import generation
 from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.decoding import Decoding
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import ConfigError
 from jax_transformer.transformer import Transformer
 
 _NARROWEST = 16
@@ -57,14 +56,7 @@ def decoding(path: Path, config: TransformerConfig, words: Any = None) -> Decodi
 
     Raises InputError, naming the file, for what is asked for there and not done here.
     """
-    file = path / folders.GENERATION
-    if file.is_file():
-        data = json_text.read(file)
-        if not isinstance(data, dict):
-            raise InputError(f"{file}: is no JSON object")
-    else:
-        file = path / folders.CONFIG
-        data = generation.from_model_config(folders.configuration(path))
+    data, file = generation.read(path)
     found = generation.from_generation_config(data, config, where=str(file))
     if not isinstance(words, HuggingFaceTokenizer) or words.target_lang is None:
         return found

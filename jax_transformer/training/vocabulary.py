@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jax_transformer.config import TransformerConfig, Tying
+from jax_transformer.convert.huggingface import families
 from jax_transformer.data import tokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -76,5 +77,5 @@ def limits(data: DataOptions, model: TransformerConfig) -> tuple[int, int]:
             raised = f"max_length={model.max_length}; raise that too"
             reach = raised if model.longest == model.max_length else f"positions, which reach {model.longest} tokens"
             raise ConfigError(f"data.{name}={value} is over the model's {reach}")
-        found.append(model.longest if value is None else value)
+        found.append(families.usual_length(model) if value is None else value)
     return found[0], found[1]

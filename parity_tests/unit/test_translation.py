@@ -64,6 +64,19 @@ def test_the_length_of_translations_can_be_given(echo):
     assert len(echo) > 6 and {call[2] for call in echo} == {5}
 
 
+def test_long_translations_have_few_rows(echo):
+    """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the sources' 8 positions."""
+    model, lines = transformer.abstract(SPEAKER), ["one"] * 9
+    assert translation.translate(model, TOKENIZER, lines, Decoding(max_length=16), widths=(2,), tokens_per_batch=8) == lines
+    assert {shape for _, shape, *_ in echo} == {(4, 2)}
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, lines, Decoding(beam=2, max_length=16), widths=(2,), tokens_per_batch=8) == lines
+    assert {shape for _, shape, *_ in echo} == {(2, 2)}
+    echo.clear()
+    assert translation.translate(model, TOKENIZER, lines, Decoding(beam=2, max_length=16), widths=(2,), tokens_per_batch=2) == lines
+    assert {shape for _, shape, *_ in echo} == {(1, 2)}
+
+
 def test_draws_go_by_the_number_of_the_line(echo):
     model = transformer.abstract(SPEAKER)
     how = Decoding(sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)

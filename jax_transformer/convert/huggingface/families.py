@@ -60,6 +60,13 @@ _BART_LIKE: dict[Layout, dict[str, Any]] = {
 
 # T5, mT5 and UMT5 bound no sequence: they add nothing to embeddings, and all long distances share a bucket
 UNBOUNDED = 32_768
+_TRAINED = 512
+"""Tokens of a side that they were trained with."""
+
+
+def usual_length(config: TransformerConfig) -> int:
+    """The longest source and target where nobody says one: as far as the positions reach, or where these end nowhere, 512 tokens."""
+    return _TRAINED if config.max_length == UNBOUNDED else config.longest
 
 
 def from_attributes(values: Mapping[str, Any]) -> TransformerConfig:

@@ -4,9 +4,12 @@ Facts from ``generation/configuration_utils.py`` and ``generation/utils.py`` of 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.files import json_text
+from jax_transformer.convert.huggingface import families, folder
 from jax_transformer.decoding import Decoding, EarlyStopping, LengthPenalty, Rules
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -104,6 +107,22 @@ def from_generation_config(data: Mapping[str, Any], config: TransformerConfig, *
         raise InputError(f"{where}: {error}") from None
 
 
+def read(path: Path) -> tuple[dict[str, Any], Path]:
+    """What a folder says of decoding, and the file that says it. Raises InputError where that is none."""
+    file = path / folder.GENERATION
+    if not file.is_file():
+        return from_model_config(folder.configuration(path)), path / folder.CONFIG
+    data = json_text.read(file)
+    if not isinstance(data, dict):
+        raise InputError(f"{file}: is no JSON object")
+    return data, file
+
+
+def says_length(data: Mapping[str, Any]) -> bool:
+    """Whether it is said how long a translation may be; else it is twenty tokens."""
+    return any(data.get(key) is not None for key in ("max_length", "max_new_tokens"))
+
+
 def from_model_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """What stands in the place of a ``generation_config.json`` that is not there: the generation keys of this ``config.json``."""
     found = {key: value for key, value in data.items() if key in KNOWN and value is not None}
@@ -126,7 +145,7 @@ def to_generation_config(how: Decoding, config: TransformerConfig) -> dict[str, 
         "decoder_start_token_id": config.bos_id if how.bos_id is None else how.bos_id,
         "eos_token_id": config.eos_id if how.eos_id is None else how.eos_id,
         "pad_token_id": config.target_pad_id,
-        "max_length": config.longest if how.max_length is None else how.max_length + 1,
+        "max_length": families.usual_length(config) if how.max_length is None else how.max_length + 1,
     }
     written: dict[str, tuple[Any, Any]] = {
         "num_beams": (how.beam, 1),

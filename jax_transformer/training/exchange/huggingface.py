@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files import json_text
-from jax_transformer.convert.huggingface import card
+from jax_transformer.convert.huggingface import card, families
 from jax_transformer.convert.huggingface import config as configs
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import state as states
@@ -155,7 +155,7 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 def _generation(config: TransformerConfig) -> dict[str, Any]:
     """How transformers decodes as this project does: from the model's start token to its end token."""
     ids = {"decoder_start_token_id": config.bos_id, "eos_token_id": config.eos_id, "pad_token_id": config.target_pad_id}
-    return {"bos_token_id": config.bos_id, **ids, "max_length": config.longest}
+    return {"bos_token_id": config.bos_id, **ids, "max_length": families.usual_length(config)}
 
 
 def left_behind(source: "Source") -> tuple[Note, ...]:
@@ -190,7 +190,7 @@ def _tokenizer(source: "Source", config: TransformerConfig) -> dict[str, bytes]:
         "pad_token": tokenizer.PAD,
         "bos_token": tokenizer.BOS,
         "eos_token": tokenizer.EOS,
-        "model_max_length": config.longest,
+        "model_max_length": families.usual_length(config),
         "clean_up_tokenization_spaces": False,
     }
     data = json_text.read(path) | {"post_processor": ends_line}
