@@ -183,8 +183,8 @@ class ParityOptions:
     """Compare gradients, too."""
     lengths: str | None = None
     """Compare at each of these lengths of source and target, with commas between them; at 7 and 5 without it."""
-    seed: int = 0
-    """Decides the batch of random tokens, and the numbers that the outputs are weighted with for gradients."""
+    seed: int | None = None
+    """Decides the batch of random tokens, and the numbers that the outputs are weighted with for gradients; 0 without it, a golden's own with one."""
     html: str | None = None
     """Also write the report as an HTML page, to look at in a browser."""
     json: bool = False

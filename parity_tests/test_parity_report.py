@@ -1,25 +1,22 @@
-"""The comparison itself, on real pairs of models: right ones agree, and a seeded fault is named at its module."""
+"""The comparison itself, on this project's models and their twins: right ones agree, and a seeded fault is named at its module; and the commands."""
 
 import dataclasses
 import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import linen, nnx
-from torch import nn
 
 import jax_transformer as jt
 from jax_transformer import cli
-from jax_transformer.errors import ConfigError
 from jax_transformer.parity import Report, golden
+from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
 from parity_tests.cases import SQUARE
 from parity_tests.huggingface import in_float64  # noqa: F401
-from parity_tests.test_dropout import DrawnDropout, dropping, inject
+from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 
 # Square, so that a transposed kernel has the right shape; three layers' places without three layers' compiling
@@ -152,129 +149,14 @@ def test_dropout_with_the_same_masks():
     inject(both, masks, rates)
     both.torch.train()
     jt.parity.compare(both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False).check()
-
-
-# Models of others
-
-
-class Cut(nnx.Linear):
-    """A linear layer that lets no gradient through."""
-
-    def __call__(self, inputs, out_sharding=None):
-        return super().__call__(jax.lax.stop_gradient(inputs), out_sharding)
-
-
-class Stranger(nnx.Module):
-    """Two layers around a norm."""
-
-    def __init__(self, *, cut: bool = False):
-        rngs = nnx.Rngs(0)
-        self.first, self.second = nnx.Linear(4, 6, rngs=rngs), (Cut if cut else nnx.Linear)(6, 4, rngs=rngs)
-        self.norm = nnx.LayerNorm(6, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
-
-    def __call__(self, x):
-        x = self.norm(self.first(x))
-        return self.second(x)
-
-
-def beside(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Report:
-    """Flax's own layers promote dtypes and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return jt.parity.compare(ours, theirs, *arguments, **options)
-
-
-RULES = {"0": "first", "1": "norm", "2": "second"}
-
-
-@pytest.fixture(scope="module")
-def stranger() -> nn.Sequential:
-    torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 4))
-    for parameter in made.parameters():
-        nn.init.normal_(parameter)
-    return made
-
-
-def weights(module: nn.Sequential) -> dict[str, dict[str, np.ndarray]]:
-    found = {}
-    for i, name in RULES.items():
-        part = module.get_submodule(i)
-        weight, bias = part.weight.detach().numpy(), part.bias.detach().numpy()
-        found[name] = {"scale" if name == "norm" else "kernel": weight if name == "norm" else weight.T, "bias": bias}
-    return found
-
-
-def ported(module: nn.Sequential, **options: Any) -> Stranger:
-    made = Stranger(**options)
-    for name, leaves in weights(module).items():
-        for leaf, value in leaves.items():
-            getattr(getattr(made, name), leaf)[...] = jnp.asarray(value)
-    return made
-
-
-def batch(*rows: float) -> list[np.ndarray]:
-    x = np.random.default_rng(0).standard_normal((3, 5, 4))
-    x[0, 0, 0 : len(rows)] = rows
-    return [x]
-
-
-def test_an_nnx_module_by_rules(stranger):
-    report = beside(ported(stranger), stranger, batch(), RULES)
-    report.check()
-    assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
-    assert [sorted(entry.parameters) for entry in report.entries] == [["bias", "kernel"], ["bias", "scale"], ["bias", "kernel"]]
-
-
-def test_a_fault_of_the_gradient_alone_is_named_backward(stranger):
-    report = beside(ported(stranger, cut=True), stranger, batch(), list(RULES.items()))
-    assert report.result.agrees and not report.agrees and report.first_fault is None
-    assert report.summary().startswith("second | 2: outputs agree, and so does the gradient of its output; that of its input differs")
-
-
-def test_nan_in_the_same_place_agrees_and_is_counted(stranger):
-    report = beside(ported(stranger), stranger, batch(np.nan), RULES, gradients=False)
-    report.check()
-    assert report.result.wide.agreeing_nan == report.result.wide.nan_ours == 4
-
-
-def test_nan_on_one_side_differs(stranger):
-    wrong = ported(stranger)
-    wrong.norm.bias[...] = jnp.asarray([np.nan, 0, 0, 0, 0, 0], jnp.float32)
-    report = beside(wrong, stranger, batch(), RULES, gradients=False)
-    assert report.first_fault.ours == "norm" and "NaN: 15 here, 0 there" in report.summary()
-
-
-class Dense(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        x = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(linen.Dense(6, name="first")(x))
-        return linen.Dense(4, name="second")(x)
-
-
-def test_a_linen_module_by_rules(stranger):
-    good = weights(stranger)
-    beside((Dense(), {"params": good}), stranger, batch(), RULES).check()
-    bad = good | {"second": good["second"] | {"bias": good["second"]["bias"] + np.float32(1e-3)}}
-    report = beside((Dense(), {"params": bad}), stranger, batch(), RULES, gradients=False)
-    assert report.first_fault.title == "second | 2"
-
-
-def test_what_cannot_be_compared_is_refused(stranger):
-    model = ported(stranger)
-    for given, options, said in (
-        (model, {}, "say which modules are which"),
-        (model, {"rules_or_pairs": {"0": "frist"}}, "the Flax model has no module 'frist' (did you mean 'first'?)"),
-        (model, {"rules_or_pairs": {"3": "first"}}, "the PyTorch model has no module '3'"),
-        (object(), {"rules_or_pairs": RULES}, "a object is neither an nnx.Module nor (linen.Module, variables)"),
-        (
-            model,
-            {"rules_or_pairs": RULES, "call_torch": lambda module, x: module(x)[:2]},
-            "gives (3, 5, 4) and the PyTorch model (2, 5, 4)",
-        ),
-    ):
-        with pytest.raises(ConfigError) as error:
-            beside(given, stranger, batch(), gradients=False, **options)
-        assert said in str(error.value)
+    site = next(site for site in reversed(masks) if "feed_forward" in site)
+    masks[site] = masks[site].copy()
+    masks[site][0, 0] ^= True
+    for module in both.torch.modules():
+        if isinstance(module, GivenDropout):
+            module.calls = 0
+    report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False)
+    assert report.first_fault.ours == "decoder.blocks.0", report.summary()
 
 
 # The commands
@@ -311,6 +193,25 @@ def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
     assert "--lengths 21: this model takes 1 to 20" in capsys.readouterr().err
 
 
+def test_a_sweep_of_lengths_says_at_which_the_models_differ(run, both, capsys):
+    """Biases of queries change nothing where there is one key."""
+    name = "decoder.layers.0.self_attn.in_proj_bias"
+    wrong = changed(both, name, lambda bias: bias + np.repeat([1e-3, 0, 0], len(bias) // 3))
+    torch.save({name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt")
+    assert cli.main(["parity", str(run / "run"), str(run / "queries.pt"), "--no-gradients", "--lengths", "1,2,7"]) == 1
+    said = capsys.readouterr()
+    found = "decoder.blocks.0.self_attention | decoder.layers.0.self_attn: its input agrees and its output differs"
+    assert "queries.pt, length 1: the models agree" in said.out and f"queries.pt, length 7: {found}" in said.out
+    assert f"queries.pt, length 2: {found}" in said.err and said.err.count("\n") == 1
+
+
+def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys):
+    x = np.zeros((2, 3))
+    golden.make(run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"})
+    assert cli.main(["parity", str(run / "run"), str(run / "other.safetensors")]) == 2
+    assert "its batch is float64 (2, 3), and " in capsys.readouterr().err
+
+
 def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     path = str(run / "golden.safetensors")
     assert cli.main(["golden", "make", path, str(run / "run")]) == 0
@@ -319,6 +220,8 @@ def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["parity", str(run / "run"), path, "--no-gradients"]) == 0
     assert "the models agree" in capsys.readouterr().out
+    assert cli.main(["parity", str(run / "run"), path, "--seed", "3"]) == 2
+    assert "is a golden, whose batch and gradients are those of seed 0" in capsys.readouterr().err
     assert cli.main(["parity", str(run / "run"), "twin"]) == 2
     assert "pip install 'jax-transformer[torch]'" in capsys.readouterr().err
     assert (

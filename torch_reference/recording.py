@@ -94,7 +94,9 @@ def record(
             part.register_forward_hook(after, with_kwargs=True)
     tensors = [_tensor(array, dtype) for array in batch]
     result = (call or (lambda model, *given: model(*given)))(module, *tensors)
-    output = next(_floats(result))
+    output = next(_floats(result), None)
+    if output is None:
+        raise TypeError("the PyTorch model gives no floating-point tensor: give call_torch= a function that does, or wrap it in a module that does")
     made.result = _array(output)
     if seed is not None and output.requires_grad:
         weights = np.random.default_rng(seed).standard_normal(output.shape)
@@ -173,6 +175,8 @@ def main(arguments: Sequence[str]) -> None:
     where, _, name = factory.partition(":")
     torch.manual_seed(0)
     module = getattr(importlib.import_module(where), name)()
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"it gives {type(module).__name__}, which is no torch.nn.Module")
     state = {name.removeprefix("state/"): tensor for name, tensor in load_file(request).items() if name.startswith("state/")}
     if state:
         module.to(max((tensor.dtype for tensor in state.values()), key=lambda dtype: dtype.itemsize * dtype.is_floating_point))

@@ -35,7 +35,7 @@ class Asked:
     dtype: str | None = None
     gradients: bool = True
     lengths: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int | None = None
     html: str | None = None
 
 
@@ -66,6 +66,11 @@ def _golden(asked: Asked, source: Source) -> Iterator[tuple[str, Report]]:
     if asked.lengths:
         raise ConfigError(f"--lengths: {asked.other} is a golden, and has a batch of its own")
     found = golden.load(asked.other)
+    if asked.seed not in (None, found.seed):
+        raise ConfigError(f"--seed {asked.seed}: {asked.other} is a golden, whose batch and gradients are those of seed {found.seed}")
+    if [(array.ndim, array.dtype.kind) for array in found.batch] != [(2, "i"), (2, "i")]:
+        held = ", ".join(f"{array.dtype} {array.shape}" for array in found.batch)
+        raise ConfigError(f"{asked.other}: its batch is {held}, and {asked.model} takes two arrays of ids, source and target")
     model = _flax(_settled(asked.description, source, None), source)
     report = comparison.compare_recorded(model, found, found.batch, dtype=asked.dtype, gradients=asked.gradients, seed=found.seed)
     yield f"{asked.model} and {asked.other}", report
@@ -80,9 +85,10 @@ def _twin(asked: Asked, source: Source) -> Iterator[tuple[str, Report]]:
     model = _flax(config, source)
     their_config = other.config or config
     module = torch_bridge.fill(torch_bridge.twin(their_config), _state(their_config, other)).eval()
+    seed = asked.seed or 0
     for length in asked.lengths or (None,):
-        given = batch(config, asked.seed, length)
-        report = comparison.compare(model, module, given, dtype=asked.dtype, gradients=asked.gradients, seed=asked.seed)
+        given = batch(config, seed, length)
+        report = comparison.compare(model, module, given, dtype=asked.dtype, gradients=asked.gradients, seed=seed)
         name = f"{asked.model} and {'its PyTorch twin' if asked.other == TWIN else asked.other}"
         yield name if length is None else f"{name}, length {length}", report
 

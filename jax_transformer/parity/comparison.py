@@ -12,7 +12,7 @@ from flax import linen, nnx
 from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import pairs, parameters, recording
+from jax_transformer.parity import difference, pairs, parameters, recording
 from jax_transformer.parity.measuring import Measuring
 from jax_transformer.parity.pairs import Pair
 from jax_transformer.parity.recording import Recording, Subject
@@ -50,7 +50,7 @@ def compare(
         gradients: whether to compare those of ``sum(R * output)``, R normal numbers of ``seed``.
         call_flax, call_torch: ``call(model, *batch)`` in the place of ``model(*batch)``: another method, or dropout with masks that are given.
 
-    Raises ConfigError where modules cannot be paired, or the models do not give outputs of one shape.
+    Raises ConfigError where modules cannot be paired, the models do not give outputs of one shape, or the dtype is none to compare in.
     """
     from jax_transformer.convert import torch_bridge
 
@@ -74,6 +74,8 @@ def compare_recorded(
     """As :func:`compare`, with a PyTorch model that runs anywhere: ``theirs`` gives what ``torch_reference.recording`` records."""
     subject = _subject(flax_model, call)
     native = dtype or _native(subject)
+    if native not in difference.DTYPES:
+        raise ConfigError(f"dtype {native!r}: give one of {', '.join(difference.DTYPES)}")
     drawn = seed if gradients else None
     batch = [np.asarray(array) for array in batch]
     runs: dict[str, tuple[Recording, Any]] = {}

@@ -82,6 +82,8 @@ def difference(ours: np.ndarray, theirs: np.ndarray, dtype: str | None = None) -
 
 
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+DTYPES = tuple(_DIGITS)
+"""What models are compared in."""
 
 
 def epsilon(dtype: str) -> float:

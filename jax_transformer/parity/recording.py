@@ -13,6 +13,7 @@ from flax import linen, nnx
 from jax_transformer.errors import ConfigError
 
 Tree = Any
+_WITHIN = "what goes in and out there cannot be had. The comparison runs under jit by itself: compare without that, as by call_flax="
 
 
 @dataclass
@@ -104,13 +105,16 @@ def record(
         weights = np.random.default_rng(seed).standard_normal(output.shape)
         return (output * jnp.asarray(weights, output.dtype)).sum(), (tape.arrays, output)
 
-    if seed is None:
-        _, (arrays, output) = jax.jit(run)(parameters, {})
-        gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    else:
-        shapes = jax.eval_shape(run, parameters, {})[1][0]
-        nudges = {place: jnp.zeros(leaf.shape, leaf.dtype) for place, leaf in shapes.items()}
-        gradients, (arrays, output) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(parameters, nudges)
+    gradients: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    try:
+        if seed is None:
+            _, (arrays, output) = jax.jit(run)(parameters, {})
+        else:
+            shapes = jax.eval_shape(run, parameters, {})[1][0]
+            nudges = {place: jnp.zeros(leaf.shape, leaf.dtype) for place, leaf in shapes.items()}
+            gradients, (arrays, output) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(parameters, nudges)
+    except jax.errors.UnexpectedTracerError:
+        raise ConfigError(f"a module is called within jit, scan or the like of the model's own: {_WITHIN}") from None
     places = {f"{place} gradient": array for place, array in gradients[1].items()}
     return Recording(order, {name: _array(value) for name, value in (arrays | places).items()}, _arrays(gradients[0]), _array(output))
 
@@ -168,6 +172,8 @@ def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) ->
 
     def listening(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(self) not in paths and jax.tree.leaves(nnx.state(self, nnx.Param)):
+                raise ConfigError(f"a copy of a {type(self).__name__} is called, as nnx.jit, nnx.remat and nnx.scan make them: {_WITHIN}")
             return tape.call(paths.get(id(self), ""), self, lambda *a, **k: original(self, *a, **k), args, kwargs)
 
         return called

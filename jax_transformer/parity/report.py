@@ -94,6 +94,8 @@ class Report:
                 if not self.result.agrees
                 else "the results agree and what modules give differs"
             )
+            if not self.entries:
+                return f"{what}, and no module of one is paired with any of the other"
             return f"{what}, but no paired module is the first to: pair more of them"
         found = self.first_gradient_fault
         if found is not None:
