@@ -12,16 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer import codec
 from jax_transformer.convert import kinds, rules
 from jax_transformer.convert.files import pt, safetensors
-from jax_transformer.convert.huggingface import card, config, folder, hub, state
+from jax_transformer.convert.huggingface import config, folder, hub, state
 from jax_transformer.data import tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.training import exchange, pretrained
-from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.exchange import conversion
-from jax_transformer.training.options import TrainOptions
 from parity_tests.unit import helpers, runs
 
 T5 = {
@@ -289,34 +286,6 @@ def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, m
     with pytest.raises(InputError, match=r"spiece\.model was not written as it is"):
         convert(theirs, out, to="hf", force=True)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-# The card
-
-
-def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):
-    """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
-    convert(theirs, tmp_path / "run")
-    data = DataOptions(train_source=("/home/me/train.en",), train_target=("/home/me/train.de",), valid_source=("v",), valid_target=("v",))
-    (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(data=data)))
-    (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
-    (tmp_path / "run/metrics.jsonl").write_text(json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n")
-    convert(tmp_path / "run", tmp_path / "out", to="hf")
-    made = (tmp_path / "out/README.md").read_text()
-    assert made.startswith(CARD + "\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n")
-    assert "- train_pairs: 1,200" in made and "| BLEU | 31.23 |" in made and '"optimizer.learning_rate"' in made and "/home" not in made
-    assert json.loads((tmp_path / "out/config.json").read_text()) == T5
-
-
-def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
-    import yaml
-
-    figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
-    made = card.new("my model", "marian", 1234, card.Training(7, ("a.en",), {}, {}, figures, ("en", "de")))
-    front = yaml.safe_load(made.split("---\n")[1])
-    assert front["language"] == ["en", "de"] and front["pipeline_tag"] == "translation" and "license" not in front
-    assert front["model-index"][0]["results"][0]["metrics"][0] == {"type": "bleu", "name": "BLEU", "value": 31.234}
-    assert "(`nrefs:1|case:mixed`)" in made and "add `license:`" in made
 
 
 # Inspecting

@@ -1,6 +1,7 @@
 """A Hugging Face folder as one end of a conversion: its weights as those of the whole module, and the files that go with them."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,18 +12,23 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.files import json_text
-from jax_transformer.convert.huggingface import card, families
+from jax_transformer.convert.huggingface import card, families, hub
 from jax_transformer.convert.huggingface import config as configs
 from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.convert.huggingface import state as states
 from jax_transformer.convert.huggingface.card import Training
 from jax_transformer.convert.huggingface.folder import CARD, CONFIG, GENERATION, IN_RUN, Folder
 from jax_transformer.convert.planning import Described, Note, is_float
+from jax_transformer.data import language_codes
 from jax_transformer.errors import InputError
+from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from jax_transformer.training.exchange.sources import Source
+
+# A folder that was loaded from this machine is named by its path there; a step of a training is not on the hub
+_HUB_NAME = re.compile(r"(?!.*checkpoint-\d+$)[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,14 +83,56 @@ def with_files(source: "Source", folder: RunFolder, step: int) -> "Source":
 
 
 def _training(folder: RunFolder, step: int) -> Training:
-    data = folder.options().data
-    names = [Path(name).name for name in (*data.train_source, *data.train_target, *data.train)] or [data.dataset or data.kind.value]
+    options = folder.options()
+    data = options.data
+    files = (*data.train_source, *data.train_target, *data.train)
+    on_hub = data.dataset is not None and not (Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~")))
+    found = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
+    names = [Path(name).name for name in files] or [found or data.kind.value]
     told = _json(folder.train_config)
-    options = {name: value for group in ("model", "optimizer") for name, value in _dotted(group, told.get(group)) if value is not None}
-    options |= {name: told[name] for name in ("steps", "seed") if told.get(name) is not None}
+    flags = {name: value for group in ("model", "optimizer") for name, value in _dotted(group, told.get(group)) if value is not None}
+    flags |= {name: told[name] for name in ("steps", "seed") if told.get(name) is not None}
     counts = {name: value for name, value in _json(folder.data).items() if name in ("train_pairs", "valid_pairs")}
-    languages = tuple(value for name in ("source_lang", "target_lang") if (value := getattr(data, name, None)))
-    return Training(step, tuple(dict.fromkeys(names)), counts, options, folder.validations().get(step, {}), languages)
+    asked = (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
+    return Training(
+        step,
+        tuple(dict.fromkeys(names)),
+        counts,
+        flags,
+        folder.validations().get(step, {}),
+        _languages(data),
+        asked,
+        begun_from="" if options.init is None else _on_hub(options.init) or Path(options.init).absolute().name,
+        base_model=_base_model(folder, options.init),
+        datasets=tuple(names) if on_hub else (),
+    )
+
+
+def _languages(data: DataOptions) -> tuple[str, ...]:
+    """As the tokenizer was told, else as the files are named by custom: train.en and train.de.gz."""
+    if data.builtin:
+        return ("en", "de", "fr", "es")
+    found = []
+    for told, files in ((data.source_lang, data.train_source), (data.target_lang, data.train_target)):
+        named = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
+        code = told or (named.pop() if len(named) == 1 and named <= set(language_codes.M2M100) else None)
+        found += [code] if code else []
+    return tuple(found)
+
+
+def _on_hub(init: str) -> str:
+    return init.removeprefix(hub.PREFIX).partition("@")[0] if hub.is_source(init) else ""
+
+
+def _base_model(folder: RunFolder, init: str | None) -> str:
+    """Its name on the hub: of ``hf:owner/name``, of the run that it is, or of the folder's config.json."""
+    if init is None:
+        return ""
+    before = RunFolder(Path(init))
+    if not hub.is_source(init) and before.train_config.is_file() and before.path.resolve() != folder.path.resolve():
+        return _base_model(before, before.options().init)
+    told = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
+    return _on_hub(init) or (told if isinstance(told, str) and _HUB_NAME.fullmatch(told) else "")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -136,7 +184,7 @@ def exported(source: "Source", config: TransformerConfig, name: str, dtype: str 
         numbers = sum(int(np.prod(found.shape, dtype=object)) for name, found in source.tensors.items() if name not in _repeated(source))
         files[CARD] = card.new(name, config.layout.value, numbers, source.training).encode()
     elif source.training is not None:
-        files[CARD] = card.appended(files[CARD].decode("utf-8", "replace"), source.training).encode()
+        files[CARD] = card.appended(files[CARD].decode("utf-8", "replace"), name, source.training).encode()
     return files
 
 
