@@ -96,7 +96,9 @@ def record(
     result = (call or (lambda model, *given: model(*given)))(module, *tensors)
     output = next(_floats(result), None)
     if output is None:
-        raise TypeError("the PyTorch model gives no floating-point tensor: give call_torch= a function that does, or wrap it in a module that does")
+        raise TypeError(
+            "the PyTorch model gives no floating-point tensor: give call_torch= a function that does, or wrap it in a module that does"
+        )
     made.result = _array(output)
     if seed is not None and output.requires_grad:
         weights = np.random.default_rng(seed).standard_normal(output.shape)
