@@ -33,7 +33,9 @@ def exported(path: Path, out: Path) -> str:
 def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):  # noqa: F811
     """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
     convert(theirs, tmp_path / "run")
-    data = DataOptions(train_source=("/home/me/train.en",), train_target=("/home/me/train.de",), valid_source=("v",), valid_target=("v",))
+    data = DataOptions(
+        train_source=("/home/me/train.en",), train_target=("/home/me/train.de",), valid_source=("/home/v",), valid_target=("w",)
+    )
     (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(data=data)))
     (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
     (tmp_path / "run/metrics.jsonl").write_text(json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n")
@@ -43,6 +45,7 @@ def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_
     assert body.startswith("\n# A model\n\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n")
     said = yaml.safe_load(front)
     assert (said["license"], said["language"]) == ("mit", ["en", "de"]) and said.keys() == {"license", "language", "model-index"}
+    assert said["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
     assert said["model-index"][0]["results"][0]["metrics"][0] == {"type": "bleu", "name": "BLEU", "value": 31.234}
     assert "- train_pairs: 1,200" in made and "| BLEU | 31.23 |" in made and '"optimizer.learning_rate"' in made and "/home" not in made
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5

@@ -288,6 +288,21 @@ def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, m
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_the_folder_above_is_made_and_not_left_behind_by_a_refusal(theirs, tmp_path, monkeypatch):
+    """runs/ of the first run, and no more than that."""
+    convert(theirs, tmp_path / "runs/first")
+    convert(tmp_path / "runs/first", tmp_path / "models/back", to="hf")
+    assert (tmp_path / "models/back/model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="no such folder"):
+        convert(theirs, tmp_path / "a/b/c")
+    with pytest.raises(InputError, match="no such folder"):
+        convert(theirs, tmp_path / "a/b.safetensors")
+    monkeypatch.setattr(folder, "write", lambda path, *more, **options: path.mkdir() or sys.exit("no room"))
+    with pytest.raises(SystemExit):
+        convert(theirs, tmp_path / "a/b", to="hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "runs"]
+
+
 # Inspecting
 
 

@@ -35,6 +35,8 @@ class Training:
     """The same on the hub, ``owner/name``, where it is known to be there."""
     datasets: tuple[str, ...] = ()
     """Names of data sets on the hub."""
+    validated_on: tuple[str, ...] = ()
+    """Names of what the figures are of."""
 
 
 def new(name: str, family: str, parameters: int, training: Training | None) -> str:
@@ -120,7 +122,7 @@ def _metrics(training: Training) -> list[dict[str, Any]]:
 
 
 def _result(training: Training) -> dict[str, Any]:
-    dataset = {"name": ", ".join(training.data) or "validation", "type": "text", "split": "validation"}
+    dataset = {"name": ", ".join(training.validated_on) or "validation", "type": "text", "split": "validation"}
     return {"task": {"type": "translation", "name": "Translation"}, "dataset": dataset, "metrics": _metrics(training)}
 
 

@@ -85,10 +85,12 @@ def with_files(source: "Source", folder: RunFolder, step: int) -> "Source":
 def _training(folder: RunFolder, step: int) -> Training:
     options = folder.options()
     data = options.data
-    files = (*data.train_source, *data.train_target, *data.train)
     on_hub = data.dataset is not None and not (Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~")))
     found = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
-    names = [Path(name).name for name in files] or [found or data.kind.value]
+    names, valid = (
+        tuple(dict.fromkeys(Path(name).name for name in files)) or (found or data.kind.value,)
+        for files in ((*data.train_source, *data.train_target, *data.train), (*data.valid_source, *data.valid_target, *data.valid))
+    )
     told = _json(folder.train_config)
     flags = {name: value for group in ("model", "optimizer") for name, value in _dotted(group, told.get(group)) if value is not None}
     flags |= {name: told[name] for name in ("steps", "seed") if told.get(name) is not None}
@@ -96,7 +98,7 @@ def _training(folder: RunFolder, step: int) -> Training:
     asked = (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
     return Training(
         step,
-        tuple(dict.fromkeys(names)),
+        names,
         counts,
         flags,
         folder.validations().get(step, {}),
@@ -104,7 +106,8 @@ def _training(folder: RunFolder, step: int) -> Training:
         asked,
         begun_from="" if options.init is None else _on_hub(options.init) or Path(options.init).absolute().name,
         base_model=_base_model(folder, options.init),
-        datasets=tuple(names) if on_hub else (),
+        datasets=names if on_hub else (),
+        validated_on=valid,
     )
 
 

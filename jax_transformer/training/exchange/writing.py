@@ -23,8 +23,13 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
-    """Raises InputError unless something may be written there; with ``force`` it may replace what is of the same kind."""
-    if not target.absolute().parent.is_dir():
+    """Raises InputError unless something may be written there; with ``force`` it may replace what is of the same kind.
+
+    The folder above a run or a Hugging Face folder need not be there yet, as ``runs``.
+    """
+    above = target.absolute().parent
+    makes = kind in (Kind.RUN, Kind.HUGGINGFACE) and not os.path.lexists(above) and above.parent.is_dir()
+    if not above.is_dir() and not makes:
         raise InputError(f"{target.parent}: no such folder")
     if target.is_symlink():
         raise InputError(f"{target}: is a link, and is not written through")
@@ -56,9 +61,13 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
 
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """A name beside ``target`` to write to. At the end it is the target, in one system call; after an error nothing of it is left."""
+    """A name beside ``target`` to write to, in a folder that is made where it is not there. At the end it is the target, in one system call;
+    after an error nothing of it is left."""
     temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}")
     _remove(temporary)
+    above = temporary.parent
+    made = not above.exists()
+    above.mkdir(exist_ok=True)
     try:
         yield temporary
         for path in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
@@ -67,9 +76,13 @@ def whole(target: Path) -> Iterator[Path]:
             _exchange(temporary, target)
         else:
             os.replace(temporary, target)
-        _sync(target.absolute().parent)
+        _sync(above)
+        if made:
+            _sync(above.parent)
     finally:
         _remove(temporary)
+        if made and not os.listdir(above):
+            above.rmdir()
 
 
 def _exchange(one: Path, other: Path) -> None:
