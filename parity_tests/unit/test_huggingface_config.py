@@ -142,6 +142,11 @@ def test_mt5_never_scales_and_umt5_always():
         assert from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
 
 
+def test_the_published_umt5_say_that_every_block_has_its_distances():
+    found = from_config(FLAN | {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"], "scalable_attention": True})
+    assert found == from_config(FLAN | {"model_type": "umt5", "architectures": None})
+
+
 def test_the_output_layer_of_the_others():
     bart, names = {"model_type": "bart"}, ("model.shared.weight", "lm_head.weight")
     assert from_config(bart).tying is from_config(bart, names=names).tying is Tying.ALL
@@ -179,6 +184,8 @@ REFUSED = [
     ({"model_type": "bart", "tie_encoder_decoder": True}, "tie_encoder_decoder=True"),
     ({"model_type": "bart", "pruned_heads": {"0": [1]}}, "pruned_heads="),
     ({"model_type": "bart", "d_modle": 3}, "unknown attribute 'd_modle' (did you mean 'd_model'?)"),
+    ({"model_type": "umt5", "scalable_attention": False}, "scalable_attention=False"),
+    ({"model_type": "mt5", "scalable_attention": True}, "unknown attribute 'scalable_attention'"),
     ({"model_type": "mt5", "scale_decoder_outputs": True}, "unknown attribute 'scale_decoder_outputs'"),
     ({"model_type": "bart", "d_model": "1024"}, "d_model='1024' is not a whole number"),
     ({"model_type": "bart", "d_model": True}, "d_model=True is not a whole number"),

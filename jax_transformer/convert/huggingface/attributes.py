@@ -149,7 +149,9 @@ _COMPUTED_POSITIONS = (Layout.MARIAN, Layout.M2M_100, Layout.PEGASUS)
 def fixed(layout: Layout) -> dict[str, Any]:
     """The attributes that have one value in this family, and that value."""
     if layout in T5_LIKE:
-        return {name: value for name, value in _FIXED.items() if name not in ("extra_pos_embeddings", "do_blenderbot_90_layernorm")}
+        own = {name: value for name, value in _FIXED.items() if name not in ("extra_pos_embeddings", "do_blenderbot_90_layernorm")}
+        # In the published UMT5 files, for a table of distances in every block; transformers' class, which has these always, does not read it
+        return own | ({"scalable_attention": True} if layout is Layout.UMT5 else {})
     own = _FIXED | {
         "normalize_before": layout in _PRE_NORM,
         "add_final_layer_norm": layout in _PRE_NORM,
