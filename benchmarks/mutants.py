@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.mutants_fault import Mutant  # noqa: E402
-from benchmarks.mutants_run import KILLED, Result, campaign, prepare, settings  # noqa: E402
+from benchmarks.mutants_run import KILLED, Result, campaign, control, prepare, settings  # noqa: E402
 
 PAGES = {
     "attention": "attention and its masks",
@@ -76,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="faults whose name has one of these words, or pages")
     parser.add_argument("--results", type=Path, help="a file of results, a JSON object a line: a fault that has one is not run again")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/parity.md")
+    parser.add_argument("--control", action="store_true", help="run the same tests in the same way without any fault: all have to pass")
     return parser.parse_args()
 
 
@@ -96,6 +97,8 @@ def main() -> None:
     todo = [(page, mutant) for page, mutant in chosen if mutant.name not in results]
     with tempfile.TemporaryDirectory() as name:
         settings(Path(name) / "cache")
+        if options.control:
+            raise SystemExit(control(chosen, prepare(Path(name))))
         for result in campaign(todo, prepare(Path(name))):
             results[result.name] = result
             print(f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import mutants_fault
+from benchmarks import mutants_compare, mutants_fault
 from benchmarks.mutants_fault import ROOT, USUAL, Mutant
 from benchmarks.mutants_seed import seed
 
@@ -23,6 +23,7 @@ LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
 FOLDERS = ("jax_transformer", "torch_reference", "parity_tests", "benchmarks", "docs")
 OPTIONS = ("-o", "addopts=--import-mode=importlib --strict-config", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--no-header", "-s")
+OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 OPTIONS += ("-m", "")  # tests that the suite leaves out as slow run here where a fault names them, whatever PYTEST_ADDOPTS says
 
 
@@ -42,58 +43,6 @@ class Result:
     figure: float | None
     """By how much its output, or the models' where it named none, is off in float64."""
     seconds: float
-
-
-def compared(mutant: Mutant) -> tuple[str | None, float | None]:
-    """The module that the comparison of the faulty model with its twin names, and how far its output is off. Runs in the copy."""
-    import jax
-    import torch
-
-    from jax_transformer import parity
-
-    jax.config.update("jax_enable_x64", True)
-    torch.set_num_threads(1)
-    flax, module, batch, call = _pair(mutant.case)
-    report = parity.compare(flax, module, batch, gradients=mutant.backward, call_torch=call)
-    found = report.first_gradient_fault if report.result.agrees else report.first_fault
-    measured = report.result
-    if found is not None and not report.result.agrees and found.output is not None:
-        measured = found.output
-    elif found is not None:
-        measured = next(m for m in (found.input_gradient, *found.parameters.values()) if m is not None and not m.agrees)
-    return None if report.agrees or found is None else found.ours, measured.wide.max_abs
-
-
-def _pair(name: str) -> tuple[Any, Any, tuple, Any]:
-    from parity_tests import cases, twins
-
-    for case in cases.CASES:
-        if case.name == name:
-            both = twins.pair(case.config)
-            return both.flax, both.torch, (both.source, both.target), None
-    from parity_tests import huggingface
-
-    _in_float64()
-    family = huggingface.exact_positions(huggingface.pair(name))
-    pad = family.config.source_pad_id
-
-    def call(model: Any, source: Any, target: Any) -> Any:
-        return model(input_ids=source, attention_mask=(source != pad).long(), decoder_input_ids=target).logits
-
-    return family.ours, family.theirs, huggingface.batch(family.config), call
-
-
-def _in_float64() -> None:
-    """T5's norm in the dtype of its input, as parity_tests.huggingface.in_float64 has it."""
-    import torch
-
-    for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5")):
-        modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-
-        def norm(self: Any, x: Any) -> Any:
-            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
-
-        getattr(modeling, f"{prefix}LayerNorm").forward = norm
 
 
 class Seeder:
@@ -122,7 +71,7 @@ class Seeder:
         try:
             seed(mutant)
             if mutant.module is not None or mutant.case != USUAL:
-                named, figure = _tried(mutant)
+                named, figure = mutants_compare.tried(mutant)
             if absent := mutants_fault.not_among(mutant.tests, [item.nodeid for item in session.items]):
                 raise LookupError(f"no such test: {', '.join(absent)}")
             for item in [item for node in mutant.tests for item in session.items if mutants_fault.names(node, item.nodeid)]:
@@ -152,13 +101,6 @@ class Seeder:
             node, text, counts = self.failure
             return KILLED if counts else BROKEN, text, node
         return (SURVIVED, f"{self.passed} tests passed", "") if self.passed else (BROKEN, "no test ran", "")
-
-
-def _tried(mutant: Mutant) -> tuple[str | None, float | None]:
-    try:
-        return compared(mutant)
-    except Exception as e:  # a model that refuses its weights cannot be compared
-        return f"not compared: {type(e).__name__}", None
 
 
 def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str]) -> Result:
@@ -216,10 +158,23 @@ def settings(cache: Path) -> None:
         importlib.import_module(name)
 
 
-def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
-    """Results as they come, of one process at a time; faults that the same files of tests reach share their collection."""
+def control(todo: Sequence[tuple[str, Mutant]], tree: Path) -> int:
+    """The tests that the faults name, as the faults meet them but without a fault: pytest's exit code, 0 where all pass."""
+    import pytest
+
+    _enter(tree)
+    nodes = dict.fromkeys(node for _, mutant in todo for node in mutant.tests)
+    return int(pytest.main([*OPTIONS, *sorted(nodes, key=lambda node: node.partition("::")[0])]))  # a file's own fixtures are made once
+
+
+def _enter(tree: Path) -> None:
     os.chdir(tree)
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "benchmarks")))]
+
+
+def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
+    """Results as they come, of one process at a time; faults that the same files of tests reach share their collection."""
+    _enter(tree)
     page_of = {mutant.name: page for page, mutant in todo}
     left = [mutant for _, mutant in todo]
     while left:
@@ -255,7 +210,7 @@ def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Res
 
             seeder = Seeder(page_of, group, report)
             # Whole files: a test that is not there breaks its own fault, and not the collection of all
-            pytest.main([*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *_files(group[0])], plugins=[seeder])
+            pytest.main([*OPTIONS, *_files(group[0])], plugins=[seeder])
         finally:
             os._exit(0)
     os.close(write)
