@@ -4,6 +4,7 @@ import dataclasses
 import io
 import re
 import typing
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from typing import Annotated, TypeVar
@@ -18,8 +19,8 @@ Inline = Annotated[Options, _INLINE]
 """A nested options class whose flags have no prefix."""
 
 
-def flags(kind: type, prefix: str = "") -> list[str]:
-    """The dotted flags of an options class, as ``--data.train-source``."""
+def flags(kind: type, prefix: str = "", several: bool = False) -> list[str]:
+    """The dotted flags of an options class, as ``--data.train-source``; with ``several``, those alone that take several values."""
     found = []
     for field in dataclasses.fields(kind):
         hint = typing.get_type_hints(kind, include_extras=True)[field.name]
@@ -28,8 +29,8 @@ def flags(kind: type, prefix: str = "") -> list[str]:
         if tyro.conf.Positional in marks:
             continue
         if dataclasses.is_dataclass(inner):
-            found += flags(inner, prefix if _INLINE in marks else f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        else:
+            found += flags(inner, prefix if _INLINE in marks else f"{prefix}{field.name}.", several)  # type: ignore[arg-type]
+        elif not several or typing.get_origin(inner) is tuple:
             name = (prefix + field.name).replace("_", "-")
             found += [f"--{name}", f"--no-{name}"] if inner is bool else [f"--{name}"]
     return found
@@ -38,9 +39,14 @@ def flags(kind: type, prefix: str = "") -> list[str]:
 def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
     """The options on a command line. Where ``kind`` has a ``from_file``, ``--config FILE`` gives what the flags do not.
 
-    Underscores and dashes are one. Raises ConfigError in one line; ``--help`` prints and exits.
+    Underscores and dashes are one, and of a flag that is given again the last counts, unless it takes several values: that is refused. Raises
+    ConfigError in one line; ``--help`` prints and exits.
     """
     dashed = _dashed(command, arguments, [*flags(kind), "--help"])
+    given = Counter(argument.partition("=")[0] for argument in dashed)
+    for flag in flags(kind, several=True):
+        if given[flag] > 1:
+            raise ConfigError(f"{flag} is given {given[flag]} times; give all of its values behind one")
     read = getattr(kind, "from_file", None)
     file = _last(dashed, "--config") if read is not None else None
     underneath = {"default": read(file)} if read is not None and file is not None else {}

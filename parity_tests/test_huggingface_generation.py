@@ -265,6 +265,7 @@ def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
         search = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": penalty, "early_stopping": False, "max_length": PLACES}
         settings = told("bart", 0, **search)
         pairs.append(ours_and_theirs(both, source, settings))
+    jax.clear_caches()  # what has the fault in it serves no other test
     assert any(ours != theirs for ours, theirs in pairs)
 
 

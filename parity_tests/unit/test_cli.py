@@ -178,6 +178,8 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ("train --model.dropout 1.5", ["dropout=1.5"]),
         ("train --data.vocab-size 100", ["vocab_size=100"]),
         ("train --data.train-source a --data.valid-source b", ["data.train_target", "data.valid_target"]),
+        ("train --data.train_source a --data.train-source b", ["--data.train-source is given 2 times", "behind one"]),
+        ("convert a b --set heads=4 --set=dropout=0", ["--set is given 2 times"]),
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),
         ("translate --run a --sample --beam 4", ["sample", "beam=4"]),

@@ -23,7 +23,8 @@ PAD, BOS, EOS = 1, 2, 3  # lesson10's
 
 @pytest.fixture(scope="module", autouse=True)
 def steps():
-    """A list that grows by one with every step of a decoding loop: what is compiled here calls back."""
+    """A list that grows by one with every step of a decoding loop: what is compiled here calls back, and nothing was compiled before."""
+    jax.clear_caches()
     seen: list[int] = []
     decode_step = transformer.Transformer.decode_step
 
@@ -34,6 +35,7 @@ def steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer.Transformer, "decode_step", counted)
         yield seen
+    jax.clear_caches()
 
 
 @functools.cache
