@@ -118,7 +118,7 @@ def test_conversions_that_cannot_be_meant_are_refused(console, run, weights, tmp
     console.refused(2, [".npz", ".safetensors"], "convert", run, tmp_path / "new.npz")
     console.refused(2, ["--weights"], *to_folder, *SMALL, "--weights", "best")
     console.refused(2, ["--key"], *to_folder, *SMALL, "--key", "model")
-    console.refused(3, [tmp_path / "none" / "runs"], "convert", weights, tmp_path / "none" / "runs" / "new", *SMALL)  # runs alone would be made
+    console.refused(3, [tmp_path / "none" / "runs"], "convert", weights, tmp_path / "none" / "runs" / "new", *SMALL)  # one is made
     console.refused(3, [tmp_path / "none"], "convert", tmp_path / "none", new, *SMALL)
     console.refused(3, [tmp_path / "none.json"], *to_folder, "--config", tmp_path / "none.json")
     assert list(tmp_path.iterdir()) == []
