@@ -1,7 +1,8 @@
 """What the tests allow, as relative error at each level, and how that is derived.
 
 `python benchmarks/tolerances.py` measures both frameworks against float64 (docs/tolerances.md). A bound stands above the worst that was measured by
-the margin that is written there: hundreds in float64, where a fault is eleven orders away, 4 to 30 in float32, where rounding is all there is. No bound is raised to make a test pass.
+the margin that is written there: hundreds in float64, where a fault is eleven orders away, 4 to 30 in float32, where rounding is all there
+is. No bound is raised to make a test pass.
 """
 
 from parity_tests.levels import LEVELS
