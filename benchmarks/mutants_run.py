@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks import mutants_compare, mutants_fault
 from benchmarks.mutants_fault import ROOT, USUAL, Mutant
 from benchmarks.mutants_seed import seed
+from parity_tests.compiling import FLAGS
 
 LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
@@ -148,8 +149,7 @@ def prepare(folder: Path) -> Path:
 def settings(cache: Path) -> None:
     """Before jax is imported: the suite's own flags, and compiled programs kept between the processes."""
     os.environ |= {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1",  # as in parity_tests/conftest.py
+        "XLA_FLAGS": FLAGS,
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -2,12 +2,10 @@
 
 import os
 
+from parity_tests.compiling import FLAGS
+
 # Most of the suite's time is compiling, and two thirds of that would be optimising programs that run once. `XLA_FLAGS= pytest` tests what users run.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
+os.environ.setdefault("XLA_FLAGS", FLAGS)
 
 import jax
 import pytest
