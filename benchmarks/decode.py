@@ -26,7 +26,12 @@ from benchmarks import train_step
 from benchmarks.train_step import cores, hear, start
 
 OURS = "JAX"
-CASES = {"greedy × 64": (1, 64), "beam 4 × 64": (4, 64), "greedy × 1": (1, 1), "beam 4 × 1": (4, 1)}  # (beam, rows in a batch)
+CASES = {
+    "greedy × 64": (1, 64),
+    "beam 4 × 64": (4, 64),
+    "greedy × 1": (1, 1),
+    "beam 4 × 1": (4, 1),
+}  # (beam, rows in a batch)
 ROWS, SOURCE, FORCED, NATURAL = (
     64,
     20,
@@ -73,7 +78,11 @@ class Jax:
     def decode(self, source: np.ndarray, beam: int) -> Any:
         if beam == 1:
             return np.asarray(self.generate.greedy(self.model, source, max_length=self.places))
-        return np.asarray(self.generate.beam(self.model, source, beam_size=beam, length_penalty=0.0, max_length=self.places)[0])
+        return np.asarray(
+            self.generate.beam(
+                self.model, source, beam_size=beam, length_penalty=0.0, max_length=self.places
+            )[0]
+        )
 
 
 class Transformers:
@@ -86,13 +95,21 @@ class Transformers:
 
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(settings["precision"])
-        self.module, self.torch, self.work = decode_export.to_transformers(decode_export.load(Path(work.folder))), torch, work
+        self.module, self.torch, self.work = (
+            decode_export.to_transformers(decode_export.load(Path(work.folder))),
+            torch,
+            work,
+        )
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
         ids = self.torch.from_numpy(source).long()
-        search = dict(num_beams=beam, do_sample=False, max_new_tokens=self.work.places) | (dict(length_penalty=0.0) if beam > 1 else {})
+        search = dict(num_beams=beam, do_sample=False, max_new_tokens=self.work.places) | (
+            dict(length_penalty=0.0) if beam > 1 else {}
+        )
         with self.torch.inference_mode():
-            return self.module.generate(input_ids=ids, attention_mask=(ids != self.work.pad).long(), **search)[:, 1:].numpy()
+            return self.module.generate(
+                input_ids=ids, attention_mask=(ids != self.work.pad).long(), **search
+            )[:, 1:].numpy()
 
 
 class CTranslate2:
@@ -103,13 +120,22 @@ class CTranslate2:
             os.environ["CT2_USE_EXPERIMENTAL_PACKED_GEMM"] = "1"  # read when the library is loaded
         import ctranslate2
 
-        threads = {"inter_threads": settings["inter"], "intra_threads": cores() // settings["inter"]}
-        self.translator = ctranslate2.Translator(f"{work.folder}/ctranslate2", device="cpu", compute_type="float32", **threads)
+        threads = {
+            "inter_threads": settings["inter"],
+            "intra_threads": cores() // settings["inter"],
+        }
+        self.translator = ctranslate2.Translator(
+            f"{work.folder}/ctranslate2", device="cpu", compute_type="float32", **threads
+        )
         self.workers, self.work = settings["inter"], work
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
         words = [[str(i) for i in row if i != self.work.pad] for row in source]
-        limits = dict(max_decoding_length=self.work.places, max_batch_size=-(-len(words) // self.workers), batch_type="examples")
+        limits = dict(
+            max_decoding_length=self.work.places,
+            max_batch_size=-(-len(words) // self.workers),
+            batch_type="examples",
+        )
         found = self.translator.translate_batch(words, beam_size=beam, length_penalty=0.0, **limits)
         return [[int(word) for word in result.hypotheses[0]] for result in found]
 
@@ -117,8 +143,13 @@ class CTranslate2:
 def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
     """Ours, and the others in every setting that may be their best."""
     found: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
-    found |= {f"transformers, {precision}": (Transformers, {"precision": precision}) for precision in ("highest", "medium")}
-    for inter, packed in itertools.product([n for n in range(1, cores() + 1) if cores() % n == 0], (False, True)):
+    found |= {
+        f"transformers, {precision}": (Transformers, {"precision": precision})
+        for precision in ("highest", "medium")
+    }
+    for inter, packed in itertools.product(
+        [n for n in range(1, cores() + 1) if cores() % n == 0], (False, True)
+    ):
         name = f"CTranslate2 {inter} × {cores() // inter}{', packed' if packed else ''}"
         found[name] = (CTranslate2, {"inter": inter, "packed": packed})
     return found
@@ -129,15 +160,26 @@ def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str]
     from benchmarks import decode_export
 
     try:
-        model, sources = decode_export.trained(run, lines, ROWS) if run else decode_export.random(train_step.SIZES[size], (ROWS, SOURCE))
+        model, sources = (
+            decode_export.trained(run, lines, ROWS)
+            if run
+            else decode_export.random(train_step.SIZES[size], (ROWS, SOURCE))
+        )
         decode_export.check(model.config)
         np.save(f"{folder}/sources.npy", sources)
         decode_export.save(model, Path(folder))
         decode_export.to_ctranslate2(model, Path(folder) / "ctranslate2")
         config = model.config
-        places = min(config.max_length, 2 * sources.shape[1]) if run else FORCED  # trained weights end by themselves before that
+        places = (
+            min(config.max_length, 2 * sources.shape[1]) if run else FORCED
+        )  # trained weights end by themselves before that
         work = Work(folder, places, config.target_pad_id, config.eos_id)
-        pipe.send({"work": work, "off": decode_export.differences(model, sources, Path(folder) / "ctranslate2")})
+        pipe.send(
+            {
+                "work": work,
+                "off": decode_export.differences(model, sources, Path(folder) / "ctranslate2"),
+            }
+        )
     except (Exception, SystemExit) as error:
         pipe.send({"failed": " ".join(str(error).split())[:300] or type(error).__name__})
 
@@ -149,7 +191,11 @@ def serve(pipe: Any, name: str, work: Work) -> None:
         contender = kind(work, settings)
         outputs = {}
         for case, (beam, _) in CASES.items():
-            outputs[case] = [ended(row, work) for source in batches(work, case) for row in contender.decode(source, beam)]
+            outputs[case] = [
+                ended(row, work)
+                for source in batches(work, case)
+                for row in contender.decode(source, beam)
+            ]
         pipe.send({"outputs": outputs})
         while pipe.recv():
             taken = {}
@@ -165,7 +211,9 @@ def serve(pipe: Any, name: str, work: Work) -> None:
         pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
 
-def compare(name: str, folder: str, rounds: int, run: str | None = None, lines: list[str] | None = None) -> dict[str, Any]:
+def compare(
+    name: str, folder: str, rounds: int, run: str | None = None, lines: list[str] | None = None
+) -> dict[str, Any]:
     """Prepare, start the contenders one after another, and let them take turns."""
     prepared = hear(start(prepare, folder, name, run, lines))
     if "failed" in prepared:
@@ -196,51 +244,99 @@ def compare(name: str, folder: str, rounds: int, run: str | None = None, lines: 
 def table(compared: dict[str, Any]) -> str:
     """The figures of one model in markdown: milliseconds a batch, ratios of the medians' best, and how many outputs are the same."""
     results = compared["contenders"]
-    off = ", ".join(f"{library} {difference:.0e}" for library, difference in compared["off"].items())
-    rows = [f"**{compared['name']}**; largest difference from ours over the largest figure: {off}\n"]
+    off = ", ".join(
+        f"{library} {difference:.0e}" for library, difference in compared["off"].items()
+    )
+    rows = [
+        f"**{compared['name']}**; largest difference from ours over the largest figure: {off}\n"
+    ]
     rows += [f"| ms a batch | {' | '.join(CASES)} |", "|---" * (len(CASES) + 1) + "|"]
-    times = {name: {case: [turn[case] for turn in result["rounds"]] for case in CASES} for name, result in results.items()}
+    times = {
+        name: {case: [turn[case] for turn in result["rounds"]] for case in CASES}
+        for name, result in results.items()
+    }
     for name in results:
-        rows.append(f"| {name} | " + " | ".join(f"{1000 * statistics.median(times[name][case]):.0f}" for case in CASES) + " |")
+        rows.append(
+            f"| {name} | "
+            + " | ".join(f"{1000 * statistics.median(times[name][case]):.0f}" for case in CASES)
+            + " |"
+        )
     for library in ("transformers", "CTranslate2"):
         speeds, shares = [], []
         for case in CASES:
             theirs = [name for name in results if name.startswith(library)]
             best = min(theirs, key=lambda name: statistics.median(times[name][case]))
-            speeds.append(statistics.median(b / t for b, t in zip(times[best][case], times[OURS][case], strict=True)))
+            speeds.append(
+                statistics.median(
+                    b / t for b, t in zip(times[best][case], times[OURS][case], strict=True)
+                )
+            )
             pairs = zip(results[best]["outputs"][case], results[OURS]["outputs"][case], strict=True)
             shares.append(statistics.mean(a == b for a, b in pairs))
-        rows.append(f"| **speed of ours, the best {library} = 1** | " + " | ".join(f"**{speed:.2f}**" for speed in speeds) + " |")
-        rows.append(f"| outputs equal to that one's | {' | '.join(f'{share:.1%}' for share in shares)} |")
+        rows.append(
+            f"| **speed of ours, the best {library} = 1** | "
+            + " | ".join(f"**{speed:.2f}**" for speed in speeds)
+            + " |"
+        )
+        rows.append(
+            f"| outputs equal to that one's | {' | '.join(f'{share:.1%}' for share in shares)} |"
+        )
     return "\n".join(rows) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=[*train_step.SIZES, "both"], default="both", help="random weights; tiny tries the command out")
-    parser.add_argument("--run", help="trained weights: a run folder; without it, the built-in task is trained for --steps")
+    parser.add_argument(
+        "--size",
+        choices=[*train_step.SIZES, "both"],
+        default="both",
+        help="random weights; tiny tries the command out",
+    )
+    parser.add_argument(
+        "--run",
+        help="trained weights: a run folder; without it, the built-in task is trained for --steps",
+    )
     parser.add_argument("--steps", type=int, default=600, help="of that training")
-    parser.add_argument("--source", help="a file of lines for the run to translate; without it, the built-in task's")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender has its turn")
+    parser.add_argument(
+        "--source", help="a file of lines for the run to translate; without it, the built-in task's"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each contender has its turn"
+    )
     parser.add_argument("--json", help="also write every round and output to this file")
     args = parser.parse_args()
-    missing = [name for name in ("torch", "transformers", "ctranslate2") if importlib.util.find_spec(name) is None]
+    missing = [
+        name
+        for name in ("torch", "transformers", "ctranslate2")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
-        raise SystemExit(f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-transformer[bench]'")
+        raise SystemExit(
+            f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-transformer[bench]'"
+        )
     os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     load, compared = os.getloadavg()[0], []
     lines = Path(args.source).read_text(encoding="utf-8").split("\n") if args.source else None
     with tempfile.TemporaryDirectory() as folder:
         run = args.run or f"{folder}/run"
         if args.run is None:
-            train = [sys.executable, str(Path(__file__).parent.parent / "train.py"), "--run", run, "--steps", str(args.steps)]
+            train = [
+                sys.executable,
+                str(Path(__file__).parent.parent / "train.py"),
+                "--run",
+                run,
+                "--steps",
+                str(args.steps),
+            ]
             subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
         for name in (*(("big", "small") if args.size == "both" else (args.size,)), "trained"):
             os.mkdir(f"{folder}/{name}")
             given = (run, lines) if name == "trained" else ()
             compared.append(compare(name, f"{folder}/{name}", args.rounds, *given))
             print(table(compared[-1]), flush=True)
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("transformers", "ctranslate2"))
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("transformers", "ctranslate2")
+    )
     print(f"{train_step.machine('cpu')}, {versions}; load average before: {load:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(compared, indent=1))

@@ -37,71 +37,114 @@ NAMES = {
     "scale": "weight",
     "kernel": "weight",
 }
-NORMS = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}  # of each branch, in order
+NORMS = {
+    "encoder": ("self_attn", "final"),
+    "decoder": ("self_attn", "encoder_attn", "final"),
+}  # of each branch, in order
 
 
-def random(sizes: dict[str, int], shape: tuple[int, int]) -> tuple[transformer.Transformer, np.ndarray]:
+def random(
+    sizes: dict[str, int], shape: tuple[int, int]
+) -> tuple[transformer.Transformer, np.ndarray]:
     """A post-norm model with random weights that never ends a sentence, and sources (rows, s): the end token has a logit of 0, under the best."""
     model = jt.Transformer(jt.preset("vaswani2017_base", max_length=128, **sizes), rngs=nnx.Rngs(0))
     table = model.target_embedding.embedding
     table[...] = table[...].at[model.config.eos_id].set(0)
-    sources = np.random.default_rng(0).integers(3, model.config.source_vocab_size, shape).astype(np.int32)
+    sources = (
+        np.random.default_rng(0).integers(3, model.config.source_vocab_size, shape).astype(np.int32)
+    )
     sources[:, -1] = model.config.eos_id
     return model, sources
 
 
-def trained(run: str, lines: Sequence[str] | None, rows: int) -> tuple[transformer.Transformer, np.ndarray]:
+def trained(
+    run: str, lines: Sequence[str] | None, rows: int
+) -> tuple[transformer.Transformer, np.ndarray]:
     """A run's model, and so many lines of middle length (of the built-in task's test set without any): batched by length, as ``translate`` does."""
     model, tokenizer = jt.load(run)
     lines = [source for source, _ in phrases.load()["test"]] if lines is None else lines
-    encoded = sorted((ids for ids in tokenizer.encode_batch(lines) if 0 < len(ids) < model.config.max_length), key=len)
+    encoded = sorted(
+        (ids for ids in tokenizer.encode_batch(lines) if 0 < len(ids) < model.config.max_length),
+        key=len,
+    )
     if len(encoded) < rows:
         raise SystemExit(f"{len(encoded)} lines to translate are too few for a batch of {rows}")
     first = (len(encoded) - rows) // 2
     chosen = encoded[first : first + rows]
     width = len(chosen[-1]) + 1
-    return model, batches.pad_rows(chosen, width, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id)
+    return model, batches.pad_rows(
+        chosen, width, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id
+    )
 
 
 def save(model: transformer.Transformer, folder: Path) -> None:
     """The model as :func:`load` reads it: float32 on the way."""
     (folder / "config.json").write_text(model.config.to_json())
-    np.savez(folder / "weights.npz", **{name: np.asarray(leaf, np.float32) for name, leaf in transformer.flatten(model).items()})
+    np.savez(
+        folder / "weights.npz",
+        **{name: np.asarray(leaf, np.float32) for name, leaf in transformer.flatten(model).items()},
+    )
 
 
 def load(folder: Path) -> transformer.Transformer:
     config = configs.TransformerConfig.from_json((folder / "config.json").read_text())
     with np.load(folder / "weights.npz") as arrays:
-        return transformer.unflatten(config, {name: jax.numpy.asarray(array) for name, array in arrays.items()})
+        return transformer.unflatten(
+            config, {name: jax.numpy.asarray(array) for name, array in arrays.items()}
+        )
 
 
-def differences(model: transformer.Transformer, sources: np.ndarray, exported: Path) -> dict[str, float]:
+def differences(
+    model: transformer.Transformer, sources: np.ndarray, exported: Path
+) -> dict[str, float]:
     """How far the other libraries' figures for random targets are from ours, over our largest: logits of transformers, and the
     log-probabilities that CTranslate2 gives to each token."""
     import ctranslate2
     import torch
 
     config, sources = model.config, sources[:8]
-    targets = np.random.default_rng(1).integers(3, config.target_vocab_size, (len(sources), 9)).astype(np.int32)
+    targets = (
+        np.random.default_rng(1)
+        .integers(3, config.target_vocab_size, (len(sources), 9))
+        .astype(np.int32)
+    )
     targets[:, 0] = config.bos_id
     logits = np.asarray(jax.jit(lambda model, *ids: model(*ids))(model, sources, targets))
     ids = torch.from_numpy(sources).long()
-    given = dict(input_ids=ids, attention_mask=(ids != config.source_pad_id).long(), decoder_input_ids=torch.from_numpy(targets).long())
+    given = dict(
+        input_ids=ids,
+        attention_mask=(ids != config.source_pad_id).long(),
+        decoder_input_ids=torch.from_numpy(targets).long(),
+    )
     with torch.inference_mode():
         theirs = to_transformers(model)(**given).logits.numpy()
-    following = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], config.eos_id)], axis=1)
-    ours = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), following[..., None], axis=-1)[..., 0]
-    words = [[[str(i) for i in row if i != config.source_pad_id] for row in side] for side in (sources, targets[:, 1:])]
-    scored = ctranslate2.Translator(str(exported), device="cpu", compute_type="float32").score_batch(*words)
+    following = np.concatenate(
+        [targets[:, 1:], np.full_like(targets[:, :1], config.eos_id)], axis=1
+    )
+    ours = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits)), following[..., None], axis=-1
+    )[..., 0]
+    words = [
+        [[str(i) for i in row if i != config.source_pad_id] for row in side]
+        for side in (sources, targets[:, 1:])
+    ]
+    scored = ctranslate2.Translator(
+        str(exported), device="cpu", compute_type="float32"
+    ).score_batch(*words)
     return {
         "transformers": float(np.abs(theirs - logits).max() / np.abs(logits).max()),
-        "CTranslate2": float(np.abs(np.array([row.log_probs for row in scored]) - ours).max() / np.abs(ours).max()),
+        "CTranslate2": float(
+            np.abs(np.array([row.log_probs for row in scored]) - ours).max() / np.abs(ours).max()
+        ),
     }
 
 
 def check(config: configs.TransformerConfig) -> None:
     """Exit in one line where the other libraries have no model of this architecture."""
-    like = {"encoder": ("self_attention", "feed_forward"), "decoder": ("self_attention", "cross_attention", "feed_forward")}
+    like = {
+        "encoder": ("self_attention", "feed_forward"),
+        "decoder": ("self_attention", "cross_attention", "feed_forward"),
+    }
     wanted = {
         "tying": ("all", config.tying),
         "output_bias": (False, config.output_bias),
@@ -118,11 +161,19 @@ def check(config: configs.TransformerConfig) -> None:
             f"{name}.branches": ([(part,) for part in like[name]], parts),
             f"{name}.final_norm": (config.norm_placement == "pre", stack.final_norm),
             f"{name}.activation": ("relu", stack.activation),
-            f"{name}.positions": (True, stack.positions in (configs.Positions.SINUSOIDAL, configs.Positions.SINUSOIDAL_STORED)),
+            f"{name}.positions": (
+                True,
+                stack.positions
+                in (configs.Positions.SINUSOIDAL, configs.Positions.SINUSOIDAL_STORED),
+            ),
         }
-    wrong = [f"{name} is {found!s}" for name, (expected, found) in wanted.items() if found != expected]
+    wrong = [
+        f"{name} is {found!s}" for name, (expected, found) in wanted.items() if found != expected
+    ]
     if wrong:
-        raise SystemExit(f"transformers and CTranslate2 have no model like this one: {', '.join(wrong)}")
+        raise SystemExit(
+            f"transformers and CTranslate2 have no model like this one: {', '.join(wrong)}"
+        )
 
 
 def named(model: transformer.Transformer) -> Arrays:
@@ -139,7 +190,11 @@ def named(model: transformer.Transformer) -> Arrays:
         for ours, theirs in NAMES.items():
             name = name.replace(ours, theirs)
         stack = name.split(".")[0]
-        name = re.sub(r"residuals\.(\d)\.norm", lambda match, stack=stack: f"{NORMS[stack][int(match[1])]}_layer_norm", name)
+        name = re.sub(
+            r"residuals\.(\d)\.norm",
+            lambda match, stack=stack: f"{NORMS[stack][int(match[1])]}_layer_norm",
+            name,
+        )
         result[f"model.{name}"] = np.ascontiguousarray(array)
     return result
 
@@ -162,7 +217,11 @@ def to_transformers(model: transformer.Transformer) -> Any:
         decoder_start_token_id=config.bos_id, forced_eos_token_id=None,
     )  # fmt: skip
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
-        common |= {f"{name}_layers": stack.layers, f"{name}_ffn_dim": config.d_ff, f"{name}_attention_heads": config.num_heads}
+        common |= {
+            f"{name}_layers": stack.layers,
+            f"{name}_ffn_dim": config.d_ff,
+            f"{name}_attention_heads": config.num_heads,
+        }
     table = torch.from_numpy(position_table(model))
     if config.norm_placement is configs.NormPlacement.POST:
         module = transformers.MarianMTModel(transformers.MarianConfig(**common))
@@ -171,10 +230,21 @@ def to_transformers(model: transformer.Transformer) -> Any:
     else:
         module = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**common))
         for stack in (module.model.encoder, module.model.decoder):
-            stack.embed_positions.weights[config.target_pad_id + 1 :][: len(table)] = table  # row pad_id is padding's
-    result = module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in named(model).items()}, strict=False)
-    copies = ("embed_tokens.weight", "lm_head.weight", "final_logits_bias", "embed_positions.weight")
-    left = [name for name in result.missing_keys if not name.endswith(copies)] + result.unexpected_keys
+            stack.embed_positions.weights[config.target_pad_id + 1 :][: len(table)] = (
+                table  # row pad_id is padding's
+            )
+    result = module.load_state_dict(
+        {name: torch.from_numpy(array.copy()) for name, array in named(model).items()}, strict=False
+    )
+    copies = (
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "final_logits_bias",
+        "embed_positions.weight",
+    )
+    left = [
+        name for name in result.missing_keys if not name.endswith(copies)
+    ] + result.unexpected_keys
     if left:
         raise SystemExit(f"weights that do not fit transformers' model: {', '.join(left)}")
     return module.eval()
@@ -186,7 +256,9 @@ def to_ctranslate2(model: transformer.Transformer, folder: Path) -> None:
 
     config, arrays = model.config, named(model)
     pre_norm = config.norm_placement is configs.NormPlacement.PRE
-    spec = specs.TransformerSpec.from_config((config.encoder.layers, config.decoder.layers), config.num_heads, pre_norm=pre_norm)
+    spec = specs.TransformerSpec.from_config(
+        (config.encoder.layers, config.decoder.layers), config.num_heads, pre_norm=pre_norm
+    )
 
     def linear(target: Any, *names: str) -> None:
         target.weight = np.concatenate([arrays[f"{name}.weight"] for name in names])
@@ -197,7 +269,10 @@ def to_ctranslate2(model: transformer.Transformer, folder: Path) -> None:
 
     for name, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         embeddings = stack.embeddings[0] if name == "encoder" else stack.embeddings
-        embeddings.weight, stack.position_encodings.encodings = arrays["model.shared.weight"], position_table(model)
+        embeddings.weight, stack.position_encodings.encodings = (
+            arrays["model.shared.weight"],
+            position_table(model),
+        )
         for i, layer in enumerate(stack.layer):
             here = f"model.{name}.layers.{i}"
             q, k, v, out = (f"{here}.self_attn.{part}_proj" for part in ("q", "k", "v", "out"))
@@ -205,7 +280,9 @@ def to_ctranslate2(model: transformer.Transformer, folder: Path) -> None:
             linear(layer.self_attention.linear[1], out)
             norm(layer.self_attention.layer_norm, f"{here}.self_attn_layer_norm")
             if name == "decoder":
-                q, k, v, out = (f"{here}.encoder_attn.{part}_proj" for part in ("q", "k", "v", "out"))
+                q, k, v, out = (
+                    f"{here}.encoder_attn.{part}_proj" for part in ("q", "k", "v", "out")
+                )
                 linear(layer.attention.linear[0], q)
                 linear(layer.attention.linear[1], k, v)
                 linear(layer.attention.linear[2], out)

@@ -67,13 +67,19 @@ def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
-    parser.add_argument("--slow", action="store_true", help="run the tests under the marker slow, too")
+    parser.add_argument(
+        "--slow", action="store_true", help="run the tests under the marker slow, too"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
-        tests = [str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))]
+        tests = [
+            str(path) for path in sorted((ROOT / "parity_tests").rglob("test_huggingface_*.py"))
+        ]
         command = [
             sys.executable,
             "-m",
@@ -91,7 +97,9 @@ def main() -> int:
         readme = ROOT / "README.md"
         text = readme.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
-        readme.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        readme.write_text(
+            f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
+        )
     return status
 
 

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jax_transformer.data import phrases
 from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import curves
-from jax_transformer.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = {
@@ -41,17 +41,38 @@ SETTINGS = (
 VOCABULARY = 1000
 SEEDS = (0, 1, 2)
 STEPS = 600
-FIGURES = {"exact_match": ("exact match, %", 1), "bleu": ("BLEU", 1), "valid_loss": ("loss, nats a token", 3)}
+FIGURES = {
+    "exact_match": ("exact match, %", 1),
+    "bleu": ("BLEU", 1),
+    "valid_loss": ("loss, nats a token", 3),
+}
 
 Result = dict[str, Any]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder of the runs and their results (%(default)s)")
-    parser.add_argument("--presets", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="which pairs (all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="a run of each preset for each (0 1 2)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates of each run (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/faults"),
+        help="folder of the runs and their results (%(default)s)",
+    )
+    parser.add_argument(
+        "--presets", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="which pairs (all)"
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=list(SEEDS),
+        help="a run of each preset for each (0 1 2)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="updates of each run (%(default)s)"
+    )
     parser.add_argument("--plot", type=Path, help="the picture (OUT/faults.png)")
     return parser.parse_args()
 
@@ -68,13 +89,19 @@ def train(out: Path, preset: str, seed: int, steps: int) -> Result:
     """The figures of a run, when it has ended. Raises RuntimeError with the end of its log where it fails."""
     told, began = out / f"{preset}-{steps}-{seed}.log", time.monotonic()
     with open(told, "w", encoding="utf-8") as log:
-        code = subprocess.run(command(out, preset, seed, steps), stdout=log, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(
+            command(out, preset, seed, steps), stdout=log, stderr=subprocess.STDOUT
+        ).returncode
     if code:
         last = told.read_text(encoding="utf-8").strip().rpartition("\n")[2]
         raise RuntimeError(f"exit code {code}: {last} (see {told})")
     figures = RunFolder(out / f"{preset}-{steps}-{seed}").validations()[steps]
     seconds = round(time.monotonic() - began)
-    return {**described(preset, seed, steps), **{name: figures[name] for name in FIGURES}, "seconds": seconds}
+    return {
+        **described(preset, seed, steps),
+        **{name: figures[name] for name in FIGURES},
+        "seconds": seconds,
+    }
 
 
 def described(preset: str, seed: int, steps: int) -> Result:
@@ -87,12 +114,16 @@ class Results:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lines: list[Result] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self.lines: list[Result] = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
 
     def find(self, preset: str, seed: int, steps: int) -> Result | None:
         """The result of this run, None where it is yet to be made."""
         wanted = described(preset, seed, steps)
-        return next((line for line in self.lines if {name: line[name] for name in wanted} == wanted), None)
+        return next(
+            (line for line in self.lines if {name: line[name] for name in wanted} == wanted), None
+        )
 
     def add(self, result: Result) -> None:
         """Written whole or not at all."""
@@ -118,13 +149,20 @@ def measure(options: argparse.Namespace, results: Results) -> Iterator[Result | 
 
 
 def line(result: Result) -> str:
-    figures = ", ".join(f"{label.partition(',')[0]} {result[name]:.{digits}f}" for name, (label, digits) in FIGURES.items())
+    figures = ", ".join(
+        f"{label.partition(',')[0]} {result[name]:.{digits}f}"
+        for name, (label, digits) in FIGURES.items()
+    )
     return f"{result['preset']} seed {result['seed']}: {figures} ({result['seconds']} s)"
 
 
 def values(results: list[Result], preset: str, name: str) -> list[float]:
     """A figure of a preset, seed by seed."""
-    return [result[name] for result in sorted(results, key=lambda result: result["seed"]) if result["preset"] == preset]
+    return [
+        result[name]
+        for result in sorted(results, key=lambda result: result["seed"])
+        if result["preset"] == preset
+    ]
 
 
 def spread(numbers: list[float], digits: int) -> str:
@@ -137,9 +175,15 @@ def table(results: list[Result]) -> Iterator[str]:
     """Markdown: a row for each pair, a cell for each figure: faithful → repaired, mean ± standard deviation over seeds."""
     yield f"| preset | its faults | {' | '.join(label for label, _ in FIGURES.values())} |\n|---|---|{'---|' * len(FIGURES)}"
     for preset, fault in FAULTS.items():
-        pairs = {name: [values(results, preset + suffix, name) for suffix in ("", REPAIRED)] for name in FIGURES}
+        pairs = {
+            name: [values(results, preset + suffix, name) for suffix in ("", REPAIRED)]
+            for name in FIGURES
+        }
         if all(both for pair in pairs.values() for both in pair):
-            cells = [" → ".join(spread(numbers, FIGURES[name][1]) for numbers in pair) for name, pair in pairs.items()]
+            cells = [
+                " → ".join(spread(numbers, FIGURES[name][1]) for numbers in pair)
+                for name, pair in pairs.items()
+            ]
             yield f"| `{preset}` | {fault} | {' | '.join(cells)} |"
 
 
@@ -148,7 +192,11 @@ def figure(results: list[Result], title: str) -> Any:
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    shown = [preset for preset in FAULTS if values(results, preset, "bleu") and values(results, preset + REPAIRED, "bleu")]
+    shown = [
+        preset
+        for preset in FAULTS
+        if values(results, preset, "bleu") and values(results, preset + REPAIRED, "bleu")
+    ]
     with matplotlib.style.context(["default", curves.STYLE]):
         drawn = Figure(figsize=(10, 8.5))
         drawn.suptitle(title, x=0.07, y=0.975, ha="left", fontsize=14, fontweight="bold")
@@ -159,16 +207,42 @@ def figure(results: list[Result], title: str) -> Any:
             axes.grid(visible=False, axis="x")
             axes.set_axisbelow(True)
             axes.set_xticks(range(len(shown)), shown)
-            for side, suffix, colour, legend in ((-1, "", curves.ORANGE, "as documented"), (1, REPAIRED, curves.BLUE, "repaired")):
+            for side, suffix, colour, legend in (
+                (-1, "", curves.ORANGE, "as documented"),
+                (1, REPAIRED, curves.BLUE, "repaired"),
+            ):
                 for i, preset in enumerate(shown):
                     numbers = values(results, preset + suffix, name)
                     mean, place = statistics.mean(numbers), i + side * 0.2
-                    axes.bar(place, mean, 0.38, color=colour, alpha=0.55, label=legend if i == 0 else None)
-                    axes.plot([place] * len(numbers), numbers, "o", color=colour, markeredgecolor="white", clip_on=False)
-                    axes.annotate(f"{mean:.{digits}f}", (place, max(numbers)), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+                    axes.bar(
+                        place,
+                        mean,
+                        0.38,
+                        color=colour,
+                        alpha=0.55,
+                        label=legend if i == 0 else None,
+                    )
+                    axes.plot(
+                        [place] * len(numbers),
+                        numbers,
+                        "o",
+                        color=colour,
+                        markeredgecolor="white",
+                        clip_on=False,
+                    )
+                    axes.annotate(
+                        f"{mean:.{digits}f}",
+                        (place, max(numbers)),
+                        (0, 5),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=9,
+                    )
             axes.margins(y=0.18)
             axes.set_ylim(bottom=0)
-        panels[0].legend(loc="lower left", bbox_to_anchor=(-0.01, 1.18), borderaxespad=0, frameon=False, ncols=2)
+        panels[0].legend(
+            loc="lower left", bbox_to_anchor=(-0.01, 1.18), borderaxespad=0, frameon=False, ncols=2
+        )
     return drawn
 
 
@@ -177,7 +251,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if not (options.out / "tokenizer.json").exists():
         lines = (text for pair in phrases.load()["train"] for text in pair)
-        Tokenizer.train(lines, VOCABULARY, pad_id=0, bos_id=1, eos_id=2).save(options.out / "tokenizer.json")
+        Tokenizer.train(lines, VOCABULARY, pad_id=0, bos_id=1, eos_id=2).save(
+            options.out / "tokenizer.json"
+        )
     found: list[Result] = []
     failed: list[str] = []
     for each in measure(options, Results(options.out / "results.jsonl")):
@@ -186,7 +262,9 @@ def main() -> None:
     for row in table(found):
         print(row)
     picture = options.plot or options.out / "faults.png"
-    figure(found, f"What the documents' faults cost: {options.steps:,} steps on the built-in task").savefig(picture, dpi=150)
+    figure(
+        found, f"What the documents' faults cost: {options.steps:,} steps on the built-in task"
+    ).savefig(picture, dpi=150)
     print(picture)
     if failed:
         raise SystemExit("failed: " + "; ".join(failed))

@@ -21,16 +21,43 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jax_transformer.convert.files import pt, safetensors, tensors, zipped
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import pt, safetensors, tensors, zipped
 from parity_tests.unit import hostile, hostile_containers
 
-INTERESTING = (0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-OPCODES = (
-    b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
+INTERESTING = (
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
 )
-MEMORY, SECONDS = 4_000_000, 10.0  # beside 100 times the file; with memory traced, on a busy machine
-HARMLESS = ("open", "builtins.id", "os.scandir", "os.listdir", "sys._getframe", "gc.", "cpython.", "tempfile.")
+OPCODES = b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
+MEMORY, SECONDS = (
+    4_000_000,
+    10.0,
+)  # beside 100 times the file; with memory traced, on a busy machine
+HARMLESS = (
+    "open",
+    "builtins.id",
+    "os.scandir",
+    "os.listdir",
+    "sys._getframe",
+    "gc.",
+    "cpython.",
+    "tempfile.",
+)
 
 Draw = random.Random
 _watching: list[bool] = []
@@ -57,7 +84,15 @@ def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
     }
     pt.write(folder / "ours.pt", state)
     yield "pt", (folder / "ours.pt").read_bytes()
-    yield "pt", hostile.file(b"](" + hostile.tensor() + hostile.tensor(shape=hostile.numbers(2, 2), stride=hostile.numbers(1, 2)) + b"e")
+    yield (
+        "pt",
+        hostile.file(
+            b"]("
+            + hostile.tensor()
+            + hostile.tensor(shape=hostile.numbers(2, 2), stride=hostile.numbers(1, 2))
+            + b"e"
+        ),
+    )
     yield "pt", hostile.file(b"]\x94(" + hostile.short("a") + b"\x94h\x01N\x86e", 4)
     with contextlib.suppress(ImportError):
         import torch
@@ -71,11 +106,17 @@ def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
             )
             yield "pt", (folder / "torch.pt").read_bytes()
     safetensors.write(
-        folder / "good.safetensors", {"a": weight, "b": np.arange(5, dtype=np.int8), "c": np.array(1.0), "d": np.ones(2, bool)}
+        folder / "good.safetensors",
+        {"a": weight, "b": np.arange(5, dtype=np.int8), "c": np.array(1.0), "d": np.ones(2, bool)},
     )
     yield "safetensors", (folder / "good.safetensors").read_bytes()
     yield "safetensors", hostile_containers.good_safetensors()
-    yield "index", json.dumps({"metadata": {"total_size": 9}, "weight_map": dict.fromkeys("abcd", "good.safetensors")}).encode()
+    yield (
+        "index",
+        json.dumps(
+            {"metadata": {"total_size": 9}, "weight_map": dict.fromkeys("abcd", "good.safetensors")}
+        ).encode(),
+    )
 
 
 def mutated(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
@@ -116,7 +157,12 @@ def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
     name, inner = members[number]
     if draw.random() < 0.15 and name.endswith("data.pkl"):
         inner = (
-            b"\x80\x02" + b"".join(bytes([draw.choice(OPCODES)]) + draw.choice((b"", b"\0", hostile.text("a"))) for _ in range(40)) + b"."
+            b"\x80\x02"
+            + b"".join(
+                bytes([draw.choice(OPCODES)]) + draw.choice((b"", b"\0", hostile.text("a")))
+                for _ in range(40)
+            )
+            + b"."
         )
     members[number] = (name, mutated(draw, inner, others))
     return hostile.zipped(members)
@@ -125,11 +171,16 @@ def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
 def deep_safetensors(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
     """A file whose header is changed and has the right length."""
     length = int.from_bytes(content[:8], "little")
-    return hostile_containers.safetensors(mutated(draw, content[8 : 8 + length], others), content[8 + length :])
+    return hostile_containers.safetensors(
+        mutated(draw, content[8 : 8 + length], others), content[8 + length :]
+    )
 
 
 def changed(draw: Draw, kind: str, content: bytes, others: list[bytes]) -> bytes:
-    deep: dict[str, Callable[[Draw, bytes, list[bytes]], bytes]] = {"pt": deep_pt, "safetensors": deep_safetensors}
+    deep: dict[str, Callable[[Draw, bytes, list[bytes]], bytes]] = {
+        "pt": deep_pt,
+        "safetensors": deep_safetensors,
+    }
     if kind in deep and draw.random() < 0.7:
         return deep[kind](draw, content, others)
     return mutated(draw, content, others)
@@ -140,7 +191,9 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
     size = path.stat().st_size
     if kind == "index":
         size += path.with_name("good.safetensors").stat().st_size
-    read, describe = (pt.read, pt.describe) if kind == "pt" else (safetensors.read, safetensors.describe)
+    read, describe = (
+        (pt.read, pt.describe) if kind == "pt" else (safetensors.read, safetensors.describe)
+    )
     began, outcome = time.monotonic(), "read"
     _seen.clear()
     _watching.append(True)
@@ -151,9 +204,20 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
             arrays = [leaf for _, leaf in pt.leaves(read(path)) if isinstance(leaf, np.ndarray)]
         except UnsafeFileError as error:
             raise AssertionError(f"described, and then refused: {error}") from error
-        wanted = [leaf.shape if isinstance(leaf, pt.Described) else leaf for _, leaf in pt.leaves(described)] if kind == "pt" else None
-        assert wanted is None or [array.shape for array in arrays] == [shape for shape in wanted if type(shape) is tuple]
-        assert sum({id(array): array.nbytes for array in arrays}.values()) <= size, "more numbers than the file has"
+        wanted = (
+            [
+                leaf.shape if isinstance(leaf, pt.Described) else leaf
+                for _, leaf in pt.leaves(described)
+            ]
+            if kind == "pt"
+            else None
+        )
+        assert wanted is None or [array.shape for array in arrays] == [
+            shape for shape in wanted if type(shape) is tuple
+        ]
+        assert sum({id(array): array.nbytes for array in arrays}.values()) <= size, (
+            "more numbers than the file has"
+        )
     except (InputError, UnsafeFileError) as error:
         outcome = f"exit code {error.exit_code}"
         assert str(error).isprintable() and len(str(error)) < 1000, "not one line"
@@ -168,10 +232,17 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60, help="how long (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random changes (%(default)s)")
-    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="folder for the files that are findings (%(default)s)")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path("runs/fuzz"),
+        help="folder for the files that are findings (%(default)s)",
+    )
     options = parser.parse_args()
     draw, outcomes, findings = Draw(options.seed), Counter[tuple[str, str]](), Counter[str]()
     slowest, most = 0.0, 0
@@ -194,7 +265,9 @@ def main() -> int:
                 said = f"{kind}: {type(error).__name__}: {error}"[:300]
                 if not findings[said]:
                     options.keep.mkdir(parents=True, exist_ok=True)
-                    (options.keep / f"{options.seed}-{len(findings)}.{kind}").write_bytes(path.read_bytes())
+                    (options.keep / f"{options.seed}-{len(findings)}.{kind}").write_bytes(
+                        path.read_bytes()
+                    )
                     print(said, file=sys.stderr, flush=True)
                 findings[said] += 1
     kinds = ("pt", "safetensors", "index")
@@ -202,7 +275,9 @@ def main() -> int:
     for kind in kinds:
         numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]
         print(f"| {kind} | {sum(numbers):,} | {' | '.join(f'{number:,}' for number in numbers)} |")
-    print(f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest {most / 1e6:.1f} MB (both with memory traced)")
+    print(
+        f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest {most / 1e6:.1f} MB (both with memory traced)"
+    )
     return 1 if findings else 0
 
 

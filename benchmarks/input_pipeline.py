@@ -17,11 +17,11 @@ from flax import nnx
 
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, optimizer, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.mesh import Devices
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.transformer import Transformer
 
 UNTIMED = 16  # as many as the stream may have made ahead while another had its turn
@@ -60,20 +60,34 @@ def made_here(text: Corpus) -> Iterator[Batch]:
     """The same batches without anything made ahead."""
     for number in itertools.count():
         bucket, pairs = text.plan.batch_indices(number)
-        yield batches.make_batch(text.train, pairs, text.plan.widths[bucket], text.plan.rows[bucket])
+        yield batches.make_batch(
+            text.train, pairs, text.plan.widths[bucket], text.plan.rows[bucket]
+        )
 
 
 def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
     """Of each way to get batches, a row a round: seconds of waiting and of the whole step. In a round all ways take the same batches."""
     options = TrainOptions()
     with tempfile.TemporaryDirectory() as folder:
-        text = corpus.prepare(options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).count)
+        text = corpus.prepare(
+            options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).count
+        )
     trainer = Trainer(text, options)
     plain = made_here(text)
     for bucket in range(len(text.plan.widths)):  # compiled before the first turn
-        trainer.run(next(batch for batch in made_here(text) if batch.source.shape[1] == text.plan.widths[bucket]))
+        trainer.run(
+            next(
+                batch
+                for batch in made_here(text)
+                if batch.source.shape[1] == text.plan.widths[bucket]
+            )
+        )
     stream = batches.train_stream(text.train, text.plan)
-    found: dict[str, list[tuple[float, float]]] = {"ready before the loop": [], "made ahead (train_stream)": [], "made by the loop": []}
+    found: dict[str, list[tuple[float, float]]] = {
+        "ready before the loop": [],
+        "made ahead (train_stream)": [],
+        "made by the loop": [],
+    }
     for number in range(rounds):
         start = number * (UNTIMED + steps)
         ready = iter(list(itertools.islice(made_here(text), start, start + UNTIMED + steps)))
@@ -90,11 +104,16 @@ def main() -> None:
     args = parser.parse_args()
     load = os.getloadavg()[0]
     found = measure(args.rounds, args.steps)
-    print("| batches are | a step waits, ms | a step in all, ms | of it waiting |\n|---|---|---|---|")
+    print(
+        "| batches are | a step waits, ms | a step in all, ms | of it waiting |\n|---|---|---|---|"
+    )
     for name, times in found.items():
         waiting, whole = 1000 * np.median(times, axis=0)
         print(f"| {name} | {waiting:.3f} | {whole:.1f} | {waiting / whole:.2%} |")
-    device, cores = jax.devices()[0].device_kind, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    device, cores = (
+        jax.devices()[0].device_kind,
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    )
     print(f"\nJAX device {device}, {cores} cores; load average before: {load:.1f}")
 
 

@@ -11,9 +11,14 @@ from typing import Any
 from benchmarks import interruptions_child, interruptions_runs, interruptions_verdict
 from benchmarks.interruptions_runs import EVAL_EVERY, PHASES, STEPS, Ended, Moment, Place
 from benchmarks.interruptions_verdict import Outcome
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 
-REPEATED = ("steps", "validation", "save", "prune")  # phases of every validation; after the last of them only averaging is left
+REPEATED = (
+    "steps",
+    "validation",
+    "save",
+    "prune",
+)  # phases of every validation; after the last of them only averaging is left
 LONGEST = 7  # interruptions of one chain
 COLD = 10  # every so-many-th chain begins without compiled programs, and keeps its own
 ATTEMPTS = 4  # starts for each interruption that is asked for: some runs end before it comes
@@ -41,7 +46,13 @@ class Reference:
             spans.setdefault(phase, []).append(over - began)
         words = [word.removeprefix("call ") for _, word in ended.words if word.startswith("call ")]
         calls = {call: words.count(call) for call in interruptions_child.CALLS.values()}
-        return cls(name, place.arguments, interruptions_runs.left(place.run), spans, {call: n for call, n in calls.items() if n})
+        return cls(
+            name,
+            place.arguments,
+            interruptions_runs.left(place.run),
+            spans,
+            {call: n for call, n in calls.items() if n},
+        )
 
 
 def lengths(count: int, seed: int, kind: str) -> list[int]:
@@ -56,7 +67,16 @@ def lengths(count: int, seed: int, kind: str) -> list[int]:
 class Chain:
     """Interrupts runs of one setting until as many interruptions have happened as were asked for. Everything is decided by seed, kind and number."""
 
-    def __init__(self, kind: str, number: int, seed: int, count: int, to: Reference, work: Path, compiled: Path):
+    def __init__(
+        self,
+        kind: str,
+        number: int,
+        seed: int,
+        count: int,
+        to: Reference,
+        work: Path,
+        compiled: Path,
+    ):
         self.kind, self.number, self.count, self.to = kind, number, count, to
         self.random = random.Random(f"{seed} {kind} {number}")
         self.folder = work / f"{kind}-{number}"
@@ -84,7 +104,9 @@ class Chain:
         ended = self._interrupted(place, count, found)
         if any(outcome.wrong for outcome in found):
             return found
-        wrong = interruptions_verdict.clean_end(ended) or interruptions_runs.differences(place.run, self.to.left)
+        wrong = interruptions_verdict.clean_end(ended) or interruptions_runs.differences(
+            place.run, self.to.left
+        )
         if wrong and not found:
             found.append(Outcome(self.kind, self.number, "none came", PHASES[-1]))
         for outcome in found:
@@ -102,7 +124,9 @@ class Chain:
                 found.append(outcome)
             if not outcome or outcome.wrong:
                 return ended
-            if ended.code == 0:  # it had just finished, or the call that failed was harmless: another start has to change nothing
+            if (
+                ended.code == 0
+            ):  # it had just finished, or the call that failed was harmless: another start has to change nothing
                 break
         return place.start()
 
@@ -120,10 +144,15 @@ class Chain:
 
     def _call(self, ahead: float) -> dict[str, Any]:
         call = self.random.choice(sorted(self.to.calls))
-        return {"call": call, "number": self.random.randint(1, max(1, round(self.to.calls[call] * ahead)))}
+        return {
+            "call": call,
+            "number": self.random.randint(1, max(1, round(self.to.calls[call] * ahead))),
+        }
 
     def _moment(self, ahead: float) -> Moment:
-        phase = self.random.choice([phase for phase in PHASES if ahead or phase not in (*REPEATED, "compile")])
+        phase = self.random.choice(
+            [phase for phase in PHASES if ahead or phase not in (*REPEATED, "compile")]
+        )
         times = max(1, round(ahead * STEPS / EVAL_EVERY)) if phase in REPEATED else 1
         occurrence = self.random.randint(1, times)
         delay = self.random.uniform(0, self.random.choice(self.to.durations[phase]))
@@ -131,4 +160,10 @@ class Chain:
             return Moment(phase, occurrence, delay, (signal.SIGKILL,))
         first = signal.SIGINT if self.random.random() < 0.5 else signal.SIGTERM
         again = self.random.random() < 0.2
-        return Moment(phase, occurrence, delay, (first, first) if again else (first,), self.random.uniform(0, 0.3))
+        return Moment(
+            phase,
+            occurrence,
+            delay,
+            (first, first) if again else (first,),
+            self.random.uniform(0, 0.3),
+        )

@@ -22,9 +22,20 @@ from typing import Any
 
 from benchmarks import interruptions_controls
 
-CALLS = {"open": "open", "os.rename": "rename", "os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.remove": "unlink", "fsync": "fsync"}
+CALLS = {
+    "open": "open",
+    "os.rename": "rename",
+    "os.mkdir": "mkdir",
+    "os.rmdir": "rmdir",
+    "os.remove": "unlink",
+    "fsync": "fsync",
+}
 """The watched calls by their audit events; replace is a rename to Python, too, and of open only that for writing is watched."""
-DIR_FD = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1}  # which of an event's arguments is the folder that a path is relative to
+DIR_FD = {
+    "os.mkdir": 2,
+    "os.rmdir": 1,
+    "os.remove": 1,
+}  # which of an event's arguments is the folder that a path is relative to
 ERRORS = ("ENOSPC", "EIO", "EDQUOT")
 FULL = "full"  # from the call on, no file grows beyond FULL_AT bytes: this reaches what C++ writes, too
 FULL_AT = 200
@@ -103,10 +114,14 @@ class Watch:
         sys.addaudithook(self)
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in CALLS or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+        if event not in CALLS or (
+            event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             return
         path = arguments[0]
-        if isinstance(path, (str, os.PathLike)) and self._absolute(event, path, arguments).startswith(self.folder):
+        if isinstance(path, (str, os.PathLike)) and self._absolute(
+            event, path, arguments
+        ).startswith(self.folder):
             self._count(CALLS[event], os.fspath(path))
 
     def _absolute(self, event: str, path: str | os.PathLike, arguments: tuple[Any, ...]) -> str:
@@ -127,7 +142,9 @@ class Watch:
         if self.task.does == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.task.does == FULL:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_AT, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (FULL_AT, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            )
         else:
             number = getattr(errno, self.task.does)
             raise OSError(number, os.strerror(number), path)

@@ -28,7 +28,11 @@ def zero_moments(state: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    return state._replace(moments=jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if leaf.ndim else leaf, state.moments))
+    return state._replace(
+        moments=jax.tree.map(
+            lambda leaf: jnp.zeros_like(leaf) if leaf.ndim else leaf, state.moments
+        )
+    )
 
 
 def zero_schedule(state: Any) -> Any:
@@ -37,9 +41,17 @@ def zero_schedule(state: Any) -> Any:
     import optax
 
     def again(part: Any) -> Any:
-        return part._replace(count=part.count * 0) if isinstance(part, optax.ScaleByScheduleState) else part
+        return (
+            part._replace(count=part.count * 0)
+            if isinstance(part, optax.ScaleByScheduleState)
+            else part
+        )
 
-    return state._replace(moments=jax.tree.map(again, state.moments, is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState)))
+    return state._replace(
+        moments=jax.tree.map(
+            again, state.moments, is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState)
+        )
+    )
 
 
 def other_average(state: Any) -> Any:
@@ -55,7 +67,9 @@ def other_batch(state: Any) -> Any:
     from jax_transformer.data import batches
 
     stream = batches.train_stream
-    batches.train_stream = lambda encoded, plan, start, stop: stream(encoded, plan, start + 1, stop + 1)
+    batches.train_stream = lambda encoded, plan, start, stop: stream(
+        encoded, plan, start + 1, stop + 1
+    )
     return state
 
 

@@ -11,10 +11,12 @@ from benchmarks import interruptions_controls, interruptions_runs, interruptions
 from benchmarks.interruptions_chains import Reference
 from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Place
 from jax_transformer.errors import CheckpointError
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 
 THROUGH_TRAIN = 12  # damages that a whole run meets
-STOPPED_AT = STEPS - EVAL_EVERY - LOG_EVERY - 1  # between two lines of metrics and two validations: a line is half measured
+STOPPED_AT = (
+    STEPS - EVAL_EVERY - LOG_EVERY - 1
+)  # between two lines of metrics and two validations: a line is half measured
 
 
 @dataclass
@@ -103,13 +105,19 @@ class Damage:
 
     def swap_folders(self, folder: Path, step: int) -> tuple[set[int], str]:
         other, aside = self._another(folder, step), folder / "aside"
-        for source, destination in ((str(step), "aside"), (str(other), str(step)), ("aside", str(other))):
+        for source, destination in (
+            (str(step), "aside"),
+            (str(other), str(step)),
+            ("aside", str(other)),
+        ):
             (folder / source).rename(folder / destination)
         assert not aside.exists()
         return {step, other}, f"folders {step} and {other} swapped"
 
     def _file(self, folder: Path, step: int) -> tuple[Path, bytearray]:
-        path = self.random.choice([path for path in _files(folder / str(step)) if path.stat().st_size])
+        path = self.random.choice(
+            [path for path in _files(folder / str(step)) if path.stat().st_size]
+        )
         return path, bytearray(path.read_bytes())
 
     def _another(self, folder: Path, step: int) -> int:
@@ -129,9 +137,14 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def damages(options: argparse.Namespace, whole: Reference, work: Path, compiled: Path) -> Iterator[Found]:
+def damages(
+    options: argparse.Namespace, whole: Reference, work: Path, compiled: Path
+) -> Iterator[Found]:
     """So many damages to the checkpoints of a finished run, each checked by itself; then a few that a run meets."""
-    run, choose = Place(work / f"whole-{whole.name}-warm", whole.arguments, compiled).run, random.Random(f"{options.seed} damages")
+    run, choose = (
+        Place(work / f"whole-{whole.name}-warm", whole.arguments, compiled).run,
+        random.Random(f"{options.seed} damages"),
+    )
     kinds = Damage(choose).kinds()
     for number in range(options.damages):
         copy = work / "damaged"
@@ -142,7 +155,12 @@ def damages(options: argparse.Namespace, whole: Reference, work: Path, compiled:
         stopped = stop(whole, work, compiled)
         for number in range(THROUGH_TRAIN):
             source = stopped if number % 3 else run.parent
-            yield met(kinds[number % 7], whole, source, Place(work / f"met-{number}", whole.arguments, compiled))
+            yield met(
+                kinds[number % 7],
+                whole,
+                source,
+                Place(work / f"met-{number}", whole.arguments, compiled),
+            )
         yield all_damaged(kinds[0], stopped, Place(work / "all-damaged", whole.arguments, compiled))
 
 
@@ -177,7 +195,9 @@ def stop(whole: Reference, work: Path, compiled: Path) -> Path:
     place.folder.mkdir()
     ended = place.start(updates=STOPPED_AT)
     if ended.code != 75 or max(checkpoint.steps(place.run / "checkpoints")) % EVAL_EVERY == 0:
-        raise SystemExit(f"SIGTERM at step {STOPPED_AT} did not stop the run there: exit code {ended.code}\n{ended.err[-2000:]}")
+        raise SystemExit(
+            f"SIGTERM at step {STOPPED_AT} did not stop the run there: exit code {ended.code}\n{ended.err[-2000:]}"
+        )
     return place.folder
 
 
@@ -209,11 +229,18 @@ def all_damaged(damage: Callable, source: Path, place: Place) -> Found:
     folder = place.run / "checkpoints"
     for step in checkpoint.steps(folder):
         damage(folder, step)
-    before = {path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")}
-    ended, found = place.start(), Found(f"{damage.__name__}, then train", "every checkpoint", met=True)
+    before = {
+        path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")
+    }
+    ended, found = (
+        place.start(),
+        Found(f"{damage.__name__}, then train", "every checkpoint", met=True),
+    )
     if ended.code != CheckpointError.exit_code or ended.err.count("\n") != 1:
         found.wrong.append(f"exit code {ended.code}, {ended.err[-1000:]}")
-    if before != {path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")}:
+    if before != {
+        path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")
+    }:
         found.wrong.append("the folder was changed")
     return found
 
@@ -221,13 +248,17 @@ def all_damaged(damage: Callable, source: Path, place: Place) -> Found:
 # Controls
 
 
-def controls(options: argparse.Namespace, whole: Reference, work: Path, compiled: Path) -> Iterator[Found]:
+def controls(
+    options: argparse.Namespace, whole: Reference, work: Path, compiled: Path
+) -> Iterator[Found]:
     """A stopped run goes on rightly and ends equal; going on wrongly in one way, it must not."""
     del options
     (work / "controls").mkdir()
     source = stop(whole, work / "controls", compiled)
     for name in (None, *interruptions_controls.CONTROLS):
-        place = Place(work / "controls" / (name or "none").replace(" ", "-"), whole.arguments, compiled)
+        place = Place(
+            work / "controls" / (name or "none").replace(" ", "-"), whole.arguments, compiled
+        )
         shutil.copytree(source, place.folder)
         ended = place.start(control=name)
         differing = interruptions_runs.differences(place.run, whole.left)

@@ -17,25 +17,52 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "interruptions_child.py"
 STEPS, EVAL_EVERY, LOG_EVERY = 100, 20, 7
-PHASES = ("interpreter", "imports", "data", "state", "compile", "steps", "validation", "save", "prune", "average", "end")
+PHASES = (
+    "interpreter",
+    "imports",
+    "data",
+    "state",
+    "compile",
+    "steps",
+    "validation",
+    "save",
+    "prune",
+    "average",
+    "end",
+)
 """In the order of a run. ``interpreter`` ends with the first line of our code, ``end`` begins behind all work."""
 COMMON = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40 "
     "--data.vocab-size 300 --data.tokens-per-batch 128 --optimizer.warmup-steps 20 --optimizer.learning-rate 0.01 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every {LOG_EVERY} --average 3"
 )
-SETTINGS = {"ema": "--data.buckets 1 --optimizer.ema 0.9", "accumulate": "--data.buckets 2 --optimizer.accumulate 2"}
-ENGLISH, GERMAN = "the cat dog sees a red house small bird and", "die Katze Hund sieht eine rote Haus kleine Vogel und"
+SETTINGS = {
+    "ema": "--data.buckets 1 --optimizer.ema 0.9",
+    "accumulate": "--data.buckets 2 --optimizer.accumulate 2",
+}
+ENGLISH, GERMAN = (
+    "the cat dog sees a red house small bird and",
+    "die Katze Hund sieht eine rote Haus kleine Vogel und",
+)
 LONGEST = 300.0  # seconds that a child may take before it is said to hang
 RUN = "run"
 
 
 def write_text(folder: Path) -> list[str]:
     """Four files of text, and the flags that name them."""
-    words, choose, flags = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True)), random.Random(0), []
+    words, choose, flags = (
+        dict(zip(ENGLISH.split(), GERMAN.split(), strict=True)),
+        random.Random(0),
+        [],
+    )
     for split, count in (("train", 60), ("valid", 8)):
-        lines = [[choose.choice(list(words)) for _ in range(choose.randint(1, 6))] for _ in range(count)]
-        for side, text in (("source", lines), ("target", [[words[word] for word in line] for line in lines])):
+        lines = [
+            [choose.choice(list(words)) for _ in range(choose.randint(1, 6))] for _ in range(count)
+        ]
+        for side, text in (
+            ("source", lines),
+            ("target", [[words[word] for word in line] for line in lines]),
+        ):
             path = folder / f"{split}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
@@ -71,11 +98,16 @@ class Ended:
 
     def phase(self, at: float) -> str:
         """The phase that was going on at a time."""
-        return next((word for began, word in reversed(self.words) if began <= at and word in PHASES), PHASES[0])
+        return next(
+            (word for began, word in reversed(self.words) if began <= at and word in PHASES),
+            PHASES[0],
+        )
 
     def handled(self, at: float) -> bool:
         """Whether signals had a handler at a time."""
-        words = [word for began, word in self.words if began <= at and word in ("handled", "unhandled")]
+        words = [
+            word for began, word in self.words if began <= at and word in ("handled", "unhandled")
+        ]
         return words[-1:] == ["handled"]
 
     @property
@@ -101,13 +133,31 @@ class Place:
     def start(self, moment: Moment | None = None, **task: Any) -> Ended:
         """One start, to its end; ``task`` are fields of the child's task."""
         reader, writer = os.pipe()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XLA_", "JAX_"))}
-        environment |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(self.compiled)}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "XLA_", "JAX_"))
+        }
+        environment |= {
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self.compiled),
+        }
         environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        command = [sys.executable, str(CHILD), json.dumps({"pipe": writer, **task}), "train", "--run", RUN, *self.arguments]
+        command = [
+            sys.executable,
+            str(CHILD),
+            json.dumps({"pipe": writer, **task}),
+            "train",
+            "--run",
+            RUN,
+            *self.arguments,
+        ]
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         ended = Ended(0, "", "", [])
-        process = subprocess.Popen(command, cwd=self.folder, env=environment, text=True, pass_fds=(writer,), **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=environment, text=True, pass_fds=(writer,), **pipes
+        )  # type: ignore[call-overload]
         os.close(writer)
         sender = Sender(process, moment, ended)
         follower = threading.Thread(target=sender.follow, args=(reader,))
@@ -177,31 +227,43 @@ def arrays(folder: Path, step: int) -> dict[str, str]:
     import numpy as np
     from orbax.checkpoint import v1 as ocp
 
-    path, here = (folder / str(step)).absolute(), jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), ocp.metadata(path).metadata)
+    path, here = (
+        (folder / str(step)).absolute(),
+        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    )
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        ocp.metadata(path).metadata,
+    )
     found = {}
     for name, leaf in jax.tree_util.tree_leaves_with_path(ocp.load(path, shapes)):
         array = np.asarray(leaf)
         digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
-        found[jax.tree_util.keystr(name, simple=True, separator="/")] = f"{array.dtype} {array.shape} {digest}"
+        found[jax.tree_util.keystr(name, simple=True, separator="/")] = (
+            f"{array.dtype} {array.shape} {digest}"
+        )
     return found
 
 
 def left(run: Path) -> dict[str, Any]:
     """All that is compared of a finished run, flat: file names, small files, metrics but their speed, checkpoints and their manifests."""
-    from jax_transformer.training import checkpoint
+    from jax_transformer.storage import checkpoint
 
     found: dict[str, Any] = {f"file {path.relative_to(run)}": True for path in run.iterdir()}
     for name in ("config.json", "train_config.json", "data.json", "tokenizer.json"):
         found[name] = (run / name).read_text() if (run / name).exists() else None
     for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
-        found[f"metrics.jsonl line {number}"] = {name: value for name, value in json.loads(line).items() if name != "tokens_per_second"}
+        found[f"metrics.jsonl line {number}"] = {
+            name: value for name, value in json.loads(line).items() if name != "tokens_per_second"
+        }
     for folder in (run / "checkpoints", run / "averaged"):
         found |= {f"file {path.relative_to(run)}": True for path in folder.iterdir()}
         for step in checkpoint.steps(folder):
             name = f"{folder.name}/{step}"
             about = checkpoint.manifest(folder, step)
-            found |= {f"{name} manifest {key}": value for key, value in about.items() if key != "sha256"}
+            found |= {
+                f"{name} manifest {key}": value for key, value in about.items() if key != "sha256"
+            }
             found |= {f"{name} {key}": value for key, value in arrays(folder, step).items()}
     return found
 
@@ -227,4 +289,8 @@ def differences(run: Path, reference: dict[str, Any]) -> list[str]:
 def _difference(name: str, found: dict[str, Any], reference: dict[str, Any]) -> str:
     if name not in reference:
         return f"{name}: too many"
-    return f"{name}: missing" if name not in found else f"{name}: {str(found[name])[:80]} instead of {str(reference[name])[:80]}"
+    return (
+        f"{name}: missing"
+        if name not in found
+        else f"{name}: {str(found[name])[:80]} instead of {str(reference[name])[:80]}"
+    )

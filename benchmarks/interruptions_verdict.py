@@ -9,13 +9,24 @@ from typing import Any
 from benchmarks import interruptions_child
 from benchmarks.interruptions_runs import LONGEST, PHASES, Ended, Place
 from jax_transformer.errors import CheckpointError, InputError, Preempted
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 
 REFUSALS = (InputError.exit_code, CheckpointError.exit_code)  # of a call that failed
 WITHOUT_HANDLER = (PHASES[0], "imports", "end")  # where a signal may do what it does to any program
 WORK = ("validation", "save")  # what no run begins and then ends with 0 that was asked to stop
-AT_ONCE = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)  # of a second signal
-TRAINED = ("steps", "validation", "save", "prune", "average")  # where something is there to be saved
+AT_ONCE = (
+    -signal.SIGTERM,
+    -signal.SIGINT,
+    128 + signal.SIGTERM,
+    128 + signal.SIGINT,
+)  # of a second signal
+TRAINED = (
+    "steps",
+    "validation",
+    "save",
+    "prune",
+    "average",
+)  # where something is there to be saved
 
 
 @dataclass
@@ -38,14 +49,28 @@ class Outcome:
     """What was not as promised, in this process or at the end of the run."""
 
 
-def judge(kind: str, chain: int, place: Place, ended: Ended, task: dict[str, Any]) -> Outcome | None:
+def judge(
+    kind: str, chain: int, place: Place, ended: Ended, task: dict[str, Any]
+) -> Outcome | None:
     """What happened to a process, None where it ended before anything could."""
     if ended.fault:
         phase, call = ended.fault
-        outcome = Outcome(kind, chain, f"{task.get('does', interruptions_child.KILL)} at {call}", phase, harmless=ended.code == 0)
+        outcome = Outcome(
+            kind,
+            chain,
+            f"{task.get('does', interruptions_child.KILL)} at {call}",
+            phase,
+            harmless=ended.code == 0,
+        )
     elif ended.sent and not (ended.code == 0 and kind == "kills"):
         at = ended.sent[0][0]
-        outcome = Outcome(kind, chain, " ".join(number.name for _, number in ended.sent), ended.phase(at), seconds=ended.ended - at)
+        outcome = Outcome(
+            kind,
+            chain,
+            " ".join(number.name for _, number in ended.sent),
+            ended.phase(at),
+            seconds=ended.ended - at,
+        )
     else:
         return None
     if ended.hung:
@@ -66,7 +91,9 @@ def clean_end(ended: Ended) -> list[str]:
     if ended.hung:
         return [f"{_hung(ended)}\n{ended.err[-2000:]}"]
     if ended.code != 0:
-        return [f"a start that nothing interrupted ended with exit code {ended.code}\n{ended.err[-2000:]}"]
+        return [
+            f"a start that nothing interrupted ended with exit code {ended.code}\n{ended.err[-2000:]}"
+        ]
     return [f"a traceback on stderr\n{ended.err[-2000:]}"] if _traceback(ended) else []
 
 
@@ -88,14 +115,18 @@ def _of_a_signal(place: Place, ended: Ended, outcome: Outcome) -> Iterator[str]:
         return
     if ended.code not in (0, Preempted.exit_code):
         yield f"exit code {ended.code} after {outcome.what}"
-    elif ended.code == 0 and any(began > ended.sent[0][0] and word in WORK for began, word in ended.words):
+    elif ended.code == 0 and any(
+        began > ended.sent[0][0] and word in WORK for began, word in ended.words
+    ):
         yield f"exit code 0 after {outcome.what} in phase {outcome.phase}: it did not stop"
     elif ended.code:
         yield from _of_what_is_saved(place, ended, outcome)
 
 
 def _of_what_is_saved(place: Place, ended: Ended, outcome: Outcome) -> Iterator[str]:
-    said = re.fullmatch(r"jax-transformer: stopped (?:before|(?:at|behind) step (\d+)).*", _last(ended))
+    said = re.fullmatch(
+        r"jax-transformer: stopped (?:before|(?:at|behind) step (\d+)).*", _last(ended)
+    )
     if not said:
         yield "no line that says where it stopped"
     elif said[1] is None and outcome.phase in TRAINED:

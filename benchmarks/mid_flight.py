@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_transformer import codec, transformer
-from jax_transformer.convert import torch_bridge
-from jax_transformer.convert.files import pt
+from jax_transformer import torch_bridge, transformer
+from jax_transformer.config import codec
 from jax_transformer.data import batches
-from jax_transformer.training import carried_state, corpus, curves, optimizer, step
-from jax_transformer.training.data_options import DataOptions
+from jax_transformer.data.options import DataOptions
+from jax_transformer.storage import pt
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import corpus, curves, optimizer, step, torch_checkpoint
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.transformer import Transformer
 from torch_reference import training
 
@@ -47,8 +47,17 @@ class Bench:
 
     @classmethod
     def prepare(cls, path: Path, steps: int) -> "Bench":
-        rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
-        sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "encoder_layers": 2, "decoder_layers": 2, "max_length": 64}
+        rates = dict.fromkeys(
+            ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
+        )
+        sizes = {
+            "d_model": 64,
+            "num_heads": 4,
+            "d_ff": 128,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "max_length": 64,
+        }
         options = TrainOptions(
             steps=steps,
             model=ModelOptions("small", **sizes, **rates),
@@ -61,18 +70,28 @@ class Bench:
         folder.write(folder.train_config, codec.to_json(options))
         corpus.record(made, folder)
         rule = optimizer.make(options.optimizer, steps)
-        return cls(training.read(path), options, made, step.make_step(made.config, rule, options.optimizer.label_smoothing))
+        return cls(
+            training.read(path),
+            options,
+            made,
+            step.make_step(made.config, rule, options.optimizer.label_smoothing),
+        )
 
     def begin(self, dtype: str) -> dict[str, Any]:
         """The initial weights of ``train``."""
         model = Transformer(self.corpus.config, rngs=nnx.Rngs(params=self.options.seed))
-        arrays = {name: jnp.asarray(array, dtype) for name, array in transformer.flatten(model).items()}
-        state = step.initial_state(transformer.unflatten(model.config, arrays), optimizer.make(self.options.optimizer, self.options.steps))
+        arrays = {
+            name: jnp.asarray(array, dtype) for name, array in transformer.flatten(model).items()
+        }
+        state = step.initial_state(
+            transformer.unflatten(model.config, arrays),
+            optimizer.make(self.options.optimizer, self.options.steps),
+        )
         return self.from_jax(state)
 
     def from_jax(self, state: step.TrainState) -> dict[str, Any]:
         names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
-        return carried_state.to_checkpoint(state, self.options, self.corpus.config, names)
+        return torch_checkpoint.to_checkpoint(state, self.options, self.corpus.config, names)
 
     def in_torch(self, source: Path, destination: Path, updates: int) -> list[float]:
         loop = training.Loop(self.run, torch_bridge.twin(self.corpus.config))
@@ -82,16 +101,23 @@ class Bench:
         return losses
 
     def in_jax(self, source: Path, destination: Path, updates: int) -> list[float]:
-        state, losses = carried_state.from_checkpoint(pt.read(source), self.options, self.corpus.config), []
+        state, losses = (
+            torch_checkpoint.from_checkpoint(pt.read(source), self.options, self.corpus.config),
+            [],
+        )
         first = int(state.step)
-        for batch in batches.train_stream(self.corpus.train, self.corpus.plan, first, first + updates):
+        for batch in batches.train_stream(
+            self.corpus.train, self.corpus.plan, first, first + updates
+        ):
             state, measured = self.train_step(state, [batch], jax.random.key(0))
             losses.append(float(measured["loss"]))
         pt.write(destination, self.from_jax(state))
         return losses
 
 
-def flights(bench: Bench, folder: Path, dtype: str, updates: int) -> Iterator[tuple[str, list[float], dict[str, Any]]]:
+def flights(
+    bench: Bench, folder: Path, dtype: str, updates: int
+) -> Iterator[tuple[str, list[float], dict[str, Any]]]:
     """Each way to make three times ``updates`` steps: its name, losses and last checkpoint."""
     folder.mkdir()
     start, end = folder / "0.pt", folder / "end.pt"
@@ -112,7 +138,10 @@ def flights(bench: Bench, folder: Path, dtype: str, updates: int) -> Iterator[tu
 
 def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, float]:
     """The largest difference of a weight, and of one that the model's output depends on: a key's bias has no gradient but rounding."""
-    errors = {name: np.abs(np.float64(ours["model"][name]) - theirs["model"][name]) for name in ours["model"]}
+    errors = {
+        name: np.abs(np.float64(ours["model"][name]) - theirs["model"][name])
+        for name in ours["model"]
+    }
     all_of_them = max(float(error.max()) for error in errors.values())
     for name, error in errors.items():
         if name.endswith("in_proj_bias"):  # query, key, value
@@ -128,18 +157,39 @@ def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int)
     from matplotlib import pyplot as plt
 
     with plt.rc_context(curves.STYLE):
-        figure, (above, below) = plt.subplots(2, sharex=True, figsize=(8, 6), height_ratios=(3, 2), layout="constrained")
+        figure, (above, below) = plt.subplots(
+            2, sharex=True, figsize=(8, 6), height_ratios=(3, 2), layout="constrained"
+        )
         now = np.arange(1, 3 * updates + 1)
         above.plot(now, losses["float64"][STAYED], color="#bbbbbb", linewidth=5, label=STAYED)
-        for leg, (framework, color) in enumerate((("PyTorch", curves.ORANGE), ("JAX", curves.BLUE), ("PyTorch again", curves.ORANGE))):
+        for leg, (framework, color) in enumerate(
+            (("PyTorch", curves.ORANGE), ("JAX", curves.BLUE), ("PyTorch again", curves.ORANGE))
+        ):
             part = slice(leg * updates, (leg + 1) * updates)
-            above.plot(now[part], losses["float64"][SWITCHED][part], color=color, linewidth=1.2, label=framework)
+            above.plot(
+                now[part],
+                losses["float64"][SWITCHED][part],
+                color=color,
+                linewidth=1.2,
+                label=framework,
+            )
         above.set(title="One run, two switches of framework", ylabel="loss, nats a token")
         above.legend()
         for dtype, color in (("float32", curves.GREEN), ("float64", curves.BLUE)):
             apart = np.abs(np.subtract(losses[dtype][SWITCHED], losses[dtype][STAYED]))
-            below.plot(now[apart > 0], apart[apart > 0], ".", color=color, label=f"{dtype}, where not the same")
-        below.set(yscale="log", xlabel="update", ylabel="|difference of loss|\nto the run that stayed", ylim=(1e-17, 1))
+            below.plot(
+                now[apart > 0],
+                apart[apart > 0],
+                ".",
+                color=color,
+                label=f"{dtype}, where not the same",
+            )
+        below.set(
+            yscale="log",
+            xlabel="update",
+            ylabel="|difference of loss|\nto the run that stayed",
+            ylim=(1e-17, 1),
+        )
         below.legend()
         for axes in (above, below):
             for switch in (updates, 2 * updates):
@@ -148,9 +198,15 @@ def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=40, help="in each of the three legs (%(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("mid-flight.png"), help="the picture (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--updates", type=int, default=40, help="in each of the three legs (%(default)s)"
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=Path("mid-flight.png"), help="the picture (%(default)s)"
+    )
     told = parser.parse_args()
     torch.set_num_threads(1)  # so that the pools of two frameworks do not hinder each other
     losses: dict[str, dict[str, list[float]]] = {}
@@ -159,15 +215,24 @@ def main() -> None:
         bench = Bench.prepare(Path(temporary) / "run", 3 * told.updates)
         for dtype in DTYPES:
             with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-                found = {name: (curve, end) for name, curve, end in flights(bench, Path(temporary) / dtype, dtype, told.updates)}
+                found = {
+                    name: (curve, end)
+                    for name, curve, end in flights(
+                        bench, Path(temporary) / dtype, dtype, told.updates
+                    )
+                }
             losses[dtype] = {name: curve for name, (curve, _) in found.items()}
             for name in (SWITCHED, STAYED_JAX):
                 apart = np.abs(np.subtract(losses[dtype][name], losses[dtype][STAYED])).max()
                 weights = weights_apart(found[name][1], found[STAYED][1])
-                rows.append(f"| {dtype}: {name} | {apart:.1e} | {weights[0]:.1e} | {weights[1]:.1e} |")
+                rows.append(
+                    f"| {dtype}: {name} | {apart:.1e} | {weights[0]:.1e} | {weights[1]:.1e} |"
+                )
     draw(told.plot, losses, told.updates)
     curve = losses["float64"][SWITCHED]
-    print(f"{3 * told.updates} updates, loss {curve[0]:.2f} to {curve[-1]:.2f}; each against the run that stayed in PyTorch:\n")
+    print(
+        f"{3 * told.updates} updates, loss {curve[0]:.2f} to {curve[-1]:.2f}; each against the run that stayed in PyTorch:\n"
+    )
     print("\n".join(rows))
 
 

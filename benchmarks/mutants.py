@@ -59,7 +59,9 @@ def table(results: list[Result], wanted: dict[str, Mutant]) -> Iterator[str]:
             for result in rows:
                 test = result.test.rpartition("/")[2].replace("|", "\\|")
                 named = f"`{result.named}`" if wanted[result.name].module else "–"
-                wrong = f" (not `{wanted[result.name].module}`)" if wrong_name(result, wanted) else ""
+                wrong = (
+                    f" (not `{wanted[result.name].module}`)" if wrong_name(result, wanted) else ""
+                )
                 off = "–" if result.figure is None else f"{result.figure:.1e}"
                 yield f"| {result.name} | {wanted[result.name].met} | {result.verdict} | `{test}` | {named}{wrong} | {off} | {result.seconds:.0f} |"
 
@@ -68,24 +70,50 @@ def publish(lines: list[str]) -> None:
     """The table into docs/parity.md, between its two marks."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2], encoding="utf-8")
+    PAGE.write_text(
+        f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2],
+        encoding="utf-8",
+    )
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="faults whose name has one of these words, or pages")
-    parser.add_argument("--results", type=Path, help="a file of results, a JSON object a line: a fault that has one is not run again")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/parity.md")
-    parser.add_argument("--control", action="store_true", help="run the same tests in the same way without any fault: all have to pass")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="faults whose name has one of these words, or pages",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="a file of results, a JSON object a line: a fault that has one is not run again",
+    )
+    parser.add_argument(
+        "--publish", action="store_true", help="write the table into docs/parity.md"
+    )
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="run the same tests in the same way without any fault: all have to pass",
+    )
     return parser.parse_args()
 
 
 def known(path: Path | None, listed: list[tuple[str, Mutant]]) -> dict[str, Result]:
     """Results of an earlier campaign, of faults that are still in the list."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    lines = (
+        path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    )
     pages = {mutant.name: page for page, mutant in listed}
     found = (Result(**json.loads(line)) for line in lines)
-    return {result.name: replace(result, page=pages[result.name]) for result in found if result.name in pages}
+    return {
+        result.name: replace(result, page=pages[result.name])
+        for result in found
+        if result.name in pages
+    }
 
 
 def main() -> None:
@@ -93,7 +121,11 @@ def main() -> None:
     listed = [(page, mutant) for page, each in mutants().items() for mutant in each]
     wanted = {mutant.name: mutant for _, mutant in listed}
     results = known(options.results, listed)
-    chosen = [(p, m) for p, m in listed if options.only is None or any(word == p or word in m.name for word in options.only)]
+    chosen = [
+        (p, m)
+        for p, m in listed
+        if options.only is None or any(word == p or word in m.name for word in options.only)
+    ]
     todo = [(page, mutant) for page, mutant in chosen if mutant.name not in results]
     with tempfile.TemporaryDirectory() as name:
         settings(Path(name) / "cache")
@@ -101,7 +133,11 @@ def main() -> None:
             raise SystemExit(control(chosen, prepare(Path(name))))
         for result in campaign(todo, prepare(Path(name))):
             results[result.name] = result
-            print(f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)", file=sys.stderr, flush=True)
+            print(
+                f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)",
+                file=sys.stderr,
+                flush=True,
+            )
             if options.results:
                 with open(options.results, "a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(result)) + "\n")

@@ -17,7 +17,15 @@ MUTANTS = [
         _SELF,
         met="a missing root, in tutorials' code",
     ),
-    Mutant("scores not scaled", _FILE, "q * jnp.asarray(scale, q.dtype), k)", "q, k)", level("attention"), _SELF, met="missing scale"),
+    Mutant(
+        "scores not scaled",
+        _FILE,
+        "q * jnp.asarray(scale, q.dtype), k)",
+        "q, k)",
+        level("attention"),
+        _SELF,
+        met="missing scale",
+    ),
     Mutant(
         "scores scaled twice",
         _FILE,
@@ -137,7 +145,9 @@ MUTANTS = [
         _FILE,
         "        weights = dropout(weights, rate)\n    if mixing",
         '        kept, weights = weights, dropout(weights, rate)\n        return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), kept\n    if mixing',
-        ("parity_tests/unit/test_dropout.py::test_attention_drops_its_weights_and_reports_them_so",),
+        (
+            "parity_tests/unit/test_dropout.py::test_attention_drops_its_weights_and_reports_them_so",
+        ),
         met="torch gives them after dropout, others before",
     ),
     Mutant(

@@ -30,7 +30,11 @@ def compared(mutant: Mutant) -> tuple[str | None, float | None]:
     if found is not None and not report.result.agrees and found.output is not None:
         measured = found.output
     elif found is not None:
-        measured = next(m for m in (found.input_gradient, *found.parameters.values()) if m is not None and not m.agrees)
+        measured = next(
+            m
+            for m in (found.input_gradient, *found.parameters.values())
+            if m is not None and not m.agrees
+        )
     return None if report.agrees or found is None else found.ours, measured.wide.max_abs
 
 
@@ -48,7 +52,9 @@ def _pair(name: str) -> tuple[Any, Any, tuple, Any]:
     pad = family.config.source_pad_id
 
     def call(model: Any, source: Any, target: Any) -> Any:
-        return model(input_ids=source, attention_mask=(source != pad).long(), decoder_input_ids=target).logits
+        return model(
+            input_ids=source, attention_mask=(source != pad).long(), decoder_input_ids=target
+        ).logits
 
     return family.ours, family.theirs, huggingface.batch(family.config), call
 
@@ -61,6 +67,8 @@ def _in_float64() -> None:
         modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
         def norm(self: Any, x: Any) -> Any:
-            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+            return self.weight * (
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+            )
 
         getattr(modeling, f"{prefix}LayerNorm").forward = norm

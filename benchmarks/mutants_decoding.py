@@ -3,11 +3,15 @@
 from benchmarks.mutants_fault import Mutant
 
 _CACHE, _WHOLE = "jax_transformer/nn/cache.py", "jax_transformer/transformer.py"
-_LOOP, _SEARCH, _BEAMS, _SAMPLING = (f"jax_transformer/generate/{name}.py" for name in ("stepwise", "search", "beams", "sampling"))
+_LOOP, _SEARCH, _BEAMS, _SAMPLING = (
+    f"jax_transformer/generate/{name}.py" for name in ("stepwise", "search", "beams", "sampling")
+)
 _UNIT = "parity_tests/unit/test_generate.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
 _STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[lesson10]",)
-_LEARNED = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[pre-norm, learned positions]",)
+_LEARNED = (
+    f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[pre-norm, learned positions]",
+)
 _BEAM = (f"{_UNIT}::test_beam_is_the_plain_search[2]",)
 _STOP = (f"{_UNIT}::test_an_end_token_is_followed_by_padding_and_the_loop_stops_early",)
 
@@ -68,7 +72,14 @@ MUTANTS = [
         _BEAM,
         met="a cache that is not reordered, off by one",
     ),
-    Mutant("beams see each other", _WHOLE, "self_mask & cache.ancestors()", "self_mask", _BEAM, met="beams of a row in one cache"),
+    Mutant(
+        "beams see each other",
+        _WHOLE,
+        "self_mask & cache.ancestors()",
+        "self_mask",
+        _BEAM,
+        met="beams of a row in one cache",
+    ),
     Mutant(
         "the start token said at every step",
         _BEAMS,
@@ -77,7 +88,14 @@ MUTANTS = [
         _BEAM,
         met="decoder input",
     ),
-    Mutant("only as many continuations as beams", _BEAMS, "2 * search.size)", "search.size)", _BEAM, met="ends crowd out what goes on"),
+    Mutant(
+        "only as many continuations as beams",
+        _BEAMS,
+        "2 * search.size)",
+        "search.size)",
+        _BEAM,
+        met="ends crowd out what goes on",
+    ),
     Mutant(
         "logits added up, not log-probabilities",
         _BEAMS,
@@ -115,7 +133,10 @@ MUTANTS = [
         _SEARCH,
         "penalty(jnp.asarray(places))",
         "penalty(beams.step)",
-        (f"{_UNIT}::test_beam_is_the_plain_search[2]", f"{_UNIT}::test_beam_is_the_plain_search[4]"),
+        (
+            f"{_UNIT}::test_beam_is_the_plain_search[2]",
+            f"{_UNIT}::test_beam_is_the_plain_search[4]",
+        ),
         met="early stop, as a heuristic",
     ),
     Mutant(
@@ -142,7 +163,14 @@ MUTANTS = [
         (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
         met="tokens behind the end",
     ),
-    Mutant("greedy runs to the last place", _LOOP, "(step < places) & ~done.all()", "step < places", _STOP, met="early stop"),
+    Mutant(
+        "greedy runs to the last place",
+        _LOOP,
+        "(step < places) & ~done.all()",
+        "step < places",
+        _STOP,
+        met="early stop",
+    ),
     Mutant(
         "greedy stops with its first row",
         _LOOP,
@@ -156,7 +184,9 @@ MUTANTS = [
         _SAMPLING,
         "/ temperature.astype(dtype)",
         "* temperature.astype(dtype)",
-        ("parity_tests/unit/test_sampling.py::test_first_tokens_have_the_distribution_that_was_asked_for",),
+        (
+            "parity_tests/unit/test_sampling.py::test_first_tokens_have_the_distribution_that_was_asked_for",
+        ),
         met="inverse temperature",
     ),
     Mutant(
@@ -164,7 +194,9 @@ MUTANTS = [
         _SAMPLING,
         "jnp.cumsum(probabilities, axis=-1) - probabilities",
         "jnp.cumsum(probabilities, axis=-1)",
-        ("parity_tests/unit/test_sampling.py::test_the_nucleus_is_the_fewest_tokens_that_reach_top_p",),
+        (
+            "parity_tests/unit/test_sampling.py::test_the_nucleus_is_the_fewest_tokens_that_reach_top_p",
+        ),
         met="top-p's token that crosses the line",
     ),
 ]

@@ -52,7 +52,12 @@ MUTANTS = [
         _RELATIVE,
         "np.maximum(distances, 1).astype(np.float32) / np.float32(single)",
         "np.maximum(distances, 1) / single",
-        (f"{_DISTANCES}[32-128-T5]", f"{_DISTANCES}[14-33-T5]", f"{_DISTANCES}[64-1000-T5]", f"{_DISTANCES}[32-100000-T5]"),
+        (
+            f"{_DISTANCES}[32-128-T5]",
+            f"{_DISTANCES}[14-33-T5]",
+            f"{_DISTANCES}[64-1000-T5]",
+            f"{_DISTANCES}[32-100000-T5]",
+        ),
         met="a rounding that decides a bucket",
     ),
     Mutant(

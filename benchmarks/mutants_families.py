@@ -3,8 +3,16 @@
 from benchmarks.mutants_fault import FAMILIES, Mutant, family
 
 _PLACE = "jax_transformer/nn/positions.py"
-_NORM, _FEED, _EMBEDDING = "jax_transformer/nn/norm.py", "jax_transformer/nn/feed_forward.py", "jax_transformer/nn/embedding.py"
-_WHOLE, _BART, _T5 = "jax_transformer/transformer.py", "jax_transformer/convert/tables/bart.py", "jax_transformer/convert/tables/t5.py"
+_NORM, _FEED, _EMBEDDING = (
+    "jax_transformer/nn/norm.py",
+    "jax_transformer/nn/feed_forward.py",
+    "jax_transformer/nn/embedding.py",
+)
+_WHOLE, _BART, _T5 = (
+    "jax_transformer/transformer.py",
+    "jax_transformer/architectures/bart_table.py",
+    "jax_transformer/architectures/t5_table.py",
+)
 _SELF = "encoder.blocks.0.self_attention"
 
 MUTANTS = [
@@ -182,7 +190,9 @@ MUTANTS = [
         _EMBEDDING,
         "return rows if self.padding_trained else",
         "return rows if True else",
-        ("parity_tests/unit/test_model_fields.py::test_a_flip_changes_what_the_field_is_there_for[padding_trained]",),
+        (
+            "parity_tests/unit/test_model_fields.py::test_a_flip_changes_what_the_field_is_there_for[padding_trained]",
+        ),
         met="padding_idx has no gradient in torch",
     ),
     Mutant(

@@ -50,7 +50,9 @@ def applied(mutant: Mutant, root: Path = ROOT) -> str:
     """The whole text of the file with the fault in it. Raises ValueError unless the old text stands exactly once in it and the new differs."""
     text = (root / mutant.file).read_text(encoding="utf-8")
     if text.count(mutant.old) != 1 or mutant.old == mutant.new:
-        raise ValueError(f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}: say what now stands there")
+        raise ValueError(
+            f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}: say what now stands there"
+        )
     return text.replace(mutant.old, mutant.new)
 
 
@@ -83,11 +85,20 @@ def uncollected(nodes: Iterable[str], session: Any) -> list[str] | None:
     options, collected = session.config.option, {item.nodeid for item in session.items}
     files = {node.partition("::")[0] for node in collected}
     known = [node for node in nodes if node.partition("::")[0] in files]
-    if not known or options.keyword or options.markexpr not in ("", "not slow") or any("::" in name for name in session.config.args):
+    if (
+        not known
+        or options.keyword
+        or options.markexpr not in ("", "not slow")
+        or any("::" in name for name in session.config.args)
+    ):
         return None
     return not_among(known, collected)
 
 
 @lru_cache
 def _functions(path: Path) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }

@@ -2,7 +2,11 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_NORM, _FEED, _PLACE = ("jax_transformer/nn/norm.py", "jax_transformer/nn/feed_forward.py", "jax_transformer/nn/positions.py")
+_NORM, _FEED, _PLACE = (
+    "jax_transformer/nn/norm.py",
+    "jax_transformer/nn/feed_forward.py",
+    "jax_transformer/nn/positions.py",
+)
 _FIRST_NORM = "encoder.blocks.0.residuals.0.norm"
 _SAME_MASKS = "parity_tests/test_dropout.py::test_same_masks_same_loss_and_gradients"
 
@@ -65,7 +69,9 @@ MUTANTS = [
         _NORM,
         "y = standardize(x.astype(dtype), self.epsilon)",
         "y = standardize(x.astype(result_dtype), self.epsilon).astype(dtype)",
-        ("parity_tests/unit/test_arithmetic.py::test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once",),
+        (
+            "parity_tests/unit/test_arithmetic.py::test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once",
+        ),
         met="bfloat16 without the cast up",
     ),
     Mutant(

@@ -23,9 +23,22 @@ from parity_tests.compiling import FLAGS
 LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
 FOLDERS = ("jax_transformer", "torch_reference", "parity_tests", "benchmarks", "docs")
-OPTIONS = ("-o", "addopts=--import-mode=importlib --strict-config", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--no-header", "-s")
+OPTIONS = (
+    "-o",
+    "addopts=--import-mode=importlib --strict-config",
+    "-p",
+    "no:xdist",
+    "-p",
+    "no:cacheprovider",
+    "-q",
+    "--no-header",
+    "-s",
+)
 OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-OPTIONS += ("-m", "")  # tests that the suite leaves out as slow run here where a fault names them, whatever PYTEST_ADDOPTS says
+OPTIONS += (
+    "-m",
+    "",
+)  # tests that the suite leaves out as slow run here where a fault names them, whatever PYTEST_ADDOPTS says
 
 
 @dataclass
@@ -49,7 +62,9 @@ class Result:
 class Seeder:
     """A pytest plugin in the place of the loop over tests: one fork for each fault, in it the tests that reach it until one fails."""
 
-    def __init__(self, page_of: dict[str, str], mutants: Sequence[Mutant], report: Callable[[Result], None]):
+    def __init__(
+        self, page_of: dict[str, str], mutants: Sequence[Mutant], report: Callable[[Result], None]
+    ):
         self.page_of, self.mutants, self.report = page_of, mutants, report
         self.failure: tuple[str, str, bool] | None = None
         self.passed = 0
@@ -62,7 +77,9 @@ class Seeder:
         )  # a test file that makes an array when it is imported: its threads do not survive a fork
         for mutant in self.mutants if forks else self.mutants[:1]:
             self.report(
-                _forked(lambda mutant=mutant: self.result(session, mutant), mutant, self.page_of) if forks else self.result(session, mutant)
+                _forked(lambda mutant=mutant: self.result(session, mutant), mutant, self.page_of)
+                if forks
+                else self.result(session, mutant)
             )
         return True
 
@@ -73,15 +90,31 @@ class Seeder:
             seed(mutant)
             if mutant.module is not None or mutant.case != USUAL:
                 named, figure = mutants_compare.tried(mutant)
-            if absent := mutants_fault.not_among(mutant.tests, [item.nodeid for item in session.items]):
+            if absent := mutants_fault.not_among(
+                mutant.tests, [item.nodeid for item in session.items]
+            ):
                 raise LookupError(f"no such test: {', '.join(absent)}")
-            for item in [item for node in mutant.tests for item in session.items if mutants_fault.names(node, item.nodeid)]:
+            for item in [
+                item
+                for node in mutant.tests
+                for item in session.items
+                if mutants_fault.names(node, item.nodeid)
+            ]:
                 if self.failure is None:
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             verdict, how, test = self._verdict()
         except Exception:
             verdict, how, test = BROKEN, traceback.format_exc().strip().rpartition("\n")[2], ""
-        return Result(mutant.name, self.page_of[mutant.name], verdict, how, test, named, figure, round(time.monotonic() - began, 1))
+        return Result(
+            mutant.name,
+            self.page_of[mutant.name],
+            verdict,
+            how,
+            test,
+            named,
+            figure,
+            round(time.monotonic() - began, 1),
+        )
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         if call.excinfo is None:
@@ -101,7 +134,11 @@ class Seeder:
         if self.failure is not None:
             node, text, counts = self.failure
             return KILLED if counts else BROKEN, text, node
-        return (SURVIVED, f"{self.passed} tests passed", "") if self.passed else (BROKEN, "no test ran", "")
+        return (
+            (SURVIVED, f"{self.passed} tests passed", "")
+            if self.passed
+            else (BROKEN, "no test ran", "")
+        )
 
 
 def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str]) -> Result:
@@ -121,12 +158,16 @@ def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str])
             os.kill(pid, 9)
             os.waitpid(pid, 0)
             os.close(read)
-            return Result(mutant.name, page_of[mutant.name], SLOW, f"over {LIMIT} s", "", None, None, LIMIT)
+            return Result(
+                mutant.name, page_of[mutant.name], SLOW, f"over {LIMIT} s", "", None, None, LIMIT
+            )
         time.sleep(0.05)
     with os.fdopen(read, "rb") as file:
         told = file.read()
     if not told:
-        return Result(mutant.name, page_of[mutant.name], BROKEN, "the process died", "", None, None, 0.0)
+        return Result(
+            mutant.name, page_of[mutant.name], BROKEN, "the process died", "", None, None, 0.0
+        )
     return Result(**json.loads(told))
 
 
@@ -155,7 +196,16 @@ def settings(cache: Path) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    for name in ("jax", "torch", "transformers", "flax.nnx", "flax.linen", "optax", "pytest", "orbax.checkpoint"):
+    for name in (
+        "jax",
+        "torch",
+        "transformers",
+        "flax.nnx",
+        "flax.linen",
+        "optax",
+        "pytest",
+        "orbax.checkpoint",
+    ):
         importlib.import_module(name)
 
 
@@ -165,12 +215,17 @@ def control(todo: Sequence[tuple[str, Mutant]], tree: Path) -> int:
 
     _enter(tree)
     nodes = dict.fromkeys(node for _, mutant in todo for node in mutant.tests)
-    return int(pytest.main([*OPTIONS, *sorted(nodes, key=lambda node: node.partition("::")[0])]))  # a file's own fixtures are made once
+    return int(
+        pytest.main([*OPTIONS, *sorted(nodes, key=lambda node: node.partition("::")[0])])
+    )  # a file's own fixtures are made once
 
 
 def _enter(tree: Path) -> None:
     os.chdir(tree)
-    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "benchmarks")))]
+    sys.path[:] = [
+        str(tree),
+        *(path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "benchmarks"))),
+    ]
 
 
 def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
@@ -187,7 +242,16 @@ def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]
             yield result
         for mutant in [] if done else group[:1]:
             done.add(mutant.name)
-            yield Result(mutant.name, page_of[mutant.name], BROKEN, "its tests could not be collected", "", None, None, 0.0)
+            yield Result(
+                mutant.name,
+                page_of[mutant.name],
+                BROKEN,
+                "its tests could not be collected",
+                "",
+                None,
+                None,
+                0.0,
+            )
         left = [mutant for mutant in left if mutant.name not in done]
 
 

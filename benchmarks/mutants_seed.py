@@ -9,27 +9,49 @@ from benchmarks.mutants_fault import ROOT, Mutant, applied
 
 def seed(mutant: Mutant) -> None:
     """Put the fault into the modules that are imported. Raises ValueError where that changes nothing."""
-    module = importlib.import_module(mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+    module = importlib.import_module(
+        mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    )
     faulty = dict(module.__dict__)
     exec(compile(applied(mutant), str(ROOT / mutant.file), "exec"), faulty)
-    if not sum(_exchanged(module, name, old, faulty[name]) for name, old in list(module.__dict__.items()) if name in faulty):
+    if not sum(
+        _exchanged(module, name, old, faulty[name])
+        for name, old in list(module.__dict__.items())
+        if name in faulty
+    ):
         raise ValueError(f"{mutant.name}: no function and no table of {mutant.file} has changed")
 
 
 def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
     """Whether what the module has under this name is another now. Code is exchanged within the function, whoever else holds it."""
-    if old is new or name in ("__builtins__", "__dict__", "__weakref__", "__doc__", "__annotations__"):
+    if old is new or name in (
+        "__builtins__",
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__annotations__",
+    ):
         return False
     if isinstance(old, type):
         # All of them, so a list: any() would stop at the first
-        return _own(old, module) and any([_exchanged(module, key, value, vars(new).get(key, value)) for key, value in vars(old).items()])  # noqa: C419
+        return _own(old, module) and any(
+            [
+                _exchanged(module, key, value, vars(new).get(key, value))
+                for key, value in vars(old).items()
+            ]
+        )  # noqa: C419
     before, after = _function(old), _function(new)
     if before is not None and after is not None:
         if not _own(before, module) or _same(before.__code__, after.__code__):
             return False
         before.__code__ = after.__code__
         return True
-    if isinstance(old, dict | tuple) and not name.startswith("__") and isinstance(new, type(old)) and repr(old) != repr(new):
+    if (
+        isinstance(old, dict | tuple)
+        and not name.startswith("__")
+        and isinstance(new, type(old))
+        and repr(old) != repr(new)
+    ):
         setattr(module, name, new)
         return True
     return False
@@ -37,7 +59,9 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
 
 def _function(value: Any) -> FunctionType | None:
     """What is behind a cache, a jit or a property."""
-    while not isinstance(value, FunctionType) and (hasattr(value, "__wrapped__") or getattr(value, "fget", None)):
+    while not isinstance(value, FunctionType) and (
+        hasattr(value, "__wrapped__") or getattr(value, "fget", None)
+    ):
         value = getattr(value, "__wrapped__", None) or value.fget
     return value if isinstance(value, FunctionType) else None
 
@@ -48,7 +72,14 @@ def _own(value: Any, module: ModuleType) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two codes do the same, wherever they stand."""
-    if one.co_code != other.co_code or one.co_names != other.co_names or len(one.co_consts) != len(other.co_consts):
+    if (
+        one.co_code != other.co_code
+        or one.co_names != other.co_names
+        or len(one.co_consts) != len(other.co_consts)
+    ):
         return False
     pairs = zip(one.co_consts, other.co_consts, strict=True)
-    return all(_same(a, b) if hasattr(a, "co_code") and hasattr(b, "co_code") else repr(a) == repr(b) for a, b in pairs)
+    return all(
+        _same(a, b) if hasattr(a, "co_code") and hasattr(b, "co_code") else repr(a) == repr(b)
+        for a, b in pairs
+    )

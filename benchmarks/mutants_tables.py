@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_RULES, _PAGES = "jax_transformer/convert/rules.py", "jax_transformer/convert/tables"
+_RULES, _PAGES = "jax_transformer/weights/rules.py", "jax_transformer/convert/tables"
 _SELF = "encoder.blocks.0.self_attention"
 _UNIT = "parity_tests/unit/test_rules.py"
 _BITS = "parity_tests/test_convert.py::test_there_and_back_bit_for_bit"
@@ -210,7 +210,9 @@ MUTANTS = [
         f"{_PAGES}/torch_nn.py",
         'embedding("src_emb", "source_embedding")',
         'embedding("src_emb", "target_embedding")',
-        ("parity_tests/test_convert.py::test_there_and_back_bit_for_bit[lesson10 square-torch.float64]",),
+        (
+            "parity_tests/test_convert.py::test_there_and_back_bit_for_bit[lesson10 square-torch.float64]",
+        ),
         met="two tables of one shape",
     ),
     Mutant(

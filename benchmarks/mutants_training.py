@@ -2,7 +2,11 @@
 
 from benchmarks.mutants_fault import GRADIENTS, Mutant
 
-_LOSS, _RULE, _STEP = "jax_transformer/training/loss.py", "jax_transformer/training/optimizer.py", "jax_transformer/training/step.py"
+_LOSS, _RULE, _STEP = (
+    "jax_transformer/training/loss.py",
+    "jax_transformer/training/optimizer.py",
+    "jax_transformer/training/step.py",
+)
 _STATE, _CROSS, _GROUPS = (
     "jax_transformer/training/optimizer_state.py",
     "jax_transformer/convert/optimizer.py",
@@ -121,8 +125,22 @@ MUTANTS = [
         _SMOOTHED,
         met="label-smoothing form: tensor2tensor's and torch's",
     ),
-    Mutant("smoothing added to the whole", _LOSS, "(1 - label_smoothing) *", "1.0 *", _SMOOTHED, met="label-smoothing form"),
-    Mutant("padding counted", _LOSS, "counted.sum()", "jnp.asarray(targets.size, jnp.int32)", _SMOOTHED, met="mean over all places"),
+    Mutant(
+        "smoothing added to the whole",
+        _LOSS,
+        "(1 - label_smoothing) *",
+        "1.0 *",
+        _SMOOTHED,
+        met="label-smoothing form",
+    ),
+    Mutant(
+        "padding counted",
+        _LOSS,
+        "counted.sum()",
+        "jnp.asarray(targets.size, jnp.int32)",
+        _SMOOTHED,
+        met="mean over all places",
+    ),
     Mutant(
         "padding has a loss",
         _LOSS,

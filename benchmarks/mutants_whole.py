@@ -2,7 +2,11 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_RESIDUAL, _DROPOUT, _WHOLE = ("jax_transformer/nn/residual.py", "jax_transformer/nn/dropout.py", "jax_transformer/transformer.py")
+_RESIDUAL, _DROPOUT, _WHOLE = (
+    "jax_transformer/nn/residual.py",
+    "jax_transformer/nn/dropout.py",
+    "jax_transformer/transformer.py",
+)
 _SAME_MASKS = "parity_tests/test_dropout.py::test_same_masks_same_loss_and_gradients"
 
 MUTANTS = [
@@ -133,7 +137,14 @@ MUTANTS = [
         (f"{_SAME_MASKS}[blog2023]",),
         met="a rate that stands in the code",
     ),
-    Mutant("kept values not scaled up", _DROPOUT, "x * (1.0 / (1.0 - rate))", "x", (f"{_SAME_MASKS}[lesson10]",), met="inverted dropout"),
+    Mutant(
+        "kept values not scaled up",
+        _DROPOUT,
+        "x * (1.0 / (1.0 - rate))",
+        "x",
+        (f"{_SAME_MASKS}[lesson10]",),
+        met="inverted dropout",
+    ),
     Mutant(
         "kept and dropped exchanged",
         _DROPOUT,

@@ -30,9 +30,18 @@ from parity_tests.twins import Pair, pair, without_dropout
 SHOWN = [*DOCUMENTS, "vaswani2017_base", "small", "torch.nn norm_first", "torch.nn post-norm"]
 FULL = "lesson10 at full size: 6+6 layers, d 512"
 SEEDS = range(5)
-GRADIENT, LOSSES, WEIGHTS = "gradients", "losses of ten AdamW steps", "weights after ten AdamW steps"
+GRADIENT, LOSSES, WEIGHTS = (
+    "gradients",
+    "losses of ten AdamW steps",
+    "weights after ten AdamW steps",
+)
 KEY_BIASES = "key biases after ten AdamW steps"  # their gradient is nothing but rounding, which Adam divides by its own size
-TRAINED = {GRADIENT: 1e-12, LOSSES: 1e-10, WEIGHTS: 1e-10, KEY_BIASES: 1e-10}  # tested in float64 alone
+TRAINED = {
+    GRADIENT: 1e-12,
+    LOSSES: 1e-10,
+    WEIGHTS: 1e-10,
+    KEY_BIASES: 1e-10,
+}  # tested in float64 alone
 Errors = dict[str, float]
 
 
@@ -45,13 +54,16 @@ def bound(level: str, dtype: torch.dtype) -> str:
 
 def forward_errors(both: Pair) -> Errors:
     with torch.no_grad():
-        return {name: levels.error(levels.LEVELS[name](both)) for name in levels.levels(both.config)}
+        return {
+            name: levels.error(levels.LEVELS[name](both)) for name in levels.levels(both.config)
+        }
 
 
 def remember() -> optax.GradientTransformation:
     """Changes nothing and keeps the last gradients as its state, so that the compiled step tells them too."""
     return optax.GradientTransformation(
-        lambda params: jax.tree.map(jnp.zeros_like, params), lambda updates, state, params=None: (updates, updates)
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda updates, state, params=None: (updates, updates),
     )
 
 
@@ -67,18 +79,26 @@ class Trained:
         """Every gradient of the first batch, and ten steps of each from the same weights. Changes the twin's weights."""
         state, losses, gradient = step.initial_state(both.flax, self.rule), [], math.nan
         for i in range(10):
-            state, measured = self.step(state, [test_gradients.batch_of(both, i)], jax.random.key(0))
+            state, measured = self.step(
+                state, [test_gradients.batch_of(both, i)], jax.random.key(0)
+            )
             losses.append(float(measured["loss"]))
             if i == 0:
                 gradient = gradient_error(both, state.moments[0])
         reference = test_gradients.ten_torch_steps(both, self.options)
-        theirs = transformer.flatten(jt.convert.from_torch(both.torch.state_dict(), both.config), nnx.Param)
-        weights = {name: levels.error((state.params[name], np.asarray(theirs[name]))) for name in theirs}
+        theirs = transformer.flatten(
+            jt.convert.from_torch(both.torch.state_dict(), both.config), nnx.Param
+        )
+        weights = {
+            name: levels.error((state.params[name], np.asarray(theirs[name]))) for name in theirs
+        }
         return {
             GRADIENT: gradient,
             LOSSES: levels.error((np.array(losses), np.array(reference))),
             WEIGHTS: max(error for name, error in weights.items() if not name.endswith("key.bias")),
-            KEY_BIASES: max((error for name, error in weights.items() if name.endswith("key.bias")), default=0.0),
+            KEY_BIASES: max(
+                (error for name, error in weights.items() if name.endswith("key.bias")), default=0.0
+            ),
         }
 
 
@@ -109,17 +129,24 @@ def full_size(dtype: torch.dtype) -> float:
     return max(found)
 
 
-def rows(found: dict[tuple[str, torch.dtype], Errors], full: dict[torch.dtype, float]) -> Iterator[str]:
+def rows(
+    found: dict[tuple[str, torch.dtype], Errors], full: dict[torch.dtype, float]
+) -> Iterator[str]:
     """Two tables: level by level over all cases, and the logits case by case."""
     head = ("float64", "allowed", "float32", "allowed")
     yield f"| | {' | '.join(head)} |\n|---|---|---|---|---|"
     for level in [*levels.LEVELS, *TRAINED]:
         cells = []
         for dtype in test_forward.DTYPES:
-            cells += [f"{max(found[name, dtype].get(level, 0.0) for name in SHOWN):.1e}", bound(level, dtype)]
+            cells += [
+                f"{max(found[name, dtype].get(level, 0.0) for name in SHOWN):.1e}",
+                bound(level, dtype),
+            ]
         yield f"| {level.replace('_', ' ')} | {' | '.join(cells)} |"
     yield f"\n| logits of | {' | '.join(head[::2])} |\n|---|---|---|"
-    logits = {name: {dtype: found[name, dtype]["logits"] for dtype in full} for name in SHOWN} | {FULL: full}
+    logits = {name: {dtype: found[name, dtype]["logits"] for dtype in full} for name in SHOWN} | {
+        FULL: full
+    }
     for name, errors in logits.items():
         yield f"| {name} | {' | '.join(f'{errors[dtype]:.1e}' for dtype in full)} |"
 

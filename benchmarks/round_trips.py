@@ -20,21 +20,21 @@ import ml_dtypes
 import numpy as np
 
 import jax_transformer as jt
+from jax_transformer.architectures.presets import PRESETS
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import planning
-from jax_transformer.convert.files import pt, safetensors
+from jax_transformer.convert import conversion, exchange, planning
+from jax_transformer.convert.conversion import State
 from jax_transformer.errors import Refusal
-from jax_transformer.presets import PRESETS
-from jax_transformer.training import exchange
-from jax_transformer.training.exchange import conversion
-from jax_transformer.training.exchange.conversion import State
+from jax_transformer.storage import pt, safetensors
 
 STOCK = "torch.nn"
 ARCHITECTURES = (*PRESETS, STOCK)
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
-def draw(choose: random.Random, architecture: str, most_layers: int = 3) -> tuple[TransformerConfig, str]:
+def draw(
+    choose: random.Random, architecture: str, most_layers: int = 3
+) -> tuple[TransformerConfig, str]:
     """A configuration and a dtype; every other time all sizes are the same, so that no shape tells a matrix from its transpose."""
     heads, square = choose.randint(1, 4), choose.randint(0, 1) == 1
     width = heads * 2 * choose.randint(1, 4)
@@ -43,10 +43,16 @@ def draw(choose: random.Random, architecture: str, most_layers: int = 3) -> tupl
         return max(width, 4) if square else choose.randint(4, 23)
 
     def layers() -> int:
-        return max(1, choose.randint(-2, most_layers))  # mostly one: a second has other names and nothing else
+        return max(
+            1, choose.randint(-2, most_layers)
+        )  # mostly one: a second has other names and nothing else
 
     sizes: dict[str, Any] = dict(
-        d_model=width, num_heads=heads, max_length=length(), source_vocab_size=length(), target_vocab_size=length()
+        d_model=width,
+        num_heads=heads,
+        max_length=length(),
+        source_vocab_size=length(),
+        target_vocab_size=length(),
     )
     sizes |= dict(d_ff=length(), encoder_layers=layers(), decoder_layers=layers())
     if architecture == STOCK:
@@ -54,19 +60,35 @@ def draw(choose: random.Random, architecture: str, most_layers: int = 3) -> tupl
     preset = "lesson10" if architecture == STOCK else architecture
     if jt.preset(preset).tying is Tying.ALL:
         sizes["target_vocab_size"] = sizes["source_vocab_size"]
-    ruled = PRESETS[preset].multiples  # what the document makes so many times as wide as another size
+    ruled = PRESETS[
+        preset
+    ].multiples  # what the document makes so many times as wide as another size
     config = jt.preset(preset, **{name: size for name, size in sizes.items() if name not in ruled})
     return config, choose.choice(DTYPES)
 
 
 def _settings(choose: random.Random) -> dict[str, Any]:
     """What torch.nn.Transformer and the embeddings around it can be set to, as far as it has other weights."""
-    positions, final = choose.choice(("sinusoidal_stored", "sinusoidal", "learned", "none")), choose.randint(0, 1) == 1
+    positions, final = (
+        choose.choice(("sinusoidal_stored", "sinusoidal", "learned", "none")),
+        choose.randint(0, 1) == 1,
+    )
     stacks = {
-        f"{stack}.{name}": value for stack in ("encoder", "decoder") for name, value in (("positions", positions), ("final_norm", final))
+        f"{stack}.{name}": value
+        for stack in ("encoder", "decoder")
+        for name, value in (("positions", positions), ("final_norm", final))
     }
-    bias, placement, tying = choose.randint(0, 1) == 1, choose.choice(("pre", "post")), choose.choice(("none", "output"))
-    return {"layout": "torch_nn", "bias": bias, "norm_placement": placement, "tying": tying} | stacks
+    bias, placement, tying = (
+        choose.randint(0, 1) == 1,
+        choose.choice(("pre", "post")),
+        choose.choice(("none", "output")),
+    )
+    return {
+        "layout": "torch_nn",
+        "bias": bias,
+        "norm_placement": placement,
+        "tying": tying,
+    } | stacks
 
 
 def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
@@ -93,26 +115,42 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """What differs after file to file and back to the other kind of file, by the weight table and without a checkpoint between them."""
     model, before = conversion.model_of(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
-    flax = conversion.moved(safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False)
+    flax = conversion.moved(
+        safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False
+    )
     pt.write(folder / "b.pt", conversion.moved(flax, model, from_torch=False, to_torch=True))
     again = conversion.moved(pt.read(folder / "b.pt"), model, from_torch=True, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
-    safetensors.write(folder / "c.safetensors", conversion.moved(again, model, from_torch=False, to_torch=True))
-    wrong += [] if _bytes(folder, "a.safetensors") == _bytes(folder, "c.safetensors") else ["a.safetensors and c.safetensors"]
+    safetensors.write(
+        folder / "c.safetensors", conversion.moved(again, model, from_torch=False, to_torch=True)
+    )
+    wrong += (
+        []
+        if _bytes(folder, "a.safetensors") == _bytes(folder, "c.safetensors")
+        else ["a.safetensors and c.safetensors"]
+    )
     return wrong + _differing(before, safetensors.read(folder / "c.safetensors"))
 
 
 def _differing(one: State, other: State) -> list[str]:
     names = sorted(one.keys() | other.keys())
-    return [name for name in names if name not in one or name not in other or not planning.same(one[name], other[name])]
+    return [
+        name
+        for name in names
+        if name not in one or name not in other or not planning.same(one[name], other[name])
+    ]
 
 
 def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """What differs after all kinds of conversion: file to run folder, to the other kind of file, to a single checkpoint, to the first kind."""
 
-    def convert(source: str, destination: str, described: exchange.Description | None = None) -> None:
+    def convert(
+        source: str, destination: str, described: exchange.Description | None = None
+    ) -> None:
         paths = str(folder / source), str(folder / destination)
-        request = exchange.Request(*paths, described or exchange.Description(), check=False, force=True)
+        request = exchange.Request(
+            *paths, described or exchange.Description(), check=False, force=True
+        )
         exchange.convert(exchange.prepare(request))
 
     safetensors.write(folder / "a.safetensors", weights(config, dtype))
@@ -125,7 +163,11 @@ def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]
     wrong = [] if _bytes(folder, "b.pt") == first else ["b.pt, made twice"]
     convert("b.pt", "5", given)
     convert("5", "c.safetensors", given)
-    return wrong + ([] if _bytes(folder, "a.safetensors") == _bytes(folder, "c.safetensors") else ["a.safetensors and c.safetensors"])
+    return wrong + (
+        []
+        if _bytes(folder, "a.safetensors") == _bytes(folder, "c.safetensors")
+        else ["a.safetensors and c.safetensors"]
+    )
 
 
 def _bytes(folder: Path, name: str) -> bytes:
@@ -133,7 +175,9 @@ def _bytes(folder: Path, name: str) -> bytes:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=500, help="configurations")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -144,16 +188,30 @@ def main() -> int:
         config, dtype = draw(random.Random(f"{options.seed} {number}"), architecture)
         with tempfile.TemporaryDirectory(prefix="round-trips-") as folder:
             try:
-                differing = by_files(config, dtype, Path(folder)) + by_command(config, dtype, Path(folder))
+                differing = by_files(config, dtype, Path(folder)) + by_command(
+                    config, dtype, Path(folder)
+                )
             except Refusal as error:
                 differing = [str(error)]
         found[architecture, dtype] += 1
-        wrong += [f"configuration {number} ({architecture}, {dtype}): {'; '.join(differing)}"] if differing else []
-        print(f"{number + 1} of {options.count}, {len(wrong)} not equal", file=sys.stderr, flush=True)
+        wrong += (
+            [f"configuration {number} ({architecture}, {dtype}): {'; '.join(differing)}"]
+            if differing
+            else []
+        )
+        print(
+            f"{number + 1} of {options.count}, {len(wrong)} not equal", file=sys.stderr, flush=True
+        )
     print(f"| architecture | {' | '.join(DTYPES)} |\n{'|---' * (len(DTYPES) + 1)}|")
     for architecture in ARCHITECTURES:
-        print(f"| {architecture} | {' | '.join(str(found[architecture, dtype]) for dtype in DTYPES)} |")
-    print(f"\n{options.count} configurations in {time.monotonic() - began:.0f} s, {len(wrong)} not equal", *wrong, sep="\n")
+        print(
+            f"| {architecture} | {' | '.join(str(found[architecture, dtype]) for dtype in DTYPES)} |"
+        )
+    print(
+        f"\n{options.count} configurations in {time.monotonic() - began:.0f} s, {len(wrong)} not equal",
+        *wrong,
+        sep="\n",
+    )
     return 1 if wrong else 0
 
 

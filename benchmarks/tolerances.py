@@ -51,7 +51,9 @@ Found = dict[str, dict[str, list[tuple[float, float]]]]
 def oracle_of(both: Pair) -> Pair:
     """The pair in float64 with the same weights."""
     module = copy.deepcopy(both.torch).double()
-    return dataclasses.replace(both, torch=module, flax=jt.convert.from_torch(module.state_dict(), both.config))
+    return dataclasses.replace(
+        both, torch=module, flax=jt.convert.from_torch(module.state_dict(), both.config)
+    )
 
 
 def wide(array: Any) -> np.ndarray:
@@ -80,12 +82,22 @@ def gradients(both: Pair, exact: Pair) -> Errors:
     for name, each in {"exact": exact, "theirs": both}.items():
         each.torch.zero_grad()
         test_gradients.torch_loss(each, batch).backward()
-        found[name] = {n: p.grad.double().numpy() for n, p in each.torch.named_parameters() if p.grad is not None}
+        found[name] = {
+            n: p.grad.double().numpy()
+            for n, p in each.torch.named_parameters()
+            if p.grad is not None
+        }
     table, _ = test_gradients.trained_table(both)
     _, ours = test_gradients.flax_gradients(both, batch)
-    found["ours"] = {rule.torch: rule.to_torch([np.asarray(ours[part], np.float64) for part in rule.flax]) for rule in table}
+    found["ours"] = {
+        rule.torch: rule.to_torch([np.asarray(ours[part], np.float64) for part in rule.flax])
+        for rule in table
+    }
     largest = max(np.abs(gradient).max() for gradient in found["exact"].values())
-    worst = {name: max(np.abs(found[name][n] - g).max() for n, g in found["exact"].items()) / largest for name in ("ours", "theirs")}
+    worst = {
+        name: max(np.abs(found[name][n] - g).max() for n, g in found["exact"].items()) / largest
+        for name in ("ours", "theirs")
+    }
     return {"gradients": (worst["ours"], worst["theirs"])}
 
 
@@ -98,10 +110,21 @@ class Computing(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         # A shared weight of two modules under both names, a shared module under one: functional_call (2.13) would leave it with what it was lent
-        slots = ((owner, part) for owner, module in self.kept.named_modules() for part in module.named_parameters(recurse=False))
-        narrow = {f"{owner}.{name}".lstrip("."): weight.to(self.dtype) for owner, (name, weight) in slots}
-        narrow |= {name: x.to(self.dtype) if x.is_floating_point() else x for name, x in self.kept.named_buffers()}
-        return torch.func.functional_call(self.kept, narrow, (source, target), tie_weights=False).float()
+        slots = (
+            (owner, part)
+            for owner, module in self.kept.named_modules()
+            for part in module.named_parameters(recurse=False)
+        )
+        narrow = {
+            f"{owner}.{name}".lstrip("."): weight.to(self.dtype) for owner, (name, weight) in slots
+        }
+        narrow |= {
+            name: x.to(self.dtype) if x.is_floating_point() else x
+            for name, x in self.kept.named_buffers()
+        }
+        return torch.func.functional_call(
+            self.kept, narrow, (source, target), tie_weights=False
+        ).float()
 
 
 def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[float, float]]]:
@@ -110,10 +133,16 @@ def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[f
     Models of 16 bits compute in these, and keep their weights and step them in float32.
     """
     (case,) = (case for case in CASES if case.name == name)
-    config, options, most = case.config.with_sizes(num_layers=1), test_gradients.OPTIMIZER, max(STEPS)
+    config, options, most = (
+        case.config.with_sizes(num_layers=1),
+        test_gradients.OPTIMIZER,
+        max(STEPS),
+    )
     rule = optimizer.make(options, most)
     narrow = dtype.itemsize == 2
-    computed = dataclasses.replace(without_dropout(config), compute_dtype=str(dtype).removeprefix("torch.") if narrow else None)
+    computed = dataclasses.replace(
+        without_dropout(config), compute_dtype=str(dtype).removeprefix("torch.") if narrow else None
+    )
     train = step.make_step(computed, rule, options.label_smoothing)
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(seeds):
@@ -123,11 +152,15 @@ def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[f
         judged = dataclasses.replace(both, torch=Computing(both.torch, dtype)) if narrow else both
         theirs, oracles = torch_steps(judged, options, most), torch_steps(exact, options, most)
         for i, (mine, oracle) in enumerate(zip(theirs, oracles, strict=True), 1):
-            state, measured = train(state, [test_gradients.batch_of(both, i - 1)], jax.random.key(0))
+            state, measured = train(
+                state, [test_gradients.batch_of(both, i - 1)], jax.random.key(0)
+            )
             losses.append((float(measured["loss"]), mine, oracle))
             if i in STEPS:
                 ours, torchs, exacts = map(np.array, zip(*losses, strict=True))
-                found.setdefault(f"losses of {i} steps", []).append((off(ours, exacts), off(torchs, exacts)))
+                found.setdefault(f"losses of {i} steps", []).append(
+                    (off(ours, exacts), off(torchs, exacts))
+                )
                 found.setdefault(f"weights after {i} steps", []).append(weights(both, exact, state))
     return found
 
@@ -136,7 +169,11 @@ def torch_steps(both: Pair, options: Any, count: int) -> Iterator[float]:
     """The loss of each step, as test_gradients takes ten of them."""
     rate = optimizer.schedule(options, count)
     adam = torch.optim.AdamW(
-        both.torch.parameters(), lr=1.0, betas=(options.beta1, options.beta2), eps=options.epsilon, weight_decay=options.weight_decay
+        both.torch.parameters(),
+        lr=1.0,
+        betas=(options.beta1, options.beta2),
+        eps=options.epsilon,
+        weight_decay=options.weight_decay,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda done: float(rate(done)))
     for i in range(count):
@@ -153,14 +190,21 @@ def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, flo
     """The worst array."""
     table, _ = test_gradients.trained_table(both)
     theirs, oracle = both.torch.state_dict(), exact.torch.state_dict()
-    ours = {rule.torch: rule.to_torch([np.asarray(state.params[part]) for part in rule.flax]) for rule in table}
+    ours = {
+        rule.torch: rule.to_torch([np.asarray(state.params[part]) for part in rule.flax])
+        for rule in table
+    }
     judged = [name for name in ours if not name.endswith(("in_proj_bias", "key.bias"))]
-    return max(off(ours[name], oracle[name]) for name in judged), max(off(theirs[name], oracle[name]) for name in judged)
+    return max(off(ours[name], oracle[name]) for name in judged), max(
+        off(theirs[name], oracle[name]) for name in judged
+    )
 
 
 def measure(seeds: int, results: Path | None, say: Callable[[str], None]) -> Found:
     """By precision and level, both errors of every configuration and seed; precisions that are in ``results`` are not measured again."""
-    found: Found = json.loads(results.read_text()) if results is not None and results.exists() else {}
+    found: Found = (
+        json.loads(results.read_text()) if results is not None and results.exists() else {}
+    )
     configs = {case.name: case.config for case in CASES}
     for precision, (dtype, matmul) in PRECISIONS.items():
         if precision in found:
@@ -214,31 +258,58 @@ def page(found: Found, seeds: int) -> Iterator[str]:
         for level, several in rows.items():
             ours, theirs = ([pair[i] for pair in several] for i in (0, 1))
             cells = [level.replace("_", " "), f"{statistics.median(ours):.1e}", f"{max(ours):.1e}"]
-            cells += [] if exact else [f"{statistics.median(theirs):.1e}", f"{max(theirs):.1e}", f"{ratio(several):.2f}"]
+            cells += (
+                []
+                if exact
+                else [
+                    f"{statistics.median(theirs):.1e}",
+                    f"{max(theirs):.1e}",
+                    f"{ratio(several):.2f}",
+                ]
+            )
             if sixteen:
                 cells.append(f"{RATIO}" if precision == "bfloat16" else "–")
             else:
                 bound = BOUNDS.get(precision.partition(" ")[0], {}).get(level)
-                cells += ["–", "–"] if bound is None else [f"{bound:.0e}", f"{bound / max(ours):.0f}"]
+                cells += (
+                    ["–", "–"] if bound is None else [f"{bound:.0e}", f"{bound / max(ours):.0f}"]
+                )
             yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="random weights of each configuration (%(default)s)")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/tolerances.md")
-    parser.add_argument("--results", type=Path, help="a file that keeps each precision as it is done")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="random weights of each configuration (%(default)s)"
+    )
+    parser.add_argument(
+        "--publish", action="store_true", help="write the tables into docs/tolerances.md"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="a file that keeps each precision as it is done"
+    )
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", module="torch")  # the two that pyproject.toml names
-    found = measure(options.seeds, options.results, lambda text: print(text, file=sys.stderr, flush=True))
+    found = measure(
+        options.seeds, options.results, lambda text: print(text, file=sys.stderr, flush=True)
+    )
     lines = list(page(found, options.seeds))
     print("\n".join(lines))
     if options.publish:
         text = PAGE.read_text(encoding="utf-8")
         head, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2], encoding="utf-8")
-    over = [f"{level} {ratio(several):.2f}" for level, several in found["bfloat16"].items() if ratio(several) > RATIO]
+        PAGE.write_text(
+            f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}" + rest.partition(END)[2],
+            encoding="utf-8",
+        )
+    over = [
+        f"{level} {ratio(several):.2f}"
+        for level, several in found["bfloat16"].items()
+        if ratio(several) > RATIO
+    ]
     if over:
         sys.exit(f"bfloat16: more than {RATIO} times PyTorch's error: {', '.join(over)}")
 

@@ -26,14 +26,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 SIZES: dict[str, dict[str, int]] = {
     "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
     "small": dict(d_model=256, num_heads=4, num_layers=3, d_ff=1024, vocab_size=8000),
-    "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),  # only to try the command out
+    "tiny": dict(
+        d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100
+    ),  # only to try the command out
 }
 OURS = "JAX"
 # Name -> (torch.set_float32_matmul_precision, torch.compile)
-TWINS = {"torch eager": ("highest", False), "torch eager, medium": ("medium", False), "torch.compile, medium": ("medium", True)}
+TWINS = {
+    "torch eager": ("highest", False),
+    "torch eager, medium": ("medium", False),
+    "torch.compile, medium": ("medium", True),
+}
 RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
 SMOOTHING, LEARNING_RATE, BETAS, EPSILON, DECAY, CLIP = 0.1, 1e-4, (0.9, 0.98), 1e-9, 0.01, 1.0
-MATMUL = {"cpu": (1024, 512, 2048), "gpu": (8192, 8192, 8192)}  # the product whose speed is called the peak
+MATMUL = {
+    "cpu": (1024, 512, 2048),
+    "gpu": (8192, 8192, 8192),
+}  # the product whose speed is called the peak
 REPEATS = 20
 SAME_LOSS = 1e-5
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,12 +63,18 @@ def config(work: Work, rate: float = 0.1) -> Any:
     import jax_transformer as jt
 
     longest = max(512, work.length)
-    return jt.preset("vaswani2017_base", max_length=longest, **SIZES[work.size], **dict.fromkeys(RATES, rate))
+    return jt.preset(
+        "vaswani2017_base", max_length=longest, **SIZES[work.size], **dict.fromkeys(RATES, rate)
+    )
 
 
 def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Source, target in and target out (batch, length), without padding: every position is a token."""
-    ids = np.random.default_rng(0).integers(3, SIZES[work.size]["vocab_size"], (2, work.batch, work.length + 1)).astype(np.int32)
+    ids = (
+        np.random.default_rng(0)
+        .integers(3, SIZES[work.size]["vocab_size"], (2, work.batch, work.length + 1))
+        .astype(np.int32)
+    )
     return ids[0, :, 1:], ids[1, :, :-1], ids[1, :, 1:]
 
 
@@ -67,7 +82,9 @@ def step_flops(work: Work) -> float:
     """3 × the multiply-adds × 2 of the forward pass's matrix products: backward has two products for each of forward's. Elementwise work is not
     counted. A source token costs, in each encoder layer, 4 d² (query, key, value, output) + 2 d f (feed-forward) + 2 s d (scores and mixing), and
     in each decoder layer 2 d² (its key and value); a target token 6 d² + 2 d f + 2 (t + s) d in each decoder layer, and d v for its logits."""
-    d, f, layers, v = (SIZES[work.size][name] for name in ("d_model", "d_ff", "num_layers", "vocab_size"))
+    d, f, layers, v = (
+        SIZES[work.size][name] for name in ("d_model", "d_ff", "num_layers", "vocab_size")
+    )
     n = work.length
     source = layers * (4 * d * d + 2 * d * f + 2 * n * d + 2 * d * d)
     target = layers * (6 * d * d + 2 * d * f + 4 * n * d) + d * v
@@ -84,22 +101,39 @@ class Jax:
         from jax_transformer.data.batches import Batch
         from jax_transformer.training import optimizer, options, step
 
-        adam = dict(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], epsilon=EPSILON, weight_decay=DECAY, clip_norm=CLIP)
-        rule = optimizer.make(options.OptimizerOptions(schedule=options.Schedule.CONSTANT, warmup_steps=0, **adam), 1_000_000)
+        adam = dict(
+            learning_rate=LEARNING_RATE,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            epsilon=EPSILON,
+            weight_decay=DECAY,
+            clip_norm=CLIP,
+        )
+        rule = optimizer.make(
+            options.OptimizerOptions(schedule=options.Schedule.CONSTANT, warmup_steps=0, **adam),
+            1_000_000,
+        )
         with np.load(work.weights) as weights:
-            self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), rule)
+            self.state = step.initial_state(
+                jt.convert.from_torch(dict(weights), config(work)), rule
+            )
         self.jax, self.loss_sum, self.config = jax, step.loss_sum, config(work)
         self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
         self.make_step = step.make_step(self.config, rule, SMOOTHING)
         self.parameters = sum(array.size for array in self.state.params.values())
-        self.factors = [jax.random.normal(self.key, shape) for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])]
+        self.factors = [
+            jax.random.normal(self.key, shape)
+            for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
+        ]
         self.product = jax.jit(lambda a, b: a @ b)
 
     def loss(self, precision: str | None) -> float:
         """Without dropout, at the precision that is timed or at the highest."""
         with self.jax.default_matmul_precision(precision):
             loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
-            total, tokens = loss(self.state.params, self.state.carried, self.batch, self.config, SMOOTHING)
+            total, tokens = loss(
+                self.state.params, self.state.carried, self.batch, self.config, SMOOTHING
+            )
         return float(total) / int(tokens)
 
     def run(self, count: int) -> float:
@@ -120,15 +154,19 @@ class Torch:
     def __init__(self, work: Work, name: str):
         import torch
 
-        from jax_transformer.convert import torch_bridge
+        from jax_transformer import torch_bridge
 
         precision, compiled = TWINS[name]
         device = "cuda" if work.device == "gpu" else "cpu"
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(precision)
         self.module = torch_bridge.twin(config(work))
-        with np.load(work.weights) as weights:  # copied into the module's own parameters, so that tied matrices stay one
-            self.module.load_state_dict({key: torch.from_numpy(array) for key, array in weights.items()}, strict=True)
+        with np.load(
+            work.weights
+        ) as weights:  # copied into the module's own parameters, so that tied matrices stay one
+            self.module.load_state_dict(
+                {key: torch.from_numpy(array) for key, array in weights.items()}, strict=True
+            )
         self.module.to(device).train()
         self.torch, self.precision, self.device = torch, precision, device
         self.batch = [torch.from_numpy(array).to(device).long() for array in arrays(work)]
@@ -136,12 +174,17 @@ class Torch:
         self.adam = torch.optim.AdamW(self.module.parameters(), fused=True, **adam)
         self.forward = torch.compile(self.mean_loss) if compiled else self.mean_loss
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        self.factors = [torch.randn(shape, device=device) for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])]
+        self.factors = [
+            torch.randn(shape, device=device)
+            for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
+        ]
 
     def mean_loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
         logits = self.module(source, target_in).flatten(0, 1)
         pad = self.module.tgt_pad_idx
-        return self.torch.nn.functional.cross_entropy(logits, target_out.flatten(), ignore_index=pad, label_smoothing=SMOOTHING)
+        return self.torch.nn.functional.cross_entropy(
+            logits, target_out.flatten(), ignore_index=pad, label_smoothing=SMOOTHING
+        )
 
     def loss(self, precision: str | None) -> float:
         """Without dropout, at the precision that is timed or at the highest. With gradients: the stock layers would take another path."""
@@ -179,7 +222,11 @@ def cores() -> int:
 
 def resident() -> float:
     """The most memory that this process has held, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+    return (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024)
+        / 1e9
+    )
 
 
 def seconds(function: Any, *args: Any) -> float:
@@ -203,13 +250,26 @@ def serve(pipe: Any, name: str, work: Work) -> None:
     """A contender's process: build, say the losses, take the first step, then as many steps a round as asked, until told 0."""
     try:
         contender: Any = (Jax if name == OURS else Torch)(work, name)
-        told = {"parameters": contender.parameters, "loss": contender.loss("highest"), "loss as timed": contender.loss(None)}
+        told = {
+            "parameters": contender.parameters,
+            "loss": contender.loss("highest"),
+            "loss as timed": contender.loss(None),
+        }
         pipe.send(told | {"first step": seconds(contender.run, 1)})
         contender.multiply(REPEATS)
         while count := pipe.recv():
             contender.run(1)  # wakes threads and caches
-            taken, products = seconds(contender.run, count) / count, seconds(contender.multiply, REPEATS)
-            pipe.send({"seconds": taken, "flops": REPEATS * 2.0 * math.prod(MATMUL[work.device]) / products, "memory": resident()})
+            taken, products = (
+                seconds(contender.run, count) / count,
+                seconds(contender.multiply, REPEATS),
+            )
+            pipe.send(
+                {
+                    "seconds": taken,
+                    "flops": REPEATS * 2.0 * math.prod(MATMUL[work.device]) / products,
+                    "memory": resident(),
+                }
+            )
     except Exception as error:
         pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
@@ -245,23 +305,37 @@ def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     for name, result in results.items():
         for key in () if "failed" in result else ("parameters", "loss"):
             if not abs(result[key] / reference[key] - 1) <= (SAME_LOSS if key == "loss" else 0):
-                raise SystemExit(f"{key} of {name} is {result[key]!r}, ours is {reference[key]!r}: not the same computation")
+                raise SystemExit(
+                    f"{key} of {name} is {result[key]!r}, ours is {reference[key]!r}: not the same computation"
+                )
     for _ in range(args.rounds):
         for name, result in results.items():
             if "failed" not in result:
                 pipes[name].send(args.steps)
                 heard = hear(pipes[name])
-                result.update(heard if "failed" in heard else {"rounds": [*result["rounds"], heard]})
+                result.update(
+                    heard if "failed" in heard else {"rounds": [*result["rounds"], heard]}
+                )
     for name in results:
         if "failed" not in results[name]:
             pipes[name].send(0)
-    return {"size": size, "device": device, "flops": step_flops(work), "tokens": 2 * work.batch * work.length, "contenders": results}
+    return {
+        "size": size,
+        "device": device,
+        "flops": step_flops(work),
+        "tokens": 2 * work.batch * work.length,
+        "contenders": results,
+    }
 
 
 def table(compared: dict[str, Any]) -> str:
     """The figures of one size in markdown."""
     results = compared["contenders"]
-    times = {name: [r["seconds"] for r in result["rounds"]] for name, result in results.items() if "failed" not in result}
+    times = {
+        name: [r["seconds"] for r in result["rounds"]]
+        for name, result in results.items()
+        if "failed" not in result
+    }
     peaks = {name: statistics.median(r["flops"] for r in results[name]["rounds"]) for name in times}
     twins = [name for name in times if name != OURS]
     best = min(twins, key=lambda name: statistics.median(times[name]), default=OURS)
@@ -289,18 +363,34 @@ def machine(device: str) -> str:
     """Where and with what this was measured."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "flax", "optax", "torch"))
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("jax", "flax", "optax", "torch")
+    )
     return f"{model}, {cores()} cores, JAX device {device}; Python {platform.python_version()}, {versions}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=[*SIZES, "both"], default="both", help="big and small are measured; tiny tries the command out")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each contender has its turn")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn, after one that is not timed")
+    parser.add_argument(
+        "--size",
+        choices=[*SIZES, "both"],
+        default="both",
+        help="big and small are measured; tiny tries the command out",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="how often each contender has its turn"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=3, help="timed steps of a turn, after one that is not timed"
+    )
     parser.add_argument("--batch", type=int, default=32, help="pairs")
-    parser.add_argument("--length", type=int, default=32, help="tokens of each source and each target")
+    parser.add_argument(
+        "--length", type=int, default=32, help="tokens of each source and each target"
+    )
     parser.add_argument("--json", help="also write every round to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

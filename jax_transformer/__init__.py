@@ -9,21 +9,43 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "preset": "presets",
-    "preset_names": "presets",
+    "preset": "architectures.presets",
+    "preset_names": "architectures.presets",
     "TransformerConfig": "config",
     "Transformer": "transformer",
-    "load": "training.trained",
+    "load": "pretrained",
 }
-_MODULES = ("config", "convert", "data", "errors", "generate", "nn", "parity", "presets", "training", "transformer")
+_MODULES = (
+    "architectures",
+    "config",
+    "convert",
+    "data",
+    "errors",
+    "generate",
+    "nn",
+    "parity",
+    "storage",
+    "training",
+    "transformer",
+    "translation",
+)
 
-__all__ = ["Transformer", "TransformerConfig", "convert", "generate", "load", "parity", "preset", "preset_names"]
+__all__ = [
+    "Transformer",
+    "TransformerConfig",
+    "convert",
+    "generate",
+    "load",
+    "parity",
+    "preset",
+    "preset_names",
+]
 
 if TYPE_CHECKING:
     from jax_transformer import convert, generate, parity
+    from jax_transformer.architectures.presets import preset, preset_names
     from jax_transformer.config import TransformerConfig
-    from jax_transformer.presets import preset, preset_names
-    from jax_transformer.training.trained import load
+    from jax_transformer.pretrained import load
     from jax_transformer.transformer import Transformer
 
 

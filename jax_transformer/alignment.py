@@ -42,12 +42,23 @@ def write(
     One forward pass a line gives the weights: the model reads the source, padded to the narrowest of ``widths`` as for translating, and the
     start token with all generated tokens but the last. A page takes about a byte for each weight, before compression.
     """
-    pairs = [(i, line, found) for i, (line, found) in enumerate(zip(lines, translations, strict=True), start=1) if line]
+    pairs = [
+        (i, line, found)
+        for i, (line, found) in enumerate(zip(lines, translations, strict=True), start=1)
+        if line
+    ]
     note = f"The first {SENTENCES} of {len(pairs)} lines." if len(pairs) > SENTENCES else ""
     weights = partial(_attend, *nnx.split(model))
-    fitting = sorted({*(width for width in widths if width < model.config.longest), model.config.longest})
+    fitting = sorted(
+        {*(width for width in widths if width < model.config.longest), model.config.longest}
+    )
     described = [
-        {"number": i, "source": line, "target": found.text, "maps": _maps(weights, model.config, tokenizer, line, found, fitting)}
+        {
+            "number": i,
+            "source": line,
+            "target": found.text,
+            "maps": _maps(weights, model.config, tokenizer, line, found, fitting),
+        }
         for i, line, found in pairs[:SENTENCES]
     ]
     data = {"title": title, "note": note, "sentences": described}
@@ -56,7 +67,10 @@ def write(
 
 def render(data: dict[str, Any]) -> str:
     """The page's text."""
-    return webpage.render(resources.files("jax_transformer").joinpath("alignment.html").read_text(encoding="utf-8"), data)
+    return webpage.render(
+        resources.files("jax_transformer").joinpath("alignment.html").read_text(encoding="utf-8"),
+        data,
+    )
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -76,7 +90,11 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             text = tokenizer.decode(ids[:end])
             piece = text[len(before) :]
         piece = piece or names.get(int(ids[start]), f"<{ids[start]}>")
-        result += [piece] if end == start + 1 else [f"{piece}·{i}/{end - start}" for i in range(1, end - start + 1)]
+        result += (
+            [piece]
+            if end == start + 1
+            else [f"{piece}·{i}/{end - start}" for i in range(1, end - start + 1)]
+        )
         before = text
     return result
 
@@ -90,11 +108,20 @@ def _maps(
     widths: Sequence[int],
 ) -> dict[str, Any]:
     """The maps of either stack and of the two together, with the tokens at their rows and columns."""
-    reader, writer = (tokenizer.source, tokenizer.target) if isinstance(tokenizer, TokenizerPair) else (tokenizer, tokenizer)
-    source_ids, target_ids = [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix], found.ids.tolist()
+    reader, writer = (
+        (tokenizer.source, tokenizer.target)
+        if isinstance(tokenizer, TokenizerPair)
+        else (tokenizer, tokenizer)
+    )
+    source_ids, target_ids = (
+        [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix],
+        found.ids.tolist(),
+    )
     read = _padded(source_ids, widths, config.source_pad_id)
     fitting = [read.shape[1]] if config.equal_lengths else widths
-    attention = weights(read, _padded([config.bos_id, *target_ids[:-1]], fitting, config.target_pad_id))
+    attention = weights(
+        read, _padded([config.bos_id, *target_ids[:-1]], fitting, config.target_pad_id)
+    )
     source, written = pieces(reader, source_ids), pieces(writer, target_ids)
     return {
         "cross": _map(attention.cross, written, source),
@@ -110,7 +137,13 @@ def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> 
     weights = weights[..., : len(columns)]
     if padding.max(initial=0) >= 1 / LEVELS:
         weights, columns = np.concatenate([weights, padding], axis=-1), [*columns, PAD]
-    return {"layers": weights.shape[0], "heads": weights.shape[1], "rows": rows, "columns": columns, "weights": packed(weights)}
+    return {
+        "layers": weights.shape[0],
+        "heads": weights.shape[1],
+        "rows": rows,
+        "columns": columns,
+        "weights": packed(weights),
+    }
 
 
 def packed(weights: Float[np.ndarray, "n h q k"]) -> str:

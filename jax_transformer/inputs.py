@@ -11,20 +11,28 @@ from jax_transformer.errors import InputError
 from jax_transformer.shapes import AnyArray
 
 
-def check_ids(ids: AnyArray, config: TransformerConfig, vocab_size: int, name: str) -> Int[Array, "b n"]:
+def check_ids(
+    ids: AnyArray, config: TransformerConfig, vocab_size: int, name: str
+) -> Int[Array, "b n"]:
     """The ids as int32. Raises InputError where they cannot be looked up; ``name`` is the side's, for messages."""
     ids = ids if isinstance(ids, jax.Array) else np.asarray(ids)
     shape = ids.shape
     if len(shape) != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise InputError(f"{name} ids must be integers of shape (batch, length), not {ids.dtype} of shape {shape}")
+        raise InputError(
+            f"{name} ids must be integers of shape (batch, length), not {ids.dtype} of shape {shape}"
+        )
     if 0 in shape:
         raise InputError(f"{name} ids have shape {shape}: empty")
     check_length(shape[1], config, name)
     if not isinstance(ids, jax.core.Tracer):
-        values = np.asarray(ids)  # not jnp: under jit, even a concrete array's minimum would be traced
+        values = np.asarray(
+            ids
+        )  # not jnp: under jit, even a concrete array's minimum would be traced
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= vocab_size:
-            raise InputError(f"{name} id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
+            raise InputError(
+                f"{name} id {low if low < 0 else high} is outside the vocabulary of {vocab_size}"
+            )
     return jnp.asarray(ids, jnp.int32)
 
 
@@ -33,7 +41,10 @@ def check_length(length: int, config: TransformerConfig, name: str) -> None:
     if length > config.max_length:
         raise InputError(f"{name} is {length} tokens long, over max_length={config.max_length}")
     if length > config.longest:
-        rows = [position_row(stack.position_index, config.longest) for stack in (config.encoder, config.decoder)]
+        rows = [
+            position_row(stack.position_index, config.longest)
+            for stack in (config.encoder, config.decoder)
+        ]
         row = next(row for row in rows if not 0 <= row < config.max_length)
         rule = f"the rule of its positions gives position {config.longest} a row that no table has: {row}"
         raise InputError(f"{name} is {length} tokens long, but {rule}")
@@ -45,7 +56,9 @@ def check_pair(source: tuple[int, ...], target: tuple[int, ...], config: Transfo
         raise InputError(f"source has {source[0]} rows and target {target[0]}")
     if config.equal_lengths and source[1] != target[1]:
         lengths = f"source has {source[1]} tokens and target {target[1]}"
-        raise InputError(f"{lengths}: this decoder adds the memory position by position, so both must be equally long")
+        raise InputError(
+            f"{lengths}: this decoder adds the memory position by position, so both must be equally long"
+        )
 
 
 def check_embeddings(

@@ -11,7 +11,15 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import inputs
-from jax_transformer.config import EmbeddingScale, LogitScale, Positions, PositionsAt, StackConfig, TransformerConfig, Tying
+from jax_transformer.config import (
+    EmbeddingScale,
+    LogitScale,
+    Positions,
+    PositionsAt,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import cache as caches
 from jax_transformer.nn import masks
@@ -46,13 +54,23 @@ class Stack(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.EMBEDDING else None
-        self.relative = RelativeBias(config, stack, rngs=rngs) if stack.positions is Positions.RELATIVE else None
+        self.positions = (
+            PositionTable(config, stack, rngs=rngs)
+            if stack.positions_at is PositionsAt.EMBEDDING
+            else None
+        )
+        self.relative = (
+            RelativeBias(config, stack, rngs=rngs)
+            if stack.positions is Positions.RELATIVE
+            else None
+        )
         self.embedding_norm = norm(config) if stack.embedding_norm else None
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
         self.final_norm = norm(config) if stack.final_norm else None
 
-    def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None) -> tuple[Hidden, list[BlockResult]]:
+    def __call__(
+        self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None
+    ) -> tuple[Hidden, list[BlockResult]]:
         """The last block's output, normed where configured, and every block's result. ``x`` are token embeddings."""
         if self.positions is not None:
             x = self.positions(x, context.positions, context.valid, whole=context.length is None)
@@ -62,14 +80,20 @@ class Stack(nnx.Module):
             keys = context.positions if context.key_positions is None else context.key_positions
             context = context._replace(self_bias=self.relative(context.positions, keys))
         for i in range(self.config.embedding_dropouts):
-            x = dropout.scope(f"embedding.{i}" if i else "embedding")(x, self.config.embedding_dropout)
+            x = dropout.scope(f"embedding.{i}" if i else "embedding")(
+                x, self.config.embedding_dropout
+            )
         results: list[BlockResult] = []
         for i, block in enumerate(self.blocks):
-            results.append(block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i]))
+            results.append(
+                block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
+            )
             x = results[-1].x
         if self.final_norm is not None:
             x = self.final_norm(x)
-        return (dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x), results
+        return (
+            dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
+        ), results
 
 
 class Encoder(Stack):
@@ -79,7 +103,11 @@ class Encoder(Stack):
         super().__init__(config, config.encoder, rngs=rngs)
 
     def encode_embeddings(
-        self, x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None = None, *, rngs: Randomness = None
+        self,
+        x: Float[AnyArray, "b s d"],
+        valid: Bool[AnyArray, "b s"] | None = None,
+        *,
+        rngs: Randomness = None,
     ) -> Memory:
         """The encoder's output (b, s, d) for what would stand in the place of scaled token embeddings, ``x`` (b, s, d).
 
@@ -89,11 +117,17 @@ class Encoder(Stack):
         x, valid = inputs.check_embeddings(x, valid, self.config)
         return self.read(x, valid, from_rngs(rngs, self.config.dropout_masks))[0]
 
-    def read(self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
+    def read(
+        self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout
+    ) -> tuple[Memory, list[BlockResult]]:
         """The output, and every block's result."""
         positions = _places(x.shape[1])
         mask = masks.visible(
-            self.config.encoder.self_mask, source_valid=valid, target_valid=None, query_positions=positions, key_positions=positions
+            self.config.encoder.self_mask,
+            source_valid=valid,
+            target_valid=None,
+            query_positions=positions,
+            key_positions=positions,
         )
         return self(x, Context(None, mask, None, positions, valid=valid), dropout)
 
@@ -112,7 +146,11 @@ class Decoder(Stack):
         key_positions: Int[Array, " m"],
     ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
         """Which target tokens, and which of the memory, a query may see."""
-        valid = {"source_valid": source_valid, "target_valid": target_valid, "query_positions": query_positions}
+        valid = {
+            "source_valid": source_valid,
+            "target_valid": target_valid,
+            "query_positions": query_positions,
+        }
         config = self.config.decoder
         return (
             masks.visible(config.self_mask, **valid, key_positions=key_positions),
@@ -126,18 +164,31 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         shared = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
-        self.source_embedding = None if shared else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
-        self.target_embedding = Embedding(config, config.target_vocab_size, config.decoder.init, rngs=rngs)
+        self.source_embedding = (
+            None
+            if shared
+            else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
+        )
+        self.target_embedding = Embedding(
+            config, config.target_vocab_size, config.decoder.init, rngs=rngs
+        )
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
-        self.output = output(config, rngs=rngs) if config.tying in (Tying.NONE, Tying.EMBEDDINGS) else None
+        self.output = (
+            output(config, rngs=rngs) if config.tying in (Tying.NONE, Tying.EMBEDDINGS) else None
+        )
         if self.output is None and config.output_bias:
             self.output_bias = nnx.Param(jnp.zeros(config.target_vocab_size, jnp.float32))
         if config.logits_bias:
             self.logits_bias = Frozen(jnp.zeros(config.target_vocab_size, jnp.float32))
 
     def __call__(
-        self, source: SourceIds, target: TargetIds, *, rngs: Randomness = None, return_attention: bool = False
+        self,
+        source: SourceIds,
+        target: TargetIds,
+        *,
+        rngs: Randomness = None,
+        return_attention: bool = False,
     ) -> Logits | tuple[Logits, Attention]:
         """Logits (b, t, v) of the token after each target position. Deterministic unless ``rngs`` is given.
 
@@ -156,16 +207,26 @@ class Transformer(nnx.Module):
         return logits, Attention(
             *(
                 tuple(w for w in weights if w is not None)
-                for weights in ([r.self_weights for r in encoded], [r.self_weights for r in decoded], [r.cross_weights for r in decoded])
+                for weights in (
+                    [r.self_weights for r in encoded],
+                    [r.self_weights for r in decoded],
+                    [r.cross_weights for r in decoded],
+                )
             )
         )
 
     def encode(self, source: SourceIds, *, rngs: Randomness = None) -> Memory:
         """The encoder's output (b, s, d)."""
-        return self._encode(self.check_source(source), from_rngs(rngs, self.config.dropout_masks))[0]
+        return self._encode(self.check_source(source), from_rngs(rngs, self.config.dropout_masks))[
+            0
+        ]
 
     def encode_embeddings(
-        self, x: Float[AnyArray, "b s d"], valid: Bool[AnyArray, "b s"] | None = None, *, rngs: Randomness = None
+        self,
+        x: Float[AnyArray, "b s d"],
+        valid: Bool[AnyArray, "b s"] | None = None,
+        *,
+        rngs: Randomness = None,
     ) -> Memory:
         """As :meth:`Encoder.encode_embeddings`."""
         return self.encoder.encode_embeddings(x, valid, rngs=rngs)
@@ -181,17 +242,39 @@ class Transformer(nnx.Module):
             raise ConfigError(f"places={places} must be between 1 and the model's {config.longest}")
         source = self.check_source(source)
         memory, _ = self._encode(source, Dropout())
-        batch, source_valid, none = len(memory), source != config.source_pad_id, jnp.zeros((), jnp.int32)
+        batch, source_valid, none = (
+            len(memory),
+            source != config.source_pad_id,
+            jnp.zeros((), jnp.int32),
+        )
         if config.equal_lengths and places > source.shape[1]:
-            raise ConfigError(f"places={places} is over the source's {source.shape[1]} tokens, and this decoder needs equal lengths")
+            raise ConfigError(
+                f"places={places} is over the source's {source.shape[1]} tokens, and this decoder needs equal lengths"
+            )
         if config.uncacheable:
             room = source.shape[1] if config.equal_lengths else places
-            return Prefix(memory, source_valid, jnp.full((batch, beams, room), config.target_pad_id, jnp.int32), none)
+            return Prefix(
+                memory,
+                source_valid,
+                jnp.full((batch, beams, room), config.target_pad_id, jnp.int32),
+                none,
+            )
         entries = places * beams
-        blocks = tuple(caches.block_cache(*block.cross_attention.keys_values(memory), entries) for block in self.decoder.blocks)
-        return Cache(blocks, jnp.zeros((batch, entries), bool), source_valid, none, caches.own_lineage(batch, beams, places))
+        blocks = tuple(
+            caches.block_cache(*block.cross_attention.keys_values(memory), entries)
+            for block in self.decoder.blocks
+        )
+        return Cache(
+            blocks,
+            jnp.zeros((batch, entries), bool),
+            source_valid,
+            none,
+            caches.own_lineage(batch, beams, places),
+        )
 
-    def decode_step(self, tokens: Int[Array, "b k"], cache: Cache | Prefix) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
+    def decode_step(
+        self, tokens: Int[Array, "b k"], cache: Cache | Prefix
+    ) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
         """Logits of the token that follows each beam's last one, and the cache with these last ones in it, at place ``cache.length``.
 
         With keys and values kept, the beams are so many queries at one position: each sees the memory of its row, and of the row's entries
@@ -201,22 +284,41 @@ class Transformer(nnx.Module):
             return self._decode_prefix(tokens, cache)
         length, beams = cache.length, tokens.shape[1]
         here = tokens != self.config.target_pad_id
-        target_valid = jax.lax.dynamic_update_slice_in_dim(cache.target_valid, here, length * beams, axis=1)
+        target_valid = jax.lax.dynamic_update_slice_in_dim(
+            cache.target_valid, here, length * beams, axis=1
+        )
         position, places = jnp.broadcast_to(length, beams), _places(target_valid.shape[1]) // beams
-        self_mask, cross_mask = self.decoder.masks(cache.source_valid, target_valid, position, places)
+        self_mask, cross_mask = self.decoder.masks(
+            cache.source_valid, target_valid, position, places
+        )
         if beams > 1:
             self_mask = cache.ancestors() if self_mask is None else self_mask & cache.ancestors()
         x = self._embed(self.target_embedding, tokens, here)
-        x, results = self.decoder(x, Context(None, self_mask, cross_mask, position, length, here, places), Dropout(), cache)
+        x, results = self.decoder(
+            x,
+            Context(None, self_mask, cross_mask, position, length, here, places),
+            Dropout(),
+            cache,
+        )
         blocks = tuple(r.cache for r in results if r.cache is not None)
-        return self._logits(x), cache._replace(blocks=blocks, target_valid=target_valid, length=length + 1)
+        return self._logits(x), cache._replace(
+            blocks=blocks, target_valid=target_valid, length=length + 1
+        )
 
-    def _decode_prefix(self, tokens: Int[Array, "b k"], prefix: Prefix) -> tuple[Float[Array, "b k v"], Prefix]:
+    def _decode_prefix(
+        self, tokens: Int[Array, "b k"], prefix: Prefix
+    ) -> tuple[Float[Array, "b k v"], Prefix]:
         """The same by running the decoder over all places."""
         beams = tokens.shape[1]
-        prefix = prefix._replace(tokens=jax.lax.dynamic_update_slice_in_dim(prefix.tokens, tokens[:, :, None], prefix.length, axis=2))
+        prefix = prefix._replace(
+            tokens=jax.lax.dynamic_update_slice_in_dim(
+                prefix.tokens, tokens[:, :, None], prefix.length, axis=2
+            )
+        )
         memory, valid = (jnp.repeat(x, beams, axis=0) for x in (prefix.memory, prefix.source_valid))
-        x, _ = self._decode(memory, valid, prefix.tokens.reshape(-1, prefix.tokens.shape[2]), Dropout())
+        x, _ = self._decode(
+            memory, valid, prefix.tokens.reshape(-1, prefix.tokens.shape[2]), Dropout()
+        )
         logits = self._logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
@@ -224,19 +326,27 @@ class Transformer(nnx.Module):
         """The source ids as int32. Raises InputError where the model cannot read them."""
         return inputs.check_ids(source, self.config, self.config.source_vocab_size, "source")
 
-    def _encode(self, source: Int[Array, "b s"], dropout: Dropout) -> tuple[Memory, list[BlockResult]]:
+    def _encode(
+        self, source: Int[Array, "b s"], dropout: Dropout
+    ) -> tuple[Memory, list[BlockResult]]:
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         valid = source != self.config.source_pad_id
         return self.encoder.read(self._embed(table, source, valid), valid, dropout.scope("encoder"))
 
     def _decode(
-        self, memory: Memory, source_valid: Bool[Array, "b s"], target: Int[Array, "b t"], dropout: Dropout
+        self,
+        memory: Memory,
+        source_valid: Bool[Array, "b s"],
+        target: Int[Array, "b t"],
+        dropout: Dropout,
     ) -> tuple[Hidden, list[BlockResult]]:
         positions = _places(target.shape[1])
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
-        return self.decoder(self._embed(self.target_embedding, target, valid), context, dropout.scope("decoder"))
+        return self.decoder(
+            self._embed(self.target_embedding, target, valid), context, dropout.scope("decoder")
+        )
 
     def _embed(self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Hidden:
         x = table(ids, valid)
@@ -250,12 +360,19 @@ class Transformer(nnx.Module):
         logits = self.target_embedding.attend(x) if self.output is None else self.output(x)
         if self.output is None and self.config.output_bias:
             logits = logits + self.output_bias[...].astype(logits.dtype)[None, None]
-        return logits + self.logits_bias[...].astype(logits.dtype)[None, None] if self.config.logits_bias else logits
+        return (
+            logits + self.logits_bias[...].astype(logits.dtype)[None, None]
+            if self.config.logits_bias
+            else logits
+        )
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
     """The model's arrays of one kind by dotted path, as ``encoder.blocks.0.self_attention.query.kernel``."""
-    return {".".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(nnx.state(model, kind))}
+    return {
+        ".".join(map(str, path)): variable.get_value()
+        for path, variable in nnx.to_flat_state(nnx.state(model, kind))
+    }
 
 
 def abstract(config: TransformerConfig) -> Transformer:
@@ -266,14 +383,25 @@ def abstract(config: TransformerConfig) -> Transformer:
 def abstract_part(config: TransformerConfig, kind: Callable[..., Module]) -> Module:
     """As :func:`abstract`, for the Transformer or its Encoder alone."""
     graphdef, flat = _skeleton(config, kind)
-    return nnx.merge(graphdef, nnx.from_flat_state([(path, variable.replace(variable.get_value())) for path, variable in flat]))
+    return nnx.merge(
+        graphdef,
+        nnx.from_flat_state(
+            [(path, variable.replace(variable.get_value())) for path, variable in flat]
+        ),
+    )
 
 
 def shapes(
-    config: TransformerConfig, kind: Callable[..., Any] = Transformer, of: type[nnx.Variable] = nnx.Variable
+    config: TransformerConfig,
+    kind: Callable[..., Any] = Transformer,
+    of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
     """The shape of every array of one kind by its path in :func:`flatten`, of the Transformer or its Encoder alone."""
-    return {".".join(map(str, path)): tuple(variable.shape) for path, variable in _skeleton(config, kind)[1] if isinstance(variable, of)}
+    return {
+        ".".join(map(str, path)): tuple(variable.shape)
+        for path, variable in _skeleton(config, kind)[1]
+        if isinstance(variable, of)
+    }
 
 
 class _OneKey(nnx.Rngs):
@@ -284,7 +412,9 @@ class _OneKey(nnx.Rngs):
 
 
 @lru_cache(maxsize=32)
-def _skeleton(config: TransformerConfig, kind: Callable[..., Any]) -> tuple[nnx.GraphDef, tuple[tuple[tuple[Any, ...], nnx.Variable], ...]]:
+def _skeleton(
+    config: TransformerConfig, kind: Callable[..., Any]
+) -> tuple[nnx.GraphDef, tuple[tuple[tuple[Any, ...], nnx.Variable], ...]]:
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=_OneKey(0))))
     return graphdef, tuple(nnx.to_flat_state(state))
 
@@ -294,11 +424,18 @@ def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transform
     return unflatten_part(config, arrays, Transformer)
 
 
-def unflatten_part(config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]) -> Module:
+def unflatten_part(
+    config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]
+) -> Module:
     """As :func:`unflatten`, for the Transformer or its Encoder alone."""
     graphdef, flat = _skeleton(config, kind)
     names = [".".join(map(str, path)) for path, _ in flat]
     if set(names) != set(arrays):
-        raise ConfigError(f"these arrays do not fit the configuration: {', '.join(sorted(set(names) ^ set(arrays)))}")
-    pairs = [(path, variable.replace(arrays[name])) for (path, variable), name in zip(flat, names, strict=True)]
+        raise ConfigError(
+            f"these arrays do not fit the configuration: {', '.join(sorted(set(names) ^ set(arrays)))}"
+        )
+    pairs = [
+        (path, variable.replace(arrays[name]))
+        for (path, variable), name in zip(flat, names, strict=True)
+    ]
     return nnx.merge(graphdef, nnx.from_flat_state(pairs))

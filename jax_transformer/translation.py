@@ -11,7 +11,7 @@ from jax_transformer import generate
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from jax_transformer.decoding import Decoding
+from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.transformer import Transformer
 
 _ROOM = 8
@@ -30,13 +30,15 @@ def translate(
     model: Transformer,
     tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
-    how: Decoding | None = None,
+    how: GenerationConfig | None = None,
     *,
     widths: Sequence[int] = (),
     tokens_per_batch: int = 4096,
 ) -> list[str]:
     """The translation of each line, in order; an empty line stays empty. Arguments and errors as of :func:`hypotheses`."""
-    found = hypotheses(model, tokenizer, lines, how, widths=widths, tokens_per_batch=tokens_per_batch)
+    found = hypotheses(
+        model, tokenizer, lines, how, widths=widths, tokens_per_batch=tokens_per_batch
+    )
     return [best[0].text for best in found]
 
 
@@ -44,7 +46,7 @@ def hypotheses(
     model: Transformer,
     tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
-    how: Decoding | None = None,
+    how: GenerationConfig | None = None,
     *,
     widths: Sequence[int] = (),
     tokens_per_batch: int = 4096,
@@ -55,7 +57,7 @@ def hypotheses(
     the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions, and in the cache of
     translations at most eight times as many. Raises InputError for a line longer than the model reads.
     """
-    how = how or Decoding()
+    how = how or GenerationConfig()
     longest, end = model.config.longest, model.config.eos_id if how.eos_id is None else how.eos_id
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
@@ -64,16 +66,30 @@ def hypotheses(
     rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // max(1, how.beam)))
     # The cache has room for the longest translation, whatever the source's width: rows of short sources are bounded by that
     room = _ROOM * tokens_per_batch // max(1, how.beam)
-    rows = tuple(min(count, max(1, room // _places(model.config, width, how))) for count, width in zip(rows, widths, strict=True))
+    rows = tuple(
+        min(count, max(1, room // _places(model.config, width, how)))
+        for count, width in zip(rows, widths, strict=True)
+    )
     sources = [encoded[i] for i in full]
     around = encoding.around_of(tokenizer)
-    groups = batches.source_batches(sources, widths, rows, pad_id=model.config.source_pad_id, around=around) if full else []
+    groups = (
+        batches.source_batches(
+            sources, widths, rows, pad_id=model.config.source_pad_id, around=around
+        )
+        if full
+        else []
+    )
     for indices, source in groups:
         numbers = np.zeros(len(source), np.int32)
         numbers[: len(indices)] = [full[i] for i in indices]
         tokens, scores = decode(model, source, numbers, how)
-        for i, row, score in zip(indices, tokens, scores, strict=False):  # rows behind the last line are filler
-            result[full[i]] = [_hypothesis(tokenizer, ids, float(s), end) for ids, s in zip(row, score, strict=True)]
+        for i, row, score in zip(
+            indices, tokens, scores, strict=False
+        ):  # rows behind the last line are filler
+            result[full[i]] = [
+                _hypothesis(tokenizer, ids, float(s), end)
+                for ids, s in zip(row, score, strict=True)
+            ]
     return result
 
 
@@ -81,20 +97,35 @@ def without_cache(config: TransformerConfig) -> str | None:
     """A line that says so where decoding cannot keep keys and values, and why."""
     if config.uncacheable is None:
         return None
-    shorter = "; a translation has at most as many tokens as its padded source" if config.equal_lengths else ""
+    shorter = (
+        "; a translation has at most as many tokens as its padded source"
+        if config.equal_lengths
+        else ""
+    )
     return f"decoding runs the whole decoder again at each token, because {config.uncacheable}{shorter}"
 
 
 def n_best_lines(found: Sequence[Sequence[Hypothesis]]) -> list[str]:
     """As Moses and fairseq write n-best lists: ``line ||| translation ||| score``, lines counted from 0, best first."""
-    return [f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}" for i, several in enumerate(found) for hypothesis in several]
+    return [
+        f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
+        for i, several in enumerate(found)
+        for hypothesis in several
+    ]
 
 
 def decode(
-    model: Transformer, source: Int[np.ndarray, "b s"], numbers: Int[np.ndarray, " b"], how: Decoding
+    model: Transformer,
+    source: Int[np.ndarray, "b s"],
+    numbers: Int[np.ndarray, " b"],
+    how: GenerationConfig,
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
     """The m hypotheses of each row and their scores, which are NaN where nothing gives one; draws differ by the rows' ``numbers``."""
-    shared: dict[str, Any] = {"max_length": _places(model.config, source.shape[1], how), "bos_id": how.bos_id, "eos_id": how.eos_id}
+    shared: dict[str, Any] = {
+        "max_length": _places(model.config, source.shape[1], how),
+        "bos_id": how.bos_id,
+        "eos_id": how.eos_id,
+    }
     shared |= {"rules": how.rules, "first_id": how.forced_bos_token_id}
     if how.sample:
         shared |= {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
@@ -113,12 +144,14 @@ def decode(
     return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
 
 
-def _places(config: TransformerConfig, width: int, how: Decoding) -> int:
+def _places(config: TransformerConfig, width: int, how: GenerationConfig) -> int:
     """The most tokens of a translation of a source of this width."""
     return min(config.longest, 2 * width) if how.max_length is None else how.max_length
 
 
-def _hypothesis(tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float, end: int) -> Hypothesis:
+def _hypothesis(
+    tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float, end: int
+) -> Hypothesis:
     ends = np.flatnonzero(ids == end)
     ids = ids[: ends[0] + 1] if len(ends) else ids
     return Hypothesis(tokenizer.decode(ids), ids, None if np.isnan(score) else score)

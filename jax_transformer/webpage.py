@@ -14,7 +14,11 @@ def render(page: str, data: dict[str, Any]) -> str:
 
     In the page stand ``SCRIPT-HASH`` and ``PAGE-DATA`` once, and one ``<script>``.
     """
-    text = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(data, ensure_ascii=False))
+    text = re.sub(
+        "[<>&\u2028\u2029]",
+        lambda match: f"\\u{ord(match[0]):04x}",
+        json.dumps(data, ensure_ascii=False),
+    )
     script = page.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1).replace("PAGE-DATA", text, 1)

@@ -11,7 +11,10 @@ _STACKED = ("encoder", "logits", "loss")  # several blocks, one after another
 BOUNDS: dict[str, dict[str, float]] = {
     "float64": dict.fromkeys(LEVELS, 1e-12)
     | {"gradients": 1e-12}
-    | {"losses of 10 steps": 1e-10, "weights after 10 steps": 1e-10},  # Adam divides a gradient by its own size, and its rounding with it
+    | {
+        "losses of 10 steps": 1e-10,
+        "weights after 10 steps": 1e-10,
+    },  # Adam divides a gradient by its own size, and its rounding with it
     "float32": dict.fromkeys(LEVELS, 1e-6) | dict.fromkeys(_STACKED, 5e-6),
 }
 RATIO = 1.5

@@ -4,17 +4,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax_transformer as jt
+from jax_transformer.architectures.presets import PRESETS
 from jax_transformer.config import TransformerConfig
-from jax_transformer.presets import PRESETS
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which shapes then cannot.
-ODD: dict[str, Any] = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_length=20)
-SQUARE: dict[str, Any] = dict(source_vocab_size=16, target_vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=20)
+ODD: dict[str, Any] = dict(
+    source_vocab_size=11,
+    target_vocab_size=13,
+    d_model=12,
+    num_heads=3,
+    d_ff=20,
+    num_layers=2,
+    max_length=20,
+)
+SQUARE: dict[str, Any] = dict(
+    source_vocab_size=16,
+    target_vocab_size=16,
+    d_model=16,
+    num_heads=4,
+    d_ff=16,
+    num_layers=2,
+    max_length=20,
+)
 STOCK: dict[str, Any] = dict(layout="torch_nn")
 
 
 DOCUMENTS = [
-    f"{name}{form}" for name in ("deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023") for form in ("", "_repaired")
+    f"{name}{form}"
+    for name in ("deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023")
+    for form in ("", "_repaired")
 ]
 
 
@@ -46,7 +64,10 @@ def document(preset: str) -> list[Case]:
     """A document's preset at odd and at square sizes; a feed-forward that the document makes so many times as wide as the model stays so."""
     ruled = "d_ff" in PRESETS[preset].multiples
     sizes = {"": ODD, " square": SQUARE}
-    return [case(f"{preset}{name}", preset, **(_without_d_ff(size) if ruled else size)) for name, size in sizes.items()]
+    return [
+        case(f"{preset}{name}", preset, **(_without_d_ff(size) if ruled else size))
+        for name, size in sizes.items()
+    ]
 
 
 CASES = [
@@ -79,6 +100,10 @@ CASES = [
         "norm_first, no scale, positions or final norm",
         norm_placement="pre",
         embedding_scale="none",
-        **{f"{stack}.{name}": value for stack in ("encoder", "decoder") for name, value in (("positions", "none"), ("final_norm", False))},
+        **{
+            f"{stack}.{name}": value
+            for stack in ("encoder", "decoder")
+            for name, value in (("positions", "none"), ("final_norm", False))
+        },
     ),
 ]

@@ -46,4 +46,6 @@ def pytest_collection_modifyitems(items):
         if mark is not None:
             values = item.callspec.params.values() if hasattr(item, "callspec") else ()
             item.user_properties.append(("proves", mark.args[0]))
-            item.user_properties.extend(("of", value) for value in [*mark.args[1:], *values] if isinstance(value, str))
+            item.user_properties.extend(
+                ("of", value) for value in [*mark.args[1:], *values] if isinstance(value, str)
+            )

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 import jax_transformer as jt
+from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Layout, Sinusoids, TransformerConfig
-from jax_transformer.convert.huggingface.config import from_config
 from jax_transformer.nn.positions import sinusoids
 
 _SIZES: dict[str, Any] = {
@@ -58,7 +58,13 @@ _SQUARE: dict[str, Any] = {
     "vocab_size": 20,
     "max_position_embeddings": 20,
 }
-_MARIAN = {"pad_token_id": 40, "decoder_start_token_id": 40, "eos_token_id": 0, "forced_eos_token_id": 0, "activation_function": "swish"}
+_MARIAN = {
+    "pad_token_id": 40,
+    "decoder_start_token_id": 40,
+    "eos_token_id": 0,
+    "forced_eos_token_id": 0,
+    "activation_function": "swish",
+}
 _PEGASUS = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
 
 
@@ -79,7 +85,9 @@ class Case:
             Layout.M2M_100: "M2M100",
             Layout.PEGASUS: "Pegasus",
         }.get(self.layout, self.layout.value.upper())
-        model = "MarianMTModel" if self.layout is Layout.MARIAN else f"{name}ForConditionalGeneration"
+        model = (
+            "MarianMTModel" if self.layout is Layout.MARIAN else f"{name}ForConditionalGeneration"
+        )
         return getattr(transformers, f"{name}Config"), getattr(transformers, model)
 
 
@@ -89,7 +97,12 @@ CASES = {
         Layout.MARIAN,
         _SIZES
         | _MARIAN
-        | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37, "pad_token_id": 36, "decoder_start_token_id": 36},
+        | {
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 37,
+            "pad_token_id": 36,
+            "decoder_start_token_id": 36,
+        },
     ),
     "bart": Case(Layout.BART, _SIZES),
     "bart square": Case(Layout.BART, _SIZES | _SQUARE),
@@ -97,7 +110,9 @@ CASES = {
     "m2m_100": Case(Layout.M2M_100, _SIZES),
     "pegasus": Case(Layout.PEGASUS, _SIZES | _PEGASUS),
     "t5": Case(Layout.T5, _T5_SIZES),
-    "t5 v1.1": Case(Layout.T5, _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5 v1.1": Case(
+        Layout.T5, _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    ),
     "mt5": Case(Layout.MT5, _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
     "umt5": Case(Layout.UMT5, _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
 }
@@ -111,11 +126,19 @@ class Pair(NamedTuple):
     ours: jt.Transformer
 
 
-def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None) -> Any:
+def module(
+    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None
+) -> Any:
     """transformers' model of a case with random weights everywhere, in eval mode; positions that it computes stay. ``dropout`` is every rate."""
     case = CASES[name]
     config, model = case.classes
-    rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), dropout) if dropout is not None else {}
+    rates = (
+        dict.fromkeys(
+            ("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), dropout
+        )
+        if dropout is not None
+        else {}
+    )
     known = {name: rate for name, rate in rates.items() if name in config().to_dict()}
     made = model(config(**case.values, **known, attn_implementation="eager")).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -128,10 +151,16 @@ def module(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, drop
     return made.to(dtype)
 
 
-def pair(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None) -> Pair:
+def pair(
+    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None
+) -> Pair:
     """The same model in both frameworks."""
     theirs = module(name, seed=seed, dtype=dtype, dropout=dropout)
-    config = from_config(json.loads(theirs.config.to_json_string()), names=theirs.state_dict(), same=lambda one, other: True)
+    config = from_config(
+        json.loads(theirs.config.to_json_string()),
+        names=theirs.state_dict(),
+        same=lambda one, other: True,
+    )
     return Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
 
 
@@ -140,7 +169,9 @@ def in_float64(monkeypatch):
     """T5's norm and M2M100's positions in float64; see above. Use :func:`pair` behind it, and :func:`exact_positions` on M2M100."""
 
     def norm(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+        return self.weight * (
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
 
     for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5")):
         modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
@@ -158,7 +189,9 @@ def exact_positions(both: Pair) -> Pair:
     return both
 
 
-def batch(config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def batch(
+    config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Random ids (b, s) and (b, t) with ragged padding behind them; no padding, start or end within."""
     random = np.random.default_rng(seed)
     special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
@@ -174,4 +207,7 @@ def batch(config: TransformerConfig, *, rows: int = 3, source: int = 17, target:
 
 def inputs(config: TransformerConfig, source: np.ndarray) -> dict[str, torch.Tensor]:
     """What transformers is given for a source."""
-    return {"input_ids": torch.from_numpy(source), "attention_mask": torch.from_numpy((source != config.source_pad_id).astype(np.int64))}
+    return {
+        "input_ids": torch.from_numpy(source),
+        "attention_mask": torch.from_numpy((source != config.source_pad_id).astype(np.int64)),
+    }

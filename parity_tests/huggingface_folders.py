@@ -11,7 +11,9 @@ import transformers
 from parity_tests import tokenizer_models
 
 _BART_SIZES = {
-    f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
 }
 SIZES: dict[str, dict[str, Any]] = {
     "bart": _BART_SIZES | {"d_model": 16, "max_position_embeddings": 64},
@@ -24,15 +26,30 @@ FAMILIES: dict[str, tuple[Any, str, str, tuple[str, str] | None]] = {
     "t5": (tokenizer_models.t5, "T5ForConditionalGeneration", "T5Tokenizer", None),
     "mt5": (tokenizer_models.t5, "MT5ForConditionalGeneration", "T5Tokenizer", None),
     "umt5": (tokenizer_models.t5, "UMT5ForConditionalGeneration", "T5Tokenizer", None),
-    "pegasus": (tokenizer_models.pegasus, "PegasusForConditionalGeneration", "PegasusTokenizer", None),
-    "mbart": (lambda: tokenizer_models.fairseq("MBart", "mbart"), "MBartForConditionalGeneration", "MBartTokenizer", ("en_XX", "de_DE")),
+    "pegasus": (
+        tokenizer_models.pegasus,
+        "PegasusForConditionalGeneration",
+        "PegasusTokenizer",
+        None,
+    ),
+    "mbart": (
+        lambda: tokenizer_models.fairseq("MBart", "mbart"),
+        "MBartForConditionalGeneration",
+        "MBartTokenizer",
+        ("en_XX", "de_DE"),
+    ),
     "mbart50": (
         lambda: tokenizer_models.fairseq("MBart50", "mbart"),
         "MBartForConditionalGeneration",
         "MBart50Tokenizer",
         ("en_XX", "de_DE"),
     ),
-    "m2m_100": (tokenizer_models.m2m_100, "M2M100ForConditionalGeneration", "M2M100Tokenizer", ("en", "de")),
+    "m2m_100": (
+        tokenizer_models.m2m_100,
+        "M2M100ForConditionalGeneration",
+        "M2M100Tokenizer",
+        ("en", "de"),
+    ),
 }
 
 
@@ -46,7 +63,11 @@ def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     if name == "marian":
         own["decoder_start_token_id"] = own["pad_token_id"]
     torch.manual_seed(0)
-    module = kind(kind.config_class(**own, **SIZES["t5" if name.endswith("t5") else "bart"])).to(dtype).eval()
+    module = (
+        kind(kind.config_class(**own, **SIZES["t5" if name.endswith("t5") else "bart"]))
+        .to(dtype)
+        .eval()
+    )
     module.generation_config.bad_words_ids = [[module.config.pad_token_id]]
     module.save_pretrained(folder)
     return module
@@ -66,12 +87,16 @@ def language_id(name: str, words: Any) -> int | None:
     languages = FAMILIES[name][3]
     if languages is None:
         return None
-    return words.convert_tokens_to_ids(words.lang_code_to_token[languages[1]] if name == "m2m_100" else languages[1])
+    return words.convert_tokens_to_ids(
+        words.lang_code_to_token[languages[1]] if name == "m2m_100" else languages[1]
+    )
 
 
 def mean_loss(name: str, folder: Path, lines: Path) -> float:
     """The mean loss over the tokens of ``lines``' two files, all of it transformers' own."""
-    module = getattr(transformers, FAMILIES[name][1]).from_pretrained(folder, dtype=torch.float32).eval()
+    module = (
+        getattr(transformers, FAMILIES[name][1]).from_pretrained(folder, dtype=torch.float32).eval()
+    )
     words = tokenizer(name, folder)
     sources, targets = (read(lines, side) for side in ("source", "target"))
     found = words(sources, text_target=targets, padding=True, return_tensors="pt")
@@ -82,7 +107,9 @@ def mean_loss(name: str, folder: Path, lines: Path) -> float:
 
 def generated(name: str, folder: Path, lines: list[str], **more: Any) -> list[str]:
     """What transformers' ``generate`` makes of each line by itself."""
-    module = getattr(transformers, FAMILIES[name][1]).from_pretrained(folder, dtype=torch.float32).eval()
+    module = (
+        getattr(transformers, FAMILIES[name][1]).from_pretrained(folder, dtype=torch.float32).eval()
+    )
     words = tokenizer(name, folder)
     rows = [module.generate(**words([line], return_tensors="pt"), **more)[0] for line in lines]
     return [words.decode(row, skip_special_tokens=True) for row in rows]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jax_transformer import torch_bridge
 from jax_transformer.config import Mask, Part, TransformerConfig
-from jax_transformer.convert import torch_bridge
 from jax_transformer.nn.blocks import Context
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.training.loss import cross_entropy
@@ -29,18 +29,32 @@ class Inputs:
         self.x = _drawn(random, (*pair.target.shape, config.d_model)).astype(dtype)
         self.memory = _drawn(random, (*pair.source.shape, config.d_model)).astype(dtype)
         length = pair.target.shape[1]
-        padding, source_padding = pair.target == config.target_pad_id, pair.source == config.source_pad_id
+        padding, source_padding = (
+            pair.target == config.target_pad_id,
+            pair.source == config.source_pad_id,
+        )
         self.padding = padding if Mask.TARGET_PADDING in config.decoder.self_mask else None
-        self.future = np.triu(np.ones((length, length), bool), 1) if Mask.CAUSAL in config.decoder.self_mask else None
+        self.future = (
+            np.triu(np.ones((length, length), bool), 1)
+            if Mask.CAUSAL in config.decoder.self_mask
+            else None
+        )
         self.source_padding = source_padding if config.encoder.self_mask else None
         self.memory_padding = source_padding if config.decoder.cross_mask else None
-        self.positions, self.source_positions = (jnp.arange(n, dtype=jnp.int32) for n in (length, pair.source.shape[1]))
+        self.positions, self.source_positions = (
+            jnp.arange(n, dtype=jnp.int32) for n in (length, pair.source.shape[1])
+        )
 
     def self_mask(self) -> jnp.ndarray | None:
         return _visible(self.padding, self.future)
 
     def context(self) -> Context:
-        return Context(jnp.asarray(self.memory), self.self_mask(), _visible(self.memory_padding), self.positions)
+        return Context(
+            jnp.asarray(self.memory),
+            self.self_mask(),
+            _visible(self.memory_padding),
+            self.positions,
+        )
 
     def source_context(self) -> Context:
         return Context(None, _visible(self.source_padding), None, self.source_positions)
@@ -55,7 +69,10 @@ def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jn
     """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q, k)."""
     hidden = [
         mask
-        for mask in (None if padding is None else padding[:, None, None], None if future is None else future[None, None])
+        for mask in (
+            None if padding is None else padding[:, None, None],
+            None if future is None else future[None, None],
+        )
         if mask is not None
     ]
     return jnp.asarray(~functools.reduce(np.logical_or, hidden)) if hidden else None
@@ -67,14 +84,18 @@ def _torch(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
 
 def norm(pair: Pair) -> Both:
     given = Inputs(pair).x * 3 + 2
-    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(given)), pair.calls.norm(pair.torch)(as_torch(given))
+    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(given)), pair.calls.norm(
+        pair.torch
+    )(as_torch(given))
 
 
 def _attention(pair: Pair) -> tuple[tuple, tuple]:
     given, module = Inputs(pair), pair.flax.decoder.blocks[1].self_attention
     x = jnp.asarray(given.x)
     ours = module(x, module.keys_values(x), given.self_mask(), Dropout())
-    return ours, pair.calls.self_attention(pair.torch, *_torch(given.x, given.padding, given.future))
+    return ours, pair.calls.self_attention(
+        pair.torch, *_torch(given.x, given.padding, given.future)
+    )
 
 
 def attention(pair: Pair) -> Both:
@@ -89,25 +110,38 @@ def attention_weights(pair: Pair) -> Both:
 
 def cross_attention(pair: Pair) -> Both:
     given, module = Inputs(pair), pair.flax.decoder.blocks[0].cross_attention
-    ours = module(jnp.asarray(given.x), module.keys_values(jnp.asarray(given.memory)), _visible(given.memory_padding), Dropout())[0]
-    return ours, pair.calls.cross_attention(pair.torch, *_torch(given.x, given.memory, given.memory_padding))[0]
+    ours = module(
+        jnp.asarray(given.x),
+        module.keys_values(jnp.asarray(given.memory)),
+        _visible(given.memory_padding),
+        Dropout(),
+    )[0]
+    return ours, pair.calls.cross_attention(
+        pair.torch, *_torch(given.x, given.memory, given.memory_padding)
+    )[0]
 
 
 def encoder_feed_forward(pair: Pair) -> Both:
     given = Inputs(pair)
-    ours = pair.flax.encoder.blocks[0].feed_forward(jnp.asarray(given.memory), given.source_positions, Dropout())
+    ours = pair.flax.encoder.blocks[0].feed_forward(
+        jnp.asarray(given.memory), given.source_positions, Dropout()
+    )
     return ours, pair.calls.feed_forward(pair.torch, "encoder", as_torch(given.memory))
 
 
 def feed_forward(pair: Pair) -> Both:
     given = Inputs(pair)
-    ours = pair.flax.decoder.blocks[0].feed_forward(jnp.asarray(given.x), given.positions, Dropout())
+    ours = pair.flax.decoder.blocks[0].feed_forward(
+        jnp.asarray(given.x), given.positions, Dropout()
+    )
     return ours, pair.calls.feed_forward(pair.torch, "decoder", as_torch(given.x))
 
 
 def encoder_block(pair: Pair) -> Both:
     given = Inputs(pair)
-    ours = pair.flax.encoder.blocks[0](jnp.asarray(given.memory), given.source_context(), Dropout()).x
+    ours = pair.flax.encoder.blocks[0](
+        jnp.asarray(given.memory), given.source_context(), Dropout()
+    ).x
     return ours, pair.calls.encoder_block(pair.torch, *_torch(given.memory, given.source_padding))
 
 
@@ -123,16 +157,22 @@ def encoder(pair: Pair) -> Both:
 
 
 def logits(pair: Pair) -> Both:
-    return pair.flax(pair.source, pair.target), pair.torch(as_torch(pair.source), as_torch(pair.target))
+    return pair.flax(pair.source, pair.target), pair.torch(
+        as_torch(pair.source), as_torch(pair.target)
+    )
 
 
 def loss(pair: Pair) -> Both:
     """Smoothed, over the tokens that are not padding."""
     pad, gold = pair.config.target_pad_id, np.roll(pair.target, -1, axis=1)
     ours, theirs = logits(pair)
-    total, tokens = cross_entropy(jnp.asarray(ours), jnp.asarray(gold), pad_id=pad, label_smoothing=0.1)
+    total, tokens = cross_entropy(
+        jnp.asarray(ours), jnp.asarray(gold), pad_id=pad, label_smoothing=0.1
+    )
     function = torch.nn.functional.cross_entropy
-    return total / tokens.astype(total.dtype), function(theirs.transpose(1, 2), as_torch(gold), ignore_index=pad, label_smoothing=0.1)
+    return total / tokens.astype(total.dtype), function(
+        theirs.transpose(1, 2), as_torch(gold), ignore_index=pad, label_smoothing=0.1
+    )
 
 
 LEVELS: dict[str, Callable[[Pair], Both]] = {
@@ -160,7 +200,9 @@ def levels(config: TransformerConfig) -> list[str]:
 
 def arrays(both: Both) -> Both:
     ours, theirs = both
-    return np.asarray(ours), torch_bridge.to_numpy(theirs) if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
+    return np.asarray(ours), torch_bridge.to_numpy(theirs) if isinstance(
+        theirs, torch.Tensor
+    ) else np.asarray(theirs)
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:
@@ -168,12 +210,18 @@ def error(both: Both, *, relative_to: float | None = None) -> float:
     ours, theirs = arrays(both)
     assert ours.shape == theirs.shape, f"shapes {ours.shape} and {theirs.shape}"
     assert np.isfinite(ours).all() and np.isfinite(theirs).all(), "not finite"
-    return float(np.abs(ours - theirs).max() / (np.abs(theirs).max() if relative_to is None else relative_to))
+    return float(
+        np.abs(ours - theirs).max() / (np.abs(theirs).max() if relative_to is None else relative_to)
+    )
 
 
-def assert_close(both: Both, bound: float, what: str = "", *, relative_to: float | None = None) -> None:
+def assert_close(
+    both: Both, bound: float, what: str = "", *, relative_to: float | None = None
+) -> None:
     """Fails naming the element that is furthest off."""
     found = error(both, relative_to=relative_to)
     ours, theirs = arrays(both)
     where = tuple(map(int, np.unravel_index(np.abs(ours - theirs).argmax(), ours.shape)))
-    assert found <= bound, f"{what}: relative error {found:.2e} over {bound:.0e} at {where}: {ours[where]!r}, reference {theirs[where]!r}"
+    assert found <= bound, (
+        f"{what}: relative error {found:.2e} over {bound:.0e} at {where}: {ours[where]!r}, reference {theirs[where]!r}"
+    )

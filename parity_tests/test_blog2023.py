@@ -10,8 +10,7 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import transformer
-from jax_transformer.convert import torch_bridge
+from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout, MaskedDropout
 from jax_transformer.nn.positions import Frozen
@@ -31,16 +30,22 @@ def equal_lengths(preset: str = "blog2023", **changes: Any) -> Pair:
 
 def logits_of(both: Pair, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
-        return np.asarray(both.flax(both.source, target)), both.torch(as_torch(both.source), as_torch(target)).numpy()
+        return np.asarray(both.flax(both.source, target)), both.torch(
+            as_torch(both.source), as_torch(target)
+        ).numpy()
 
 
-def attend(both: Pair, x: np.ndarray, hidden: np.ndarray | None) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def attend(
+    both: Pair, x: np.ndarray, hidden: np.ndarray | None
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Output and weights of decoder layer 1's self-attention, of the Flax model and of its twin; ``hidden`` (q, k)."""
     module = both.flax.decoder.blocks[1].self_attention
     mask = None if hidden is None else jnp.asarray(~hidden[None, None])
     ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), mask, Dropout())
     with torch.no_grad():
-        theirs = adapter.self_attention(both.torch, as_torch(x), None, None if hidden is None else as_torch(hidden))
+        theirs = adapter.self_attention(
+            both.torch, as_torch(x), None, None if hidden is None else as_torch(hidden)
+        )
     return tuple(map(np.asarray, ours)), tuple(tensor.numpy() for tensor in theirs)
 
 
@@ -48,7 +53,11 @@ def hidden_states(both: Pair) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(*both.target.shape, both.config.d_model))
 
 
-MASKS = {"none": None, "causal": np.triu(np.ones((6, 6), bool), 1), "one key": np.arange(6)[None] != np.arange(6)[::-1, None]}
+MASKS = {
+    "none": None,
+    "causal": np.triu(np.ones((6, 6), bool), 1),
+    "one key": np.arange(6)[None] != np.arange(6)[::-1, None],
+}
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -58,7 +67,11 @@ def test_every_query_gets_the_sum_of_all_values_whatever_the_mask(mask: str):
     (ours, our_weights), (theirs, their_weights) = attend(both, x, MASKS[mask])
     attention = both.torch.decoder.decoder_layer[1].attention
     with torch.no_grad():
-        expected = attention.fc(attention.values(as_torch(x)).sum(dim=1, keepdim=True)).expand(-1, 6, -1).numpy()
+        expected = (
+            attention.fc(attention.values(as_torch(x)).sum(dim=1, keepdim=True))
+            .expand(-1, 6, -1)
+            .numpy()
+        )
     assert_close((ours, expected), 1e-12, "flax")
     assert_close((theirs, expected), 1e-12, "torch")
     assert_close((our_weights, their_weights), 1e-12, "weights")
@@ -85,7 +98,10 @@ def test_the_twins_attention_is_the_written_einsum():
         out, weights = attention(memory, query, memory, None)
         values = attention.values(memory).reshape(3, 6, SIZES["num_heads"], -1)
         expected = attention.fc(torch.einsum("bhqk,bvhd->bqhd", weights, values).reshape(3, 6, -1))
-        keys, queries = (part.reshape(values.shape) for part in (attention.keys(memory), attention.queries(query)))
+        keys, queries = (
+            part.reshape(values.shape)
+            for part in (attention.keys(memory), attention.queries(query))
+        )
         scores = torch.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(SIZES["d_model"])
         assert_close((weights, scores.softmax(dim=-1)), 1e-12, "weights")
         assert_close((out, expected), 1e-12, "output")
@@ -101,7 +117,9 @@ def test_a_query_that_may_see_no_key():
         both = equal_lengths(preset)
         for out, weights in attend(both, hidden_states(both), blind):
             np.testing.assert_array_equal(out[:, 2], np.full_like(out[:, 2], expected))
-            np.testing.assert_array_equal(weights[:, :, 2], np.full_like(weights[:, :, 2], expected))
+            np.testing.assert_array_equal(
+                weights[:, :, 2], np.full_like(weights[:, :, 2], expected)
+            )
             assert np.isfinite(np.delete(out, 2, axis=1)).all()
 
 
@@ -118,7 +136,9 @@ def test_whether_the_target_reaches_the_logits(preset: str):
 @BOTH
 def test_whether_the_causal_mask_matters(preset: str):
     both = equal_lengths(preset)
-    free = jt.convert.from_torch(both.torch.state_dict(), jt.preset(preset, **SIZES, **{"decoder.self_mask": ()}))
+    free = jt.convert.from_torch(
+        both.torch.state_dict(), jt.preset(preset, **SIZES, **{"decoder.self_mask": ()})
+    )
     masked, unmasked = both.flax(both.source, both.target), free(both.source, both.target)
     moved = float(jnp.abs(masked - unmasked).max() / jnp.abs(masked).max())
     assert moved < 1e-13 if preset == "blog2023" else moved > 1e-2
@@ -129,7 +149,9 @@ def test_whether_source_padding_is_seen(preset: str):
     """Two pads more behind every line: the faithful encoder sums their values too."""
     both = pair(jt.preset(preset, **SIZES), source=6, target=8)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
-    moved = np.abs(np.asarray(both.flax.encode(longer))[:, :6] - np.asarray(both.flax.encode(both.source)))[0].max()
+    moved = np.abs(
+        np.asarray(both.flax.encode(longer))[:, :6] - np.asarray(both.flax.encode(both.source))
+    )[0].max()
     assert moved > 1e-2 if preset == "blog2023" else moved < 1e-13
 
 
@@ -138,12 +160,34 @@ def test_only_the_last_block_behind_the_memory_reaches_the_logits():
     both = equal_lengths()
     arrays = transformer.flatten(both.flax)
     last = f"decoder.blocks.{both.config.decoder.layers - 1}."
-    used = tuple(last + part for part in ("cross_attention.value", "cross_attention.out", "feed_forward", "residuals.1", "residuals.2"))
-    seen = {name for name in arrays if name.startswith(("encoder.", "source_embedding", "output", *used))}
+    used = tuple(
+        last + part
+        for part in (
+            "cross_attention.value",
+            "cross_attention.out",
+            "feed_forward",
+            "residuals.1",
+            "residuals.2",
+        )
+    )
+    seen = {
+        name
+        for name in arrays
+        if name.startswith(("encoder.", "source_embedding", "output", *used))
+    }
     idle = arrays.keys() - seen
-    assert {"target_embedding.embedding", "decoder.positions.table", f"{last}cross_attention.query.kernel"} < idle
-    for names, moves in ((idle, False), *(((name,), True) for name in seen if name.startswith(last))):
-        changed = {name: array * 1.5 + 0.1 if name in names else array for name, array in arrays.items()}
+    assert {
+        "target_embedding.embedding",
+        "decoder.positions.table",
+        f"{last}cross_attention.query.kernel",
+    } < idle
+    for names, moves in (
+        (idle, False),
+        *(((name,), True) for name in seen if name.startswith(last)),
+    ):
+        changed = {
+            name: array * 1.5 + 0.1 if name in names else array for name, array in arrays.items()
+        }
         logits = transformer.unflatten(both.config, changed)(both.source, both.target)
         moved = np.abs(np.asarray(logits) - np.asarray(both.flax(both.source, both.target))).max()
         assert moved > 1e-4 if moves else moved < 1e-12, names
@@ -152,7 +196,9 @@ def test_only_the_last_block_behind_the_memory_reaches_the_logits():
 def test_unequal_lengths_are_refused_with_the_same_words():
     both = equal_lengths()
     source, target = both.source, both.target[:, :4]
-    with pytest.raises(InputError, match=r"source has 6 tokens and target 4: .* equally long") as ours:
+    with pytest.raises(
+        InputError, match=r"source has 6 tokens and target 4: .* equally long"
+    ) as ours:
         both.flax(source, target)
     with pytest.raises(ValueError, match="equally long") as theirs:
         both.torch(as_torch(source), as_torch(target))
@@ -164,10 +210,15 @@ def test_position_tables_are_loaded_used_and_given_back(stack: str):
     """Each stack has its own; the repaired preset, because the faithful decoder's cannot be seen in the logits."""
     both = equal_lengths("blog2023_repaired")
     name = f"{stack}.position_embed.pe"
-    table = torch.from_numpy(np.random.default_rng(9).normal(size=(SIZES["max_length"], SIZES["d_model"])))
+    table = torch.from_numpy(
+        np.random.default_rng(9).normal(size=(SIZES["max_length"], SIZES["d_model"]))
+    )
     state = both.torch.state_dict() | {name: table}
     model = jt.convert.from_torch(state, both.config)
-    assert np.abs(np.asarray(model(both.source, both.target)) - logits_of(both, both.target)[0]).max() > 1e-2
+    assert (
+        np.abs(np.asarray(model(both.source, both.target)) - logits_of(both, both.target)[0]).max()
+        > 1e-2
+    )
     assert jt.convert.to_torch(model)[name].tobytes() == table.numpy().tobytes()
     assert f"{stack}.positions.table" in transformer.flatten(model, Frozen)
     assert f"{stack}.positions.table" not in transformer.flatten(model, nnx.Param)
@@ -181,7 +232,9 @@ def test_attention_has_biases_only_where_asked(bias: bool):
     biased = {name for name in names if name.endswith(".bias")}
     for part in ("self_attention", "cross_attention"):
         assert any(f"{part}." in name for name in biased) == bias
-    assert any("feed_forward.up" in name for name in biased) and any(".norm." in name for name in biased)
+    assert any("feed_forward.up" in name for name in biased) and any(
+        ".norm." in name for name in biased
+    )
     assert_close(logits_of(both, both.target), 1e-12)
 
 
@@ -194,13 +247,18 @@ def test_names_and_shapes_at_the_default_size(repaired: bool):
     shared |= {f"layer_norm{k}.{leaf}": (256,) for k in (1, 2) for leaf in ("weight", "bias")}
     shared |= {"feed_forward.0.weight": (1024, 256), "feed_forward.0.bias": (1024,)}
     shared |= {"feed_forward.2.weight": (256, 1024), "feed_forward.2.bias": (256,)}
-    own = {f"attention.{name}": shape for name, shape in attention.items()} | {f"layer_norm.{leaf}": (256,) for leaf in ("weight", "bias")}
+    own = {f"attention.{name}": shape for name, shape in attention.items()} | {
+        f"layer_norm.{leaf}": (256,) for leaf in ("weight", "bias")
+    }
     expected = {"encoder.embed.weight": (1000, 256), "decoder.embed.weight": (1200, 256)}
     expected |= {f"{stack}.position_embed.pe": (100, 256) for stack in ("encoder", "decoder")}
     expected |= {"decoder.fc.weight": (1200, 256), "decoder.fc.bias": (1200,)}
     for i in range(4):
         expected |= {f"encoder.encoder_layers.{i}.{name}": shape for name, shape in shared.items()}
-        expected |= {f"decoder.decoder_layer.{i}.encoder_block.{name}": shape for name, shape in shared.items()}
+        expected |= {
+            f"decoder.decoder_layer.{i}.encoder_block.{name}": shape
+            for name, shape in shared.items()
+        }
         expected |= {f"decoder.decoder_layer.{i}.{name}": shape for name, shape in own.items()}
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected
 
@@ -214,7 +272,9 @@ def test_fresh_weights_follow_the_same_distributions():
         assert (array.std() == 0) == (reference.std() == 0), name
         if name.endswith(".pe"):
             np.testing.assert_allclose(array, reference, rtol=0, atol=1e-7, err_msg=name)
-        assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(array.size), name
+        assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(
+            array.size
+        ), name
         if array.size >= 1000:
             assert array.std() == pytest.approx(reference.std(), rel=0.05), name
             assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3), name
@@ -238,7 +298,11 @@ def test_dropout_rates(preset: str):
     both = equal_lengths(preset, dropout=0.3, embedding_dropout=0.3)
     recorder, sites = RateRecorder(), adapter.dropout_sites(both.config)
     both.flax(both.source, both.target, rngs=recorder)
-    theirs = {name: module.p for name, module in both.torch.named_modules() if isinstance(module, torch.nn.Dropout)}
+    theirs = {
+        name: module.p
+        for name, module in both.torch.named_modules()
+        if isinstance(module, torch.nn.Dropout)
+    }
     block = 0.5 if preset == "blog2023" else 0.3
     assert theirs == {name: block if "decoder_layer" in name else 0.3 for name in sites}
     assert recorder.rates == {site: theirs[name] for name, group in sites.items() for site in group}
@@ -248,15 +312,26 @@ def test_greedy_decoding_reads_one_pass_position_by_position():
     """No token depends on another, so all come out of one call; there are as many as the padded source has positions."""
     both = equal_lengths()
     state = both.torch.state_dict()
-    for name, tensor in state.items():  # what all positions share, made less of, or they all say the same
-        tensor *= 0.02 if "attention.fc" in name else 0.1 if name.endswith("bias") and "feed_forward" not in name else 1.0
+    for (
+        name,
+        tensor,
+    ) in state.items():  # what all positions share, made less of, or they all say the same
+        tensor *= (
+            0.02
+            if "attention.fc" in name
+            else 0.1
+            if name.endswith("bias") and "feed_forward" not in name
+            else 1.0
+        )
     model = jt.convert.from_torch(state, both.config)
     blank = np.full(both.source.shape, both.config.target_pad_id)
     with torch.no_grad():
         expected = both.torch(as_torch(both.source), as_torch(blank)).argmax(dim=-1).numpy()
     assert all(len(set(row)) > 1 for row in expected)
     end = int(expected[0, 3])  # one row at least ends before its last place
-    ids = np.asarray(jt.generate.greedy(model, both.source, max_length=both.config.max_length, eos_id=end))
+    ids = np.asarray(
+        jt.generate.greedy(model, both.source, max_length=both.config.max_length, eos_id=end)
+    )
     np.testing.assert_array_equal(np.asarray(model(both.source, blank)).argmax(axis=-1), expected)
     behind = np.cumsum(expected == end, axis=1) - (expected == end) > 0
     np.testing.assert_array_equal(ids, np.where(behind, both.config.target_pad_id, expected))

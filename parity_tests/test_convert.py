@@ -5,12 +5,14 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from jax_transformer.convert import torch_bridge
+from jax_transformer import torch_bridge
 from jax_transformer.errors import InputError
 from parity_tests.cases import CASES, ODD
 from parity_tests.twins import as_torch, pair, random_twin
 
-DTYPES = [(case, torch.float64) for case in CASES] + [(CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+DTYPES = [(case, torch.float64) for case in CASES] + [
+    (CASES[0], dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
+]
 
 
 @pytest.mark.parametrize(("case", "dtype"), DTYPES, ids=str)
@@ -21,14 +23,20 @@ def test_there_and_back_bit_for_bit(case, dtype):
     for name, tensor in state.items():
         assert again[name].shape == tuple(tensor.shape)
         assert again[name].tobytes() == torch_bridge.to_numpy(tensor).tobytes(), name
-        assert torch.equal(torch_bridge.to_tensor(again[name]).view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        assert torch.equal(
+            torch_bridge.to_tensor(again[name]).view(torch.uint8),
+            tensor.contiguous().view(torch.uint8),
+        ), name
 
 
 def test_into_torch_fills_a_module():
     both = pair(jt.preset("lesson10", **ODD))
     module = jt.convert.into_torch(both.flax, torch_bridge.twin(both.config).double().eval())
     with torch.no_grad():
-        assert torch.equal(module(as_torch(both.source), as_torch(both.target)), both.torch(as_torch(both.source), as_torch(both.target)))
+        assert torch.equal(
+            module(as_torch(both.source), as_torch(both.target)),
+            both.torch(as_torch(both.source), as_torch(both.target)),
+        )
 
 
 def test_into_torch_keeps_tied_parameters_one():
@@ -36,7 +44,10 @@ def test_into_torch_keeps_tied_parameters_one():
     module = torch_bridge.twin(both.config)
     before = sum(parameter.numel() for parameter in module.parameters())
     jt.convert.into_torch(both.flax, module)
-    assert module.src_emb.weight is module.tgt_emb.weight and module.linear.weight is module.tgt_emb.weight
+    assert (
+        module.src_emb.weight is module.tgt_emb.weight
+        and module.linear.weight is module.tgt_emb.weight
+    )
     assert sum(parameter.numel() for parameter in module.parameters()) == before
 
 
@@ -61,7 +72,13 @@ def test_the_position_buffer_is_used_as_it_is():
     both = pair(jt.preset("lesson10", **ODD))
     state = both.torch.state_dict() | {"pos_enc.pe": torch.zeros_like(both.torch.pos_enc.pe)}
     model = jt.convert.from_torch(state, both.config)
-    assert np.abs(np.asarray(model(both.source, both.target)) - np.asarray(both.flax(both.source, both.target))).max() > 1e-2
+    assert (
+        np.abs(
+            np.asarray(model(both.source, both.target))
+            - np.asarray(both.flax(both.source, both.target))
+        ).max()
+        > 1e-2
+    )
     assert not jt.convert.to_torch(model)["pos_enc.pe"].any()
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer.convert import torch_bridge
-from jax_transformer.presets import PRESETS
-from jax_transformer.training import exchange, lock
-from jax_transformer.training.exchange import conversion, verify
+from jax_transformer import torch_bridge
+from jax_transformer.architectures.presets import PRESETS
+from jax_transformer.convert import conversion, exchange, verify
+from jax_transformer.storage import lock
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
 from parity_tests.unit import runs
@@ -23,7 +23,9 @@ TIED = next(case for case in CASES if case.name == "small")
 
 def convert(source, destination, config_file=None, **more) -> exchange.Outcome:
     given = exchange.Description(str(config_file)) if config_file else exchange.Description()
-    return exchange.convert(exchange.prepare(exchange.Request(str(source), str(destination), given, **more)))
+    return exchange.convert(
+        exchange.prepare(exchange.Request(str(source), str(destination), given, **more))
+    )
 
 
 @pytest.mark.parametrize("case", [*ONE_EACH, TIED], ids=str)
@@ -35,12 +37,16 @@ def test_what_torch_saved_comes_back_and_ran_beside_its_twin(case, tmp_path):
     outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
     assert "beside the PyTorch twin" in outcome.checked.how
     blocks = case.config.encoder.layers + case.config.decoder.layers
-    assert len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
+    assert (
+        len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
+    )
     convert(tmp_path / "run", tmp_path / "b.pt", check=False)
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     assert sorted(again) == sorted(state)
     for name, tensor in state.items():
-        assert torch.equal(again[name].view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        assert torch.equal(again[name].view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
+            name
+        )
     for names in outcome.plan.ties:
         assert len({again[name].data_ptr() for name in names}) == 1
     both.torch.load_state_dict(again, strict=True)
@@ -50,14 +56,18 @@ def test_what_torch_saved_comes_back_and_ran_beside_its_twin(case, tmp_path):
 
 
 def test_every_layout_is_tried():
-    assert {case.config.layout for case in ONE_EACH} == {preset.config.layout for preset in PRESETS.values()}
+    assert {case.config.layout for case in ONE_EACH} == {
+        preset.config.layout for preset in PRESETS.values()
+    }
 
 
 def test_the_check_sees_two_weights_exchanged():
     """Square kernels that change places fit every shape, and come back bit for bit through the same wrong table."""
     both = pair(TIED.config)
     model = conversion.model_of(TIED.config)
-    state = {name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()}
+    state = {
+        name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
+    }
     wrong = [
         dataclasses.replace(rule, flax=(rule.flax[1], rule.flax[0], rule.flax[2]))
         if rule.torch.endswith("0.self_attn.in_proj_weight")
@@ -74,7 +84,10 @@ def test_the_check_sees_two_weights_exchanged():
 def test_without_a_twin_it_says_so(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
     model = conversion.model_of(config)
-    flax = {name: np.random.default_rng(0).normal(size=shape) for name, shape in model.shapes["flax"].items()}
+    flax = {
+        name: np.random.default_rng(0).normal(size=shape)
+        for name, shape in model.shapes["flax"].items()
+    }
     checked = verify.check(config, model.table, conversion.rules.to_torch(model.table, flax), flax)
     assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
 
@@ -99,7 +112,10 @@ def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
     saved = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == step
+    assert (
+        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
+        and saved["step"] == step
+    )
     module = torch_bridge.twin(conversion.TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
@@ -110,8 +126,19 @@ def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path
     shutil.rmtree(folder / "checkpoints")
     assert console.say("convert", tmp_path / "out.pt", folder, "--training")[0] == 0
     assert runs.differing(runs.arrays(folder, step), runs.arrays(run, step)) == []
-    assert console.say("convert", tmp_path / "out.pt", folder / "checkpoints" / str(step), "--training", "--force")[0] == 0
-    code, out, _ = console.say("convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json")
+    assert (
+        console.say(
+            "convert",
+            tmp_path / "out.pt",
+            folder / "checkpoints" / str(step),
+            "--training",
+            "--force",
+        )[0]
+        == 0
+    )
+    code, out, _ = console.say(
+        "convert", folder / "checkpoints" / str(step), tmp_path / "again.pt", "--training", "--json"
+    )
     assert code == 0 and json.loads(out)["step"] == step
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
 
@@ -121,13 +148,26 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
     folder, carry = tmp_path / "run", "--training"
     shutil.copytree(run, folder)
     console.refused(3, ["bare.pt", "optimizer"], "convert", tmp_path / "bare.pt", folder, carry)
-    console.refused(2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16")
+    console.refused(
+        2, ["--dtype"], "convert", folder, tmp_path / "a.pt", carry, "--dtype", "float16"
+    )
     console.refused(2, ["--dry-run"], "convert", folder, tmp_path / "a.pt", carry, "--dry-run")
-    console.refused(2, ["between a run and a PyTorch file"], "convert", folder, tmp_path / "a.safetensors", carry)
+    console.refused(
+        2,
+        ["between a run and a PyTorch file"],
+        "convert",
+        folder,
+        tmp_path / "a.safetensors",
+        carry,
+    )
     assert console.say("convert", folder, tmp_path / "a.pt", carry, "--weights", "100")[0] == 0
-    console.refused(2, ["give --training"], "convert", tmp_path / "a.pt", folder / "checkpoints/300")
+    console.refused(
+        2, ["give --training"], "convert", tmp_path / "a.pt", folder / "checkpoints/300"
+    )
     console.refused(3, ["holds step 200"], "convert", tmp_path / "a.pt", folder, carry)
-    console.refused(2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry)
+    console.refused(
+        2, ["is of step 100"], "convert", tmp_path / "a.pt", folder / "checkpoints/300", carry
+    )
     (folder / "train_config.json").unlink()
     console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
 
@@ -136,7 +176,9 @@ def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path
     """A run that trains until the conversion gets its lock leaves a newer step, from which it would go on."""
     folder, hold = tmp_path / "run", lock.hold
     shutil.copytree(run, folder)
-    assert console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
+    assert (
+        console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
+    )
     shutil.move(folder / "checkpoints" / str(runs.STEPS), tmp_path / "newer")
 
     def trained_until_then(path: Path):
@@ -145,8 +187,18 @@ def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path
 
     monkeypatch.setattr(lock, "hold", trained_until_then)
     before = (folder / "checkpoints/100/manifest.json").read_bytes()
-    console.refused(3, [f"holds step {runs.STEPS}"], "convert", tmp_path / "a.pt", folder, "--training", "--force")
+    console.refused(
+        3,
+        [f"holds step {runs.STEPS}"],
+        "convert",
+        tmp_path / "a.pt",
+        folder,
+        "--training",
+        "--force",
+    )
     assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
     with hold(folder):
         monkeypatch.setattr(lock, "hold", hold)
-        console.refused(7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force")
+        console.refused(
+            7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force"
+        )

@@ -10,17 +10,26 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import transformer
-from jax_transformer.convert import rules, torch_bridge
+from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import optimizer, step
+from jax_transformer.weights import rules
 from parity_tests.levels import assert_close
 from parity_tests.test_gradients import OPTIMIZER, batch_of, flax_gradients, torch_loss
 from parity_tests.twins import Pair, as_torch, pair, ragged_target
 from torch_reference.deep_dive import TransformerArchitecture
 
-SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, head_dim=12, num_heads=3, d_ff=48, num_layers=1, max_length=60)
+SIZES = dict(
+    source_vocab_size=11,
+    target_vocab_size=13,
+    d_model=12,
+    head_dim=12,
+    num_heads=3,
+    d_ff=48,
+    num_layers=1,
+    max_length=60,
+)
 FORMS = ["deep_dive", "deep_dive_repaired"]
 
 
@@ -31,10 +40,14 @@ def both_of(form: str, *, source: int = 9, target: int = 8, **changes) -> Pair:
 
 def outputs(both: Pair, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
-        return np.asarray(both.flax(source, target)), both.torch(as_torch(source), as_torch(target)).numpy()
+        return np.asarray(both.flax(source, target)), both.torch(
+            as_torch(source), as_torch(target)
+        ).numpy()
 
 
-def documented_shapes(vocab: int, d: int = 512, heads: int = 8, layers: int = 6, length: int = 100) -> dict[str, tuple[int, ...]]:
+def documented_shapes(
+    vocab: int, d: int = 512, heads: int = 8, layers: int = 6, length: int = 100
+) -> dict[str, tuple[int, ...]]:
     """The document's state_dict, spelt from its text."""
 
     def linear(name: str, inputs: int, outputs: int) -> dict:
@@ -47,18 +60,33 @@ def documented_shapes(vocab: int, d: int = 512, heads: int = 8, layers: int = 6,
         return found
 
     def norms(name: str) -> dict:
-        return {f"{name}.normalization{k}.{leaf}": (d,) for k in (1, 2) for leaf in ("weight", "bias")}
+        return {
+            f"{name}.normalization{k}.{leaf}": (d,) for k in (1, 2) for leaf in ("weight", "bias")
+        }
 
     def encoder_block(name: str) -> dict:
-        feed_forward = linear(f"{name}.feed_forward_layers.0", d, 4 * d) | linear(f"{name}.feed_forward_layers.2", 4 * d, d)
-        return attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q") | norms(name) | feed_forward
+        feed_forward = linear(f"{name}.feed_forward_layers.0", d, 4 * d) | linear(
+            f"{name}.feed_forward_layers.2", 4 * d, d
+        )
+        return (
+            attention(f"{name}.attention_mechanism", "W_v", "W_k", "W_q")
+            | norms(name)
+            | feed_forward
+        )
 
     found = linear("decoder.fc_out", d, vocab)
     for stack in ("encoder", "decoder"):
-        found |= {f"{stack}.words_embedding.weight": (vocab, d), f"{stack}.positional_embedding.weight": (length, d)}
+        found |= {
+            f"{stack}.words_embedding.weight": (vocab, d),
+            f"{stack}.positional_embedding.weight": (length, d),
+        }
     for i in range(layers):
         block = f"decoder.DecoderBlocklayers.{i}"
-        found |= encoder_block(f"encoder.EncoderBlocklayers.{i}") | encoder_block(f"{block}.transformer_block") | norms(block)
+        found |= (
+            encoder_block(f"encoder.EncoderBlocklayers.{i}")
+            | encoder_block(f"{block}.transformer_block")
+            | norms(block)
+        )
         found |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
         names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
         found |= attention(f"{block}.EncoderDecoderAttention", *names)
@@ -76,7 +104,9 @@ def test_the_documents_example_at_its_size(form: str):
     expected = documented_shapes(10)
     assert sum(math.prod(shape) for shape in expected.values()) == 226_984_970
     assert {name: tuple(value.shape) for name, value in twin.state_dict().items()} == expected
-    assert {name: tuple(value.shape) for name, value in logits.state_dict().items()} == expected, "the twin's defaults"
+    assert {name: tuple(value.shape) for name, value in logits.state_dict().items()} == expected, (
+        "the twin's defaults"
+    )
     assert twin(source, target).shape == (2, 8, 10)
     model = transformer.abstract(config)
     shapes = {name: leaf.shape for name, leaf in transformer.flatten(model).items()}
@@ -101,8 +131,13 @@ def test_repaired_with_one_head_is_the_stock_transformer():
     state = both.torch.state_dict()
 
     def packed(name: str, *parts: str) -> dict[str, torch.Tensor]:
-        ours = {f"in_proj_{leaf}": torch.cat([state[f"{name}.{part}.{leaf}"] for part in parts]) for leaf in ("weight", "bias")}
-        return ours | {f"out_proj.{leaf}": state[f"{name}.fc.{leaf}"] for leaf in ("weight", "bias")}
+        ours = {
+            f"in_proj_{leaf}": torch.cat([state[f"{name}.{part}.{leaf}"] for part in parts])
+            for leaf in ("weight", "bias")
+        }
+        return ours | {
+            f"out_proj.{leaf}": state[f"{name}.fc.{leaf}"] for leaf in ("weight", "bias")
+        }
 
     for stack, blocks in (("encoder", "EncoderBlocklayers"), ("decoder", "DecoderBlocklayers")):
         for i, layer in enumerate(getattr(stock, stack).layers):
@@ -113,12 +148,26 @@ def test_repaired_with_one_head_is_the_stock_transformer():
                 "linear2": f"{inner}.feed_forward_layers.2",
                 "norm1": f"{block}.normalization1",
             }
-            renamed |= {"norm2": f"{block}.normalization2"} | ({} if stack == "encoder" else {"norm3": f"{inner}.normalization2"})
-            own = {f"{name}.{leaf}": state[f"{path}.{leaf}"] for name, path in renamed.items() for leaf in ("weight", "bias")}
+            renamed |= {"norm2": f"{block}.normalization2"} | (
+                {} if stack == "encoder" else {"norm3": f"{inner}.normalization2"}
+            )
+            own = {
+                f"{name}.{leaf}": state[f"{path}.{leaf}"]
+                for name, path in renamed.items()
+                for leaf in ("weight", "bias")
+            }
             attention = "attention_mechanism" if stack == "encoder" else "attention_layer"
-            own |= {f"self_attn.{name}": value for name, value in packed(f"{block}.{attention}", "W_q", "W_k", "W_v").items()}
+            own |= {
+                f"self_attn.{name}": value
+                for name, value in packed(f"{block}.{attention}", "W_q", "W_k", "W_v").items()
+            }
             if stack == "decoder":
-                cross = packed(f"{block}.EncoderDecoderAttention", "W_self_queries", "W_Encoder_Decoder_keys", "W_Encoder_Decoder_values")
+                cross = packed(
+                    f"{block}.EncoderDecoderAttention",
+                    "W_self_queries",
+                    "W_Encoder_Decoder_keys",
+                    "W_Encoder_Decoder_values",
+                )
                 own |= {f"multihead_attn.{name}": value for name, value in cross.items()}
             layer.load_state_dict(own, strict=True)
     source, target, twin = as_torch(both.source), as_torch(both.target), both.torch
@@ -128,7 +177,9 @@ def test_repaired_with_one_head_is_the_stock_transformer():
         for stack, ids in ((twin.encoder, source), (twin.decoder, target))
     ]
     with torch.no_grad():
-        hidden = stock(*words, tgt_mask=future, src_key_padding_mask=padding, memory_key_padding_mask=padding)
+        hidden = stock(
+            *words, tgt_mask=future, src_key_padding_mask=padding, memory_key_padding_mask=padding
+        )
         expected = twin.decoder.fc_out(hidden)
         assert_close((twin(source, target), expected), 1e-12, "twin")
     assert_close((both.flax(both.source, both.target), expected), 1e-12, "flax")
@@ -161,7 +212,11 @@ def test_a_table_of_one_row_is_refused_by_both():
 
 
 @pytest.mark.parametrize(
-    ("form", "read"), [("deep_dive", {"encoder": 2, "decoder": 2}), ("deep_dive_repaired", {"encoder": 9, "decoder": 8})]
+    ("form", "read"),
+    [
+        ("deep_dive", {"encoder": 2, "decoder": 2}),
+        ("deep_dive_repaired", {"encoder": 9, "decoder": 8}),
+    ],
 )
 def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
     """Rows 1 and 0 of both in the faithful form, one a position in the repaired: in the output, and in both gradients."""
@@ -178,9 +233,13 @@ def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, i
                 jt.convert.into_torch(both.flax, torch_bridge.twin(both.config)).eval(),
             )
             module.load_state_dict(changed)
-            after = outputs(Pair(both.config, model, module, both.source, both.target), both.source, both.target)
+            after = outputs(
+                Pair(both.config, model, module, both.source, both.target), both.source, both.target
+            )
             for one, other in zip(before, after, strict=True):
-                assert (np.abs(one - other).max() > 1e-6) == (row < rows) and (row < rows or np.array_equal(one, other)), (name, row)
+                assert (np.abs(one - other).max() > 1e-6) == (row < rows) and (
+                    row < rows or np.array_equal(one, other)
+                ), (name, row)
     batch = batch_of(both)
     _, gradients = flax_gradients(both, batch)
     torch_loss(both, batch).backward()
@@ -194,7 +253,10 @@ def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, i
 
 IDLE = {
     "deep_dive": ("transformer_block.",),
-    "deep_dive_repaired": ("transformer_block.attention_mechanism.", "transformer_block.normalization1."),
+    "deep_dive_repaired": (
+        "transformer_block.attention_mechanism.",
+        "transformer_block.normalization1.",
+    ),
 }
 
 
@@ -202,12 +264,16 @@ IDLE = {
 def test_an_idle_block_is_carried_and_never_trained(form: str):
     """It survives there and back bit for bit, moves no logit, gets no gradient from torch and no update, not even weight decay's, from either."""
     both = both_of(form)
-    state = {name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()}
+    state = {
+        name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
+    }
     idle = {name for name in state if any(part in name for part in IDLE[form])}
     assert len(idle) == (16 if form == "deep_dive" else 10)
     carried = transformer.flatten(both.flax, Frozen)
     table = jt.convert.weight_table(both.config)
-    assert {rule.torch for rule in table if carried.keys() & set(rule.flax)} == idle, "what is frozen is what is idle"
+    assert {rule.torch for rule in table if carried.keys() & set(rule.flax)} == idle, (
+        "what is frozen is what is idle"
+    )
     again = jt.convert.to_torch(both.flax)
     assert all(again[name].tobytes() == state[name].tobytes() for name in state)
 
@@ -216,10 +282,14 @@ def test_an_idle_block_is_carried_and_never_trained(form: str):
 
     batch = batch_of(both)
     torch_loss(both, batch).backward()
-    assert {name for name, parameter in both.torch.named_parameters() if parameter.grad is None} == idle
+    assert {
+        name for name, parameter in both.torch.named_parameters() if parameter.grad is None
+    } == idle
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
         rule = optimizer.make(OPTIMIZER, 10)
-        after, _ = step.make_step(both.config, rule, 0.1)(step.initial_state(both.flax, rule), [batch], jax.random.key(0))
+        after, _ = step.make_step(both.config, rule, 0.1)(
+            step.initial_state(both.flax, rule), [batch], jax.random.key(0)
+        )
     moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.carried))
     assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == idle
 
@@ -254,21 +324,40 @@ def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
         other[:, :3] = both.target[:, :3]
         before, after = outputs(both, both.source, both.target), outputs(both, both.source, other)
         for one, two in zip(before, after, strict=True):
-            assert np.abs(one[:, :3] - two[:, :3]).max() < 1e-12 < np.abs(one[:, 3:] - two[:, 3:]).max()
+            assert (
+                np.abs(one[:, :3] - two[:, :3]).max()
+                < 1e-12
+                < np.abs(one[:, 3:] - two[:, 3:]).max()
+            )
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fresh_weights_follow_torchs_distributions(form: str):
     """Linear layers uniform, embeddings normal, as the document leaves them; idle blocks too. The same spread, not the same draws."""
-    config = jt.preset(form, vocab_size=400, num_layers=1, d_model=64, head_dim=64, num_heads=2, d_ff=256, max_length=100)
+    config = jt.preset(
+        form,
+        vocab_size=400,
+        num_layers=1,
+        d_model=64,
+        head_dim=64,
+        num_heads=2,
+        d_ff=256,
+        max_length=100,
+    )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
-    theirs = {name: tensor.numpy() for name, tensor in torch_bridge.twin(config).state_dict().items()}
+    theirs = {
+        name: tensor.numpy() for name, tensor in torch_bridge.twin(config).state_dict().items()
+    }
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         reference = theirs[name]
         assert (array.std() == 0) == (reference.std() == 0), name
-        assert abs(array.mean() - reference.mean()) <= 8 * (array.std() + 1e-9) / math.sqrt(array.size), name
+        assert abs(array.mean() - reference.mean()) <= 8 * (array.std() + 1e-9) / math.sqrt(
+            array.size
+        ), name
         if array.size >= 1000:
             assert array.std() == pytest.approx(reference.std(), rel=0.05), name
-            assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3 if "embedding" in name else 0.02), name
+            assert np.abs(array).max() == pytest.approx(
+                np.abs(reference).max(), rel=0.3 if "embedding" in name else 0.02
+            ), name

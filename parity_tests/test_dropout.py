@@ -17,7 +17,14 @@ from jax_transformer.nn.dropout import MaskedDropout
 from jax_transformer.transformer import Transformer
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
-from parity_tests.test_gradients import assert_same_gradients, batch_of, flax_gradients, flax_loss, torch_gradients, torch_loss
+from parity_tests.test_gradients import (
+    assert_same_gradients,
+    batch_of,
+    flax_gradients,
+    flax_loss,
+    torch_gradients,
+    torch_loss,
+)
 from parity_tests.twins import Pair, pair
 
 
@@ -52,27 +59,41 @@ class GivenDropout(nn.Module):
 
 def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) -> None:
     """Replace every dropout module of the twin; none may be left over on either side."""
-    modules = {name for name, module in both.torch.named_modules() if isinstance(module, nn.Dropout)}
+    modules = {
+        name for name, module in both.torch.named_modules() if isinstance(module, nn.Dropout)
+    }
     given = both.calls.dropout_sites(both.config)
     assert modules == given.keys()
     assert sorted(masks) == sorted(site for group in given.values() for site in group)
     for name, group in given.items():
         swap = both.calls.sequence_first(name)
-        tensors = [torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group]
+        tensors = [
+            torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group
+        ]
         owner, _, leaf = name.rpartition(".")
-        setattr(both.torch.get_submodule(owner), leaf, GivenDropout(tensors, rates[group[0]] if group else 0.0))
+        setattr(
+            both.torch.get_submodule(owner),
+            leaf,
+            GivenDropout(tensors, rates[group[0]] if group else 0.0),
+        )
 
 
 def dropping(config: TransformerConfig) -> TransformerConfig:
     """A rate of 0.3 wherever the document's rate is an argument."""
-    given = ("dropout", "embedding_dropout", *(n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0))
+    given = (
+        "dropout",
+        "embedding_dropout",
+        *(n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0),
+    )
     return config.with_sizes(**dict.fromkeys(given, 0.3))
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(f"{name}{sizes}", marks=pytest.mark.slow if sizes or "repaired" in name else ())
+        pytest.param(
+            f"{name}{sizes}", marks=pytest.mark.slow if sizes or "repaired" in name else ()
+        )
         for name in DOCUMENTS
         for sizes in ("", " square")
         if name + sizes != "lesson10_repaired square"
@@ -85,7 +106,10 @@ def test_same_masks_same_loss_and_gradients(name: str):
     rates: dict[str, float] = {}
     batch = batch_of(both)
     drawn = DrawnDropout(masks, rates)
-    jax.eval_shape(lambda params: flax_loss(params, both, batch, drawn), transformer.flatten(both.flax, nnx.Param))  # draws the masks
+    jax.eval_shape(
+        lambda params: flax_loss(params, both, batch, drawn),
+        transformer.flatten(both.flax, nnx.Param),
+    )  # draws the masks
     plain = torch_loss(both, batch)
     inject(both, masks, rates)
     both.torch.train()
@@ -98,11 +122,22 @@ def test_same_masks_same_loss_and_gradients(name: str):
 
 
 def test_attention_returned_in_train_mode_is_after_dropout():
-    both = pair(jt.preset("lesson10", **ODD, dropout=0.3, attention_dropout=0.3, activation_dropout=0.3, embedding_dropout=0.3))
+    both = pair(
+        jt.preset(
+            "lesson10",
+            **ODD,
+            dropout=0.3,
+            attention_dropout=0.3,
+            activation_dropout=0.3,
+            embedding_dropout=0.3,
+        )
+    )
     masks: dict[str, np.ndarray] = {}
     rates: dict[str, float] = {}
     model: Transformer = both.flax
-    _, attention = model(both.source, both.target, rngs=DrawnDropout(masks, rates), return_attention=True)
+    _, attention = model(
+        both.source, both.target, rngs=DrawnDropout(masks, rates), return_attention=True
+    )
     inject(both, masks, rates)
     both.torch.train()
     with torch.no_grad():

@@ -20,26 +20,51 @@ def pair_of(case: Case, dtype: torch.dtype) -> Pair:
     return pair(case.config, dtype)
 
 
-LADDER = [(case, dtype, level) for case in CASES for dtype in DTYPES for level in levels(case.config)]
+LADDER = [
+    (case, dtype, level) for case in CASES for dtype in DTYPES for level in levels(case.config)
+]
 
 
-@pytest.mark.parametrize(("case", "dtype", "level"), LADDER, ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER])
+@pytest.mark.parametrize(
+    ("case", "dtype", "level"),
+    LADDER,
+    ids=[f"{case}-{str(dtype)[-7:]}-{level}" for case, dtype, level in LADDER],
+)
 def test_level(case: Case, dtype: torch.dtype, level: str):
     with torch.no_grad():
-        assert_close(LEVELS[level](pair_of(case, dtype)), BOUNDS[str(dtype).removeprefix("torch.")][level], level)
+        assert_close(
+            LEVELS[level](pair_of(case, dtype)),
+            BOUNDS[str(dtype).removeprefix("torch.")][level],
+            level,
+        )
 
 
 # A repaired document differs from its own in what no length shows: those under `-m slow`
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if "repaired" in n else ()) for n in [*DOCUMENTS, "small"]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if "repaired" in n else ())
+        for n in [*DOCUMENTS, "small"]
+    ],
+)
 def test_every_length(name: str):
     sizes = dict(vocab_size=13, d_model=6, num_heads=2, num_layers=1, max_length=8)
     config = jt.preset(name, **sizes)
     both = pair(config)
     for length in range(1, config.max_length + 1):
         source = ragged(config.source_vocab_size, config.source_pad_id, 2, length, seed=length)
-        target = ragged_target(config, 2, length if config.equal_lengths else config.max_length + 1 - length, seed=length)
+        target = ragged_target(
+            config,
+            2,
+            length if config.equal_lengths else config.max_length + 1 - length,
+            seed=length,
+        )
         with torch.no_grad():
-            assert_close((both.flax(source, target), both.torch(as_torch(source), as_torch(target))), 1e-12, f"length {length}")
+            assert_close(
+                (both.flax(source, target), both.torch(as_torch(source), as_torch(target))),
+                1e-12,
+                f"length {length}",
+            )
 
 
 def test_float32_logits_at_full_size():
@@ -70,7 +95,9 @@ def test_cross_attention_weights_of_every_layer():
     _, attention = both.flax(both.source, both.target, return_attention=True)
     with torch.no_grad():
         both.torch(as_torch(both.source), as_torch(both.target))
-    for i, (ours, theirs) in enumerate(zip(attention.cross, both.torch.decoder.attention_weights, strict=True)):
+    for i, (ours, theirs) in enumerate(
+        zip(attention.cross, both.torch.decoder.attention_weights, strict=True)
+    ):
         assert_close((ours.mean(axis=1), theirs), 1e-12, f"layer {i}")
 
 
@@ -87,7 +114,22 @@ def test_a_row_that_sees_no_key_gets_zero_and_never_nan():
 def test_the_ladder_notices():
     """Negative controls: the faults that reached users elsewhere are far over the bounds."""
     both = pair(jt.preset("lesson10", **ODD))
-    for changes in (dict(norm_epsilon=1e-6), {"decoder.activation": "gelu"}, dict(score_scale="d_model"), dict(embedding_scale="none")):
-        other = jt.convert.from_torch(both.torch.state_dict(), jt.preset("lesson10", **ODD, **changes))
+    for changes in (
+        dict(norm_epsilon=1e-6),
+        {"decoder.activation": "gelu"},
+        dict(score_scale="d_model"),
+        dict(embedding_scale="none"),
+    ):
+        other = jt.convert.from_torch(
+            both.torch.state_dict(), jt.preset("lesson10", **ODD, **changes)
+        )
         with torch.no_grad():
-            assert error((other(both.source, both.target), both.torch(as_torch(both.source), as_torch(both.target)))) > 1e-7, changes
+            assert (
+                error(
+                    (
+                        other(both.source, both.target),
+                        both.torch(as_torch(both.source), as_torch(both.target)),
+                    )
+                )
+                > 1e-7
+            ), changes

@@ -10,9 +10,9 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import transformer
+from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import rules, torch_bridge
+from jax_transformer.weights import rules
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close, error
 from parity_tests.twins import Pair, as_torch, pair
@@ -23,9 +23,14 @@ NAMES = ["from_scratch", "from_scratch_repaired"]
 SMALL: dict[str, Any] = ODD | dict(d_ff=24)  # the twin is told a factor
 
 
-def run(both: Pair, source: np.ndarray | None = None, target: np.ndarray | None = None) -> tuple[Any, torch.Tensor]:
+def run(
+    both: Pair, source: np.ndarray | None = None, target: np.ndarray | None = None
+) -> tuple[Any, torch.Tensor]:
     """The logits of both models, of the pair's batch unless another is given."""
-    source, target = both.source if source is None else source, both.target if target is None else target
+    source, target = (
+        both.source if source is None else source,
+        both.target if target is None else target,
+    )
     with torch.no_grad():
         return both.flax(source, target), both.torch(as_torch(source), as_torch(target))
 
@@ -45,7 +50,9 @@ def random(*shape: int) -> torch.Tensor:
 
 def test_attention_shapes(meta):
     attention = reference.MultiHeadSelfAttentionBlock(512, 8)
-    out, weights = attention(random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7))
+    out, weights = attention(
+        random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7)
+    )
     assert out.shape == (4, 5, 512)
     assert weights.shape == (4, 8, 5, 7)
     assert attention.head_dim == 512 // 8 == 64, "the document's d_k"
@@ -53,7 +60,9 @@ def test_attention_shapes(meta):
 
 def test_transformer_block_shapes(meta):
     block = reference.TransformerBlock(512, 8, 0.1, 4)
-    assert block(random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7)).shape == (4, 5, 512)
+    assert block(
+        random(4, 7, 512), random(4, 7, 512), random(4, 5, 512), torch.ones(4, 1, 1, 7)
+    ).shape == (4, 5, 512)
     assert block.feed_forward(random(4, 5, 512)).shape == (4, 5, 512)
     assert block.feed_forward[0].out_features == 2048
 
@@ -65,14 +74,24 @@ def test_encoder_shapes(meta):
 
 def test_decoder_block_shapes(meta):
     block = reference.DecoderBlock(512, 8, 0.1, 4)
-    out = block(random(4, 5, 512), random(4, 7, 512), random(4, 7, 512), torch.ones(4, 1, 1, 7), torch.ones(4, 1, 5, 5))
+    out = block(
+        random(4, 5, 512),
+        random(4, 7, 512),
+        random(4, 7, 512),
+        torch.ones(4, 1, 1, 7),
+        torch.ones(4, 1, 5, 5),
+    )
     assert out.shape == (4, 5, 512)
 
 
 def test_decoder_shapes(meta):
     decoder = reference.Decoder(10_000, 512, 8, 1000, 0.1, num_heads=8, forward_expansion=4)
     masks = torch.ones(4, 1, 1, 7), torch.ones(4, 1, 5, 5)
-    assert decoder(torch.ones(4, 5, dtype=torch.long), random(4, 7, 512), *masks).shape == (4, 5, 10_000)
+    assert decoder(torch.ones(4, 5, dtype=torch.long), random(4, 7, 512), *masks).shape == (
+        4,
+        5,
+        10_000,
+    )
 
 
 def test_transformer_shapes(meta):
@@ -86,23 +105,45 @@ def test_transformer_shapes(meta):
 
 def test_documented_size_in_both_frameworks(meta):
     """Keys and shapes written out from the document, the twin's, and the Flax model's by its weight table: 44 million parameters each."""
-    linears = {f"{part}_transform": (512, 512) for part in ("queries", "keys", "values")} | {"linear_out": (512, 512)}
+    linears = {f"{part}_transform": (512, 512) for part in ("queries", "keys", "values")} | {
+        "linear_out": (512, 512)
+    }
     attention = {f"self_attention.{linear}": shape for linear, shape in linears.items()}
-    block = attention | {"feed_forward.0": (2048, 512), "feed_forward.2": (512, 2048), "norm1": (512,), "norm2": (512,)}
-    decoder_block = attention | {"norm": (512,)} | {f"transformer_block.{layer}": shape for layer, shape in block.items()}
-    layers = {f"encoder.layers.{i}.{layer}": shape for i in range(6) for layer, shape in block.items()}
-    layers |= {f"decoder.layers.{i}.{layer}": shape for i in range(6) for layer, shape in decoder_block.items()}
+    block = attention | {
+        "feed_forward.0": (2048, 512),
+        "feed_forward.2": (512, 2048),
+        "norm1": (512,),
+        "norm2": (512,),
+    }
+    decoder_block = (
+        attention
+        | {"norm": (512,)}
+        | {f"transformer_block.{layer}": shape for layer, shape in block.items()}
+    )
+    layers = {
+        f"encoder.layers.{i}.{layer}": shape for i in range(6) for layer, shape in block.items()
+    }
+    layers |= {
+        f"decoder.layers.{i}.{layer}": shape
+        for i in range(6)
+        for layer, shape in decoder_block.items()
+    }
     layers |= {"decoder.fc_out": (10, 512)}
     expected = {f"{layer}.weight": shape for layer, shape in layers.items()} | {
         f"{layer}.bias": shape[:1] for layer, shape in layers.items()
     }
     for stack in ("encoder", "decoder"):
-        expected |= {f"{stack}.word_embedding.weight": (10, 512), f"{stack}.position_embedding.weight": (100, 512)}
+        expected |= {
+            f"{stack}.word_embedding.weight": (10, 512),
+            f"{stack}.position_embedding.weight": (100, 512),
+        }
 
     twin = reference.Transformer(10, 10, 0, 0)
     assert {key: tuple(value.shape) for key, value in twin.state_dict().items()} == expected
     config = jt.preset("from_scratch", source_vocab_size=10, target_vocab_size=10)
-    shapes = {key: leaf.shape for key, leaf in transformer.flatten(transformer.abstract(config)).items()}
+    shapes = {
+        key: leaf.shape for key, leaf in transformer.flatten(transformer.abstract(config)).items()
+    }
     assert rules.torch_shapes(jt.convert.weight_table(config), shapes) == expected
     assert sum(math.prod(shape) for shape in shapes.values()) == 44_256_266
     assert config.head_width == 64
@@ -116,9 +157,14 @@ def test_heads_that_do_not_divide_are_refused():
 # The same numbers from torch's own layers: post-norm, no final norm. Only the scale differs, and queries can carry that.
 
 
-def packed(attention: reference.MultiHeadSelfAttentionBlock, name: str, factor: float) -> dict[str, torch.Tensor]:
+def packed(
+    attention: reference.MultiHeadSelfAttentionBlock, name: str, factor: float
+) -> dict[str, torch.Tensor]:
     parts = attention.queries_transform, attention.keys_transform, attention.values_transform
-    state = {f"in_proj_{kind}": torch.cat([getattr(part, kind) for part in parts]) for kind in ("weight", "bias")}
+    state = {
+        f"in_proj_{kind}": torch.cat([getattr(part, kind) for part in parts])
+        for kind in ("weight", "bias")
+    }
     for value in state.values():
         value.data[: len(value) // 3] *= factor
     state |= {f"out_proj.{key}": value for key, value in attention.linear_out.state_dict().items()}
@@ -127,16 +173,32 @@ def packed(attention: reference.MultiHeadSelfAttentionBlock, name: str, factor: 
 
 def stock_layer(block: nn.Module, config: TransformerConfig, factor: float) -> nn.Module:
     """torch's encoder or decoder layer with a block's weights."""
-    sizes = dict(d_model=config.d_model, nhead=config.num_heads, dim_feedforward=config.d_ff, dropout=0.0, batch_first=True)
+    sizes = dict(
+        d_model=config.d_model,
+        nhead=config.num_heads,
+        dim_feedforward=config.d_ff,
+        dropout=0.0,
+        batch_first=True,
+    )
     inner, state = block, packed(block.self_attention, "self_attn", factor)
-    names = {"norm1": "norm1", "norm2": "norm2", "feed_forward.0": "linear1", "feed_forward.2": "linear2"}
+    names = {
+        "norm1": "norm1",
+        "norm2": "norm2",
+        "feed_forward.0": "linear1",
+        "feed_forward.2": "linear2",
+    }
     layer: nn.Module = nn.TransformerEncoderLayer(**sizes)
     if isinstance(block, reference.DecoderBlock):
         inner, layer = block.transformer_block, nn.TransformerDecoderLayer(**sizes)
-        state |= packed(inner.self_attention, "multihead_attn", factor) | {f"norm1.{k}": v for k, v in block.norm.state_dict().items()}
+        state |= packed(inner.self_attention, "multihead_attn", factor) | {
+            f"norm1.{k}": v for k, v in block.norm.state_dict().items()
+        }
         names |= {"norm1": "norm2", "norm2": "norm3"}
     for ours, theirs in names.items():
-        state |= {f"{theirs}.{key}": value for key, value in inner.get_submodule(ours).state_dict().items()}
+        state |= {
+            f"{theirs}.{key}": value
+            for key, value in inner.get_submodule(ours).state_dict().items()
+        }
     layer.double().load_state_dict(state, strict=True)
     return layer
 
@@ -151,25 +213,34 @@ def stock(both: Pair, factor: float) -> torch.Tensor:
     for block in encoder.layers:
         memory = stock_layer(block, both.config, factor)(memory, src_key_padding_mask=padding)
     for block in decoder.layers:
-        x = stock_layer(block, both.config, factor)(x, memory, tgt_mask=future, memory_key_padding_mask=padding)
+        x = stock_layer(block, both.config, factor)(
+            x, memory, tgt_mask=future, memory_key_padding_mask=padding
+        )
     return decoder.fc_out(x)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_stock_transformer_but_for_the_scale(name: str):
     both = pair(jt.preset(name, **SMALL))
-    factor = both.config.num_heads**-0.5 if name == "from_scratch" else 1.0  # sqrt(d_k) / sqrt(d_model)
+    factor = (
+        both.config.num_heads**-0.5 if name == "from_scratch" else 1.0
+    )  # sqrt(d_k) / sqrt(d_model)
     expected = stock(both, factor)
     ours, twin = run(both)
     assert_close((twin, expected), 1e-12, "twin")
     assert_close((ours, expected), 1e-12, "flax")
-    assert error((twin, stock(both, 1.0 / factor if factor != 1.0 else 0.5))) > 1e-4, "the scale matters"
+    assert error((twin, stock(both, 1.0 / factor if factor != 1.0 else 0.5))) > 1e-4, (
+        "the scale matters"
+    )
 
 
 def test_the_repaired_scale_sharpens_the_weights():
     """By sqrt(heads), from the width of the model to that of a head: faithful weights to that power, normed again."""
     faithful, repaired = (pair(jt.preset(name, **SMALL)) for name in NAMES)
-    found = [both.flax(both.source, both.target, return_attention=True)[1].encoder[0] for both in (faithful, repaired)]
+    found = [
+        both.flax(both.source, both.target, return_attention=True)[1].encoder[0]
+        for both in (faithful, repaired)
+    ]
     sharpened = np.asarray(found[0]) ** math.sqrt(3)
     assert_close((found[1], sharpened / sharpened.sum(-1, keepdims=True)), 1e-12)
 
@@ -184,15 +255,21 @@ def test_a_source_of_padding_alone_is_read_as_the_mean_of_all_values():
     _, found = both.flax(both.source, both.target, return_attention=True)
     for weights in (*found.encoder, *found.cross):
         assert_close((weights[2], np.full(weights[2].shape, 1 / 7)), 1e-12, "flax")
-        assert np.all(np.asarray(weights)[1, :, :, 5:] == 0), "while a row with tokens has no weight on its padding"
+        assert np.all(np.asarray(weights)[1, :, :, 5:] == 0), (
+            "while a row with tokens has no weight on its padding"
+        )
     with torch.no_grad():
         x = both.torch.encoder.embed(as_torch(both.source))
         attention = both.torch.encoder.layers[0].self_attention
         out, weights = attention(x, x, x, both.torch.make_src_mask(as_torch(both.source)))
         mean = attention.linear_out(attention.values_transform(x[2]).mean(dim=0))
     assert_close((out[2], mean.expand(7, -1)), 1e-12, "twin")
-    excluded = jt.convert.from_torch(both.torch.state_dict(), jt.preset("from_scratch", **SMALL, mask_fill="excluded"))
-    assert np.all(np.asarray(excluded(both.source, both.target, return_attention=True)[1].encoder[0][2]) == 0), "what else it could be"
+    excluded = jt.convert.from_torch(
+        both.torch.state_dict(), jt.preset("from_scratch", **SMALL, mask_fill="excluded")
+    )
+    assert np.all(
+        np.asarray(excluded(both.source, both.target, return_attention=True)[1].encoder[0][2]) == 0
+    ), "what else it could be"
 
 
 def test_target_padding_is_not_masked():
@@ -201,7 +278,9 @@ def test_target_padding_is_not_masked():
     ours, theirs = run(both)
     other = jt.preset("from_scratch", **SMALL, target_pad_id=5)
     state = both.torch.state_dict()
-    assert np.array_equal(np.asarray(jt.convert.from_torch(state, other)(both.source, both.target)), np.asarray(ours))
+    assert np.array_equal(
+        np.asarray(jt.convert.from_torch(state, other)(both.source, both.target)), np.asarray(ours)
+    )
     with torch.no_grad():
         twin = torch_bridge.twin(other).double().eval()
         twin.load_state_dict(state)
@@ -229,8 +308,17 @@ def test_the_second_residual_is_the_query():
         for layer in both.torch.decoder.layers:
             for parameter in layer.transformer_block.self_attention.linear_out.parameters():
                 parameter.zero_()
-    deaf = Pair(both.config, jt.convert.from_torch(both.torch.state_dict(), both.config), both.torch, both.source, both.target)
-    others = np.random.default_rng(1).integers(1, 11, (3, 7)), np.random.default_rng(2).integers(1, 11, (3, 5))
+    deaf = Pair(
+        both.config,
+        jt.convert.from_torch(both.torch.state_dict(), both.config),
+        both.torch,
+        both.source,
+        both.target,
+    )
+    others = (
+        np.random.default_rng(1).integers(1, 11, (3, 7)),
+        np.random.default_rng(2).integers(1, 11, (3, 5)),
+    )
     ours, theirs = run(deaf)
     assert_close((ours, theirs), 1e-12)
     for before, after in zip((ours, theirs), run(deaf, source=others[0]), strict=True):
@@ -244,9 +332,17 @@ def test_a_later_versions_sinusoids_are_one_field_a_side():
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for stack in (both.torch.encoder, both.torch.decoder):
-            stack.position_embedding.weight.copy_(sinusoids(both.config.max_length, both.config.d_model))
-    config = both.config.with_sizes(**{"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"})
-    state = {name: value for name, value in both.torch.state_dict().items() if "position_embedding" not in name}
+            stack.position_embedding.weight.copy_(
+                sinusoids(both.config.max_length, both.config.d_model)
+            )
+    config = both.config.with_sizes(
+        **{"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"}
+    )
+    state = {
+        name: value
+        for name, value in both.torch.state_dict().items()
+        if "position_embedding" not in name
+    }
     later = jt.convert.from_torch(state, config)
     assert_close((later(both.source, both.target), run(both)[1]), 1e-12)
     assert jt.convert.to_torch(later).keys() == state.keys()
@@ -254,13 +350,17 @@ def test_a_later_versions_sinusoids_are_one_field_a_side():
 
 def test_fresh_weights_follow_torchs_distributions():
     """Not the same draws: for each tensor the same mean, spread and bounds."""
-    config = jt.preset("from_scratch", vocab_size=256, max_length=256, num_layers=1, d_model=64, num_heads=4)
+    config = jt.preset(
+        "from_scratch", vocab_size=256, max_length=256, num_layers=1, d_model=64, num_heads=4
+    )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
     for key, tensor in torch_bridge.twin(config).state_dict().items():
         array, expected = ours[key], tensor.numpy()
         assert (array.std() == 0) == (expected.std() == 0), key
-        assert np.abs(array.mean() - expected.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(array.size), key
+        assert np.abs(array.mean() - expected.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(
+            array.size
+        ), key
         if array.size >= 1000:
             assert array.std() == pytest.approx(expected.std(), rel=0.05), key
             assert np.abs(array).max() == pytest.approx(np.abs(expected).max(), rel=0.3), key

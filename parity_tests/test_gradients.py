@@ -11,11 +11,11 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.convert import rules
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import optimizer, step
 from jax_transformer.training.options import OptimizerOptions, Schedule
+from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import Pair, as_torch, pair, without_dropout
@@ -36,33 +36,51 @@ def torch_loss(both: Pair, batch: Batch) -> torch.Tensor:
     logits = both.torch(as_torch(batch.source), as_torch(batch.target_in))
     gold = as_torch(batch.target_out).long()
     pad = both.config.target_pad_id
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), gold, ignore_index=pad, label_smoothing=SMOOTHING)
+    return torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), gold, ignore_index=pad, label_smoothing=SMOOTHING
+    )
 
 
 def trained_table(both: Pair) -> tuple[rules.Table, dict[str, tuple[int, ...]]]:
     """The rules of the trained arrays, without aliases, and the arrays' shapes."""
-    shapes = {name: array.shape for name, array in transformer.flatten(both.flax, nnx.Param).items()}
+    shapes = {
+        name: array.shape for name, array in transformer.flatten(both.flax, nnx.Param).items()
+    }
     return rules.restrict(jt.convert.weight_table(both.config), shapes), shapes
 
 
 def torch_gradients(both: Pair) -> dict[str, np.ndarray]:
     """PyTorch's gradients under the Flax model's names."""
     table, shapes = trained_table(both)
-    gradients = {name: p.grad.numpy() for name, p in both.torch.named_parameters(remove_duplicate=False) if p.grad is not None}
+    gradients = {
+        name: p.grad.numpy()
+        for name, p in both.torch.named_parameters(remove_duplicate=False)
+        if p.grad is not None
+    }
     return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
 
 
-def flax_loss(params: dict[str, jax.Array], both: Pair, batch: Batch, dropout: Any = None) -> jax.Array:
-    total, tokens = step.loss_sum(params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout)
+def flax_loss(
+    params: dict[str, jax.Array], both: Pair, batch: Batch, dropout: Any = None
+) -> jax.Array:
+    total, tokens = step.loss_sum(
+        params, transformer.flatten(both.flax, Frozen), batch, both.config, SMOOTHING, dropout
+    )
     return total / tokens.astype(total.dtype)
 
 
-def flax_gradients(both: Pair, batch: Batch, dropout: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+def flax_gradients(
+    both: Pair, batch: Batch, dropout: Any = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Operation by operation, not jitted: compiled operations serve all cases, where each case's own program takes seconds. The steps are jitted."""
-    return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(transformer.flatten(both.flax, nnx.Param))
+    return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(
+        transformer.flatten(both.flax, nnx.Param)
+    )
 
 
-def assert_same_gradients(ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12) -> None:
+def assert_same_gradients(
+    ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12
+) -> None:
     """Relative to the largest gradient of the model: a key bias has none but rounding, so it cannot be judged by itself."""
     largest = max(np.abs(g).max() for g in theirs.values())
     assert ours.keys() == theirs.keys()
@@ -74,10 +92,18 @@ def assert_same_gradients(ours: dict[str, jax.Array], theirs: dict[str, np.ndarr
 # Square sizes tell a missing transpose, and repaired documents differ in masks and scales, which the logits and the conversions show as well:
 # two squares in the suite, all under `-m slow`
 SQUARES = ("lesson10 square", "part2_encoder square")
-SLOW = [case for case in CASES if (" square" in case.name and case.name not in SQUARES) or "repaired" in case.name]
+SLOW = [
+    case
+    for case in CASES
+    if (" square" in case.name and case.name not in SQUARES) or "repaired" in case.name
+]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES],
+    ids=str,
+)
 def test_every_gradient(case):
     both = pair(case.config)
     batch = batch_of(both)
@@ -89,14 +115,25 @@ def test_every_gradient(case):
 
 
 # epsilon as torch has it by default: a key bias has no gradient but rounding, which Adam divides by epsilon
-OPTIMIZER = OptimizerOptions(learning_rate=1e-2, warmup_steps=3, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5, label_smoothing=SMOOTHING)
+OPTIMIZER = OptimizerOptions(
+    learning_rate=1e-2,
+    warmup_steps=3,
+    epsilon=1e-8,
+    weight_decay=0.1,
+    clip_norm=0.5,
+    label_smoothing=SMOOTHING,
+)
 
 
 def ten_torch_steps(both: Pair, options: OptimizerOptions) -> list[float]:
     """torch.optim.AdamW, clip_grad_norm_ and LambdaLR, as anyone would write it."""
     rate = optimizer.schedule(options, 10)
     adam = torch.optim.AdamW(
-        both.torch.parameters(), lr=1.0, betas=(options.beta1, options.beta2), eps=options.epsilon, weight_decay=options.weight_decay
+        both.torch.parameters(),
+        lr=1.0,
+        betas=(options.beta1, options.beta2),
+        eps=options.epsilon,
+        weight_decay=options.weight_decay,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(adam, lambda count: float(rate(count)))
     losses = []
@@ -126,13 +163,22 @@ STEPPED = [
     ("name", "schedule"),
     [
         *(("lesson10", schedule) for schedule in Schedule),
-        *(pytest.param(n, Schedule.COSINE, marks=pytest.mark.slow if "repaired" in n or "square" in n else ()) for n in STEPPED),
+        *(
+            pytest.param(
+                n,
+                Schedule.COSINE,
+                marks=pytest.mark.slow if "repaired" in n or "square" in n else (),
+            )
+            for n in STEPPED
+        ),
     ],
 )
 def test_ten_steps(name: str, schedule: Schedule):
     """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not trained."""
     (case,) = (case for case in CASES if case.name == name)
-    shallow = case.config.with_sizes(num_layers=1)  # half the time to compile; every gradient of two layers is compared above
+    shallow = case.config.with_sizes(
+        num_layers=1
+    )  # half the time to compile; every gradient of two layers is compared above
     both, config = pair(shallow), without_dropout(shallow)
     options = dataclasses.replace(OPTIMIZER, schedule=schedule)
     rule = optimizer.make(options, 10)
@@ -160,7 +206,11 @@ def carried(both: Pair) -> set[str]:
     return (
         set(both.torch.state_dict())
         - {rule.torch for rule in trained_table(both)[0]}
-        - {rule.torch for rule in jt.convert.weight_table(both.config) if isinstance(rule, rules.Alias)}
+        - {
+            rule.torch
+            for rule in jt.convert.weight_table(both.config)
+            if isinstance(rule, rules.Alias)
+        }
     )
 
 
@@ -170,7 +220,9 @@ def test_what_gets_no_gradient_in_torch_is_carried_and_not_trained(name: str):
     both = pair(case.config)
     torch_loss(both, batch_of(both)).backward()
     without = {name for name, parameter in both.torch.named_parameters() if parameter.grad is None}
-    assert carried(both) == without | {name for name, _ in both.torch.named_buffers() if name in both.torch.state_dict()}
+    assert carried(both) == without | {
+        name for name, _ in both.torch.named_buffers() if name in both.torch.state_dict()
+    }
 
 
 def test_the_steps_notice():
@@ -182,5 +234,7 @@ def test_the_steps_notice():
     with jax.numpy_dtype_promotion("standard"):
         ours, _ = optimizer.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
         theirs, _ = optax.clip_by_global_norm(0.5).update(gradients, optax.EmptyState())
-    difference = max(float(abs(a - b).max()) for a, b in zip(ours.values(), theirs.values(), strict=True))
+    difference = max(
+        float(abs(a - b).max()) for a, b in zip(ours.values(), theirs.values(), strict=True)
+    )
     assert difference > 1e-9

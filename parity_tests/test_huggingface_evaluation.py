@@ -5,7 +5,15 @@ import json
 import pytest
 import torch
 
-from parity_tests.huggingface_folders import FAMILIES, generated, language_id, made, mean_loss, read, tokenizer
+from parity_tests.huggingface_folders import (
+    FAMILIES,
+    generated,
+    language_id,
+    made,
+    mean_loss,
+    read,
+    tokenizer,
+)
 from parity_tests.unit import runs
 
 
@@ -21,20 +29,41 @@ def test_a_folder_is_scored_as_transformers_does(name, tmp_path, capsys):
     module = made(name, folder)
     words = tokenizer(name, folder)
     silent = [words.unk_token_id, *range(len(words), module.config.vocab_size)]  # are no text
-    module.generation_config.update(num_beams=3, max_length=14, min_length=5, suppress_tokens=silent)
-    with torch.no_grad():  # fresh weights are so small that all lines would get the same translation
+    module.generation_config.update(
+        num_beams=3, max_length=14, min_length=5, suppress_tokens=silent
+    )
+    with (
+        torch.no_grad()
+    ):  # fresh weights are so small that all lines would get the same translation
         for parameter in module.parameters():
             parameter += 0.3 * torch.randn_like(parameter) * parameter.requires_grad
     module.save_pretrained(folder)
     runs.write_text(tmp_path)
-    files = ["--source", f"{lines}.source", "--target", f"{lines}.target", "--hypotheses", tmp_path / "hypotheses"]
+    files = [
+        "--source",
+        f"{lines}.source",
+        "--target",
+        f"{lines}.target",
+        "--hypotheses",
+        tmp_path / "hypotheses",
+    ]
     languages = dict(zip(("--source-lang", "--target-lang"), FAMILIES[name][3] or (), strict=False))
     flags = [word for pair in languages.items() for word in pair]
     assert runs.main("evaluate", "--run", folder, *files, *flags, "--bootstrap", "0", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["pairs"], report["left_out_of_loss"], report["step"], report["weights"]) == (8, 0, 0, "model.safetensors")
+    assert (report["pairs"], report["left_out_of_loss"], report["step"], report["weights"]) == (
+        8,
+        0,
+        0,
+        "model.safetensors",
+    )
     assert report["loss"] == pytest.approx(mean_loss(name, folder, lines), rel=1e-5)
     forced = language_id(name, words)
-    expected = generated(name, folder, read(lines, "source"), **({} if forced is None else {"forced_bos_token_id": forced}))
+    expected = generated(
+        name,
+        folder,
+        read(lines, "source"),
+        **({} if forced is None else {"forced_bos_token_id": forced}),
+    )
     assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
     assert len(set(expected)) > 1

@@ -17,13 +17,21 @@ import jax_transformer as jt
 from jax_transformer import transformer, translation
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
+from jax_transformer.data.options import DataOptions
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, mesh, optimizer, step, validation
-from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import OptimizerOptions, Schedule, TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
-from parity_tests.huggingface_folders import FAMILIES, generated, language_id, made, mean_loss, read, tokenizer
+from parity_tests.huggingface_folders import (
+    FAMILIES,
+    generated,
+    language_id,
+    made,
+    mean_loss,
+    read,
+    tokenizer,
+)
 from parity_tests.levels import assert_close
 from parity_tests.twins import without_dropout
 from parity_tests.unit import runs
@@ -31,24 +39,44 @@ from parity_tests.unit import runs
 
 def files(flags: list[str]) -> dict[str, Any]:
     """The options of :func:`runs.write_text`'s flags."""
-    return {flag.removeprefix("--data.").replace("-", "_"): (path,) for flag, path in zip(flags[::2], flags[1::2], strict=True)}
+    return {
+        flag.removeprefix("--data.").replace("-", "_"): (path,)
+        for flag, path in zip(flags[::2], flags[1::2], strict=True)
+    }
 
 
 def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
     """What a model makes of labels when it is trained."""
     if hasattr(module, "prepare_decoder_input_ids_from_labels"):
         return module.prepare_decoder_input_ids_from_labels(labels)
-    return modeling_m2m_100.shift_tokens_right(labels, module.config.pad_token_id, module.config.decoder_start_token_id)
+    return modeling_m2m_100.shift_tokens_right(
+        labels, module.config.pad_token_id, module.config.decoder_start_token_id
+    )
 
 
-def assert_begins_as_transformers(found: corpus.Corpus, folder: Path, words: Any, language: int | None) -> None:
+def assert_begins_as_transformers(
+    found: corpus.Corpus, folder: Path, words: Any, language: int | None
+) -> None:
     """Validations, and what is handed back, begin with the target's language where the family says it so, and keep the folder's rules."""
     kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
     starts = isinstance(words, transformers.MBartTokenizer)
-    assert found.initial.decoding.rules.bad_words_ids == ((words.pad_token_id,),) == tuple(map(tuple, kept["bad_words_ids"]))
-    assert found.initial.decoding.forced_bos_token_id == kept.get("forced_bos_token_id") == (None if starts else language)
+    assert (
+        found.initial.decoding.rules.bad_words_ids
+        == ((words.pad_token_id,),)
+        == tuple(map(tuple, kept["bad_words_ids"]))
+    )
+    assert (
+        found.initial.decoding.forced_bos_token_id
+        == kept.get("forced_bos_token_id")
+        == (None if starts else language)
+    )
     if starts:
-        assert found.config.bos_id == found.initial.decoding.bos_id == kept["decoder_start_token_id"] == language
+        assert (
+            found.config.bos_id
+            == found.initial.decoding.bos_id
+            == kept["decoder_start_token_id"]
+            == language
+        )
 
 
 @pytest.mark.proves("fine-tuning")
@@ -58,7 +86,9 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     module, languages = made(name, tmp_path / "model"), FAMILIES[name][3]
     told = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **told)
-    found = corpus.prepare(TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run"))
+    found = corpus.prepare(
+        TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run")
+    )
     words = tokenizer(name, tmp_path / "model")
     for indices, batch in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows):
         for row, index in enumerate(indices):
@@ -74,12 +104,20 @@ def test_batches_are_those_of_transformers(tmp_path, name):
     (tmp_path / "run").mkdir()
     corpus.record(found, RunFolder(tmp_path / "run"))
     assert_begins_as_transformers(found, tmp_path / "run", words, language_id(name, words))
-    assert sum(len(indices) for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)) == 8
+    assert (
+        sum(
+            len(indices)
+            for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)
+        )
+        == 8
+    )
 
 
 def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
     data = DataOptions(**files(flags), **more)
-    return corpus.prepare(TrainOptions(init=str(folder / "model"), data=data), RunFolder(folder / "run"))
+    return corpus.prepare(
+        TrainOptions(init=str(folder / "model"), data=data), RunFolder(folder / "run")
+    )
 
 
 def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
@@ -104,7 +142,12 @@ def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
         assert kept == json.loads(said.read_text()) | {"max_length": length}
     said.unlink()  # as folders were, before there was this file
     kept = json.loads(prepared(tmp_path, flags).initial.files[file])
-    assert {"max_length": 513, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}.items() <= kept.items()
+    assert {
+        "max_length": 513,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }.items() <= kept.items()
     module.generation_config.max_new_tokens = 30
     module.save_pretrained(tmp_path / "model")
     assert prepared(tmp_path, flags).initial.files[file] == said.read_bytes()
@@ -115,19 +158,38 @@ def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
 def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
     """Weights after a step in float64; what transformers does not train stays bit for bit."""
     case = huggingface.CASES[name]
-    shallow = dict.fromkeys((key for key in case.values if key.endswith("_layers")), 1)  # half the time to compile
-    monkeypatch.setitem(huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow))
+    shallow = dict.fromkeys(
+        (key for key in case.values if key.endswith("_layers")), 1
+    )  # half the time to compile
+    monkeypatch.setitem(
+        huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow)
+    )
     both = huggingface.pair(name)
     source, target = (ids.astype(np.int32) for ids in huggingface.batch(both.config))
     labels = np.roll(target, -1, axis=1)
     labels[:, -1] = both.config.target_pad_id
     options = OptimizerOptions(
-        learning_rate=1e-2, schedule=Schedule.CONSTANT, warmup_steps=0, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5
+        learning_rate=1e-2,
+        schedule=Schedule.CONSTANT,
+        warmup_steps=0,
+        epsilon=1e-8,
+        weight_decay=0.1,
+        clip_norm=0.5,
     )
-    adam = torch.optim.AdamW(both.theirs.parameters(), lr=1e-2, betas=(options.beta1, options.beta2), eps=options.epsilon, weight_decay=0.1)
-    ignored = torch.from_numpy(np.where(labels == both.config.target_pad_id, -100, labels).astype(np.int64))
+    adam = torch.optim.AdamW(
+        both.theirs.parameters(),
+        lr=1e-2,
+        betas=(options.beta1, options.beta2),
+        eps=options.epsilon,
+        weight_decay=0.1,
+    )
+    ignored = torch.from_numpy(
+        np.where(labels == both.config.target_pad_id, -100, labels).astype(np.int64)
+    )
     given = huggingface.inputs(both.config, source.astype(np.int64))
-    loss = both.theirs(**given, decoder_input_ids=torch.from_numpy(target.astype(np.int64)), labels=ignored).loss
+    loss = both.theirs(
+        **given, decoder_input_ids=torch.from_numpy(target.astype(np.int64)), labels=ignored
+    ).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(both.theirs.parameters(), options.clip_norm)
     adam.step()
@@ -135,10 +197,16 @@ def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeyp
     before = jt.convert.to_torch(both.ours)
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
         train_step = step.make_step(without_dropout(both.config), rule, 0.0)
-        state, measured = train_step(step.initial_state(both.ours, rule), [Batch(source, target, labels)], jax.random.key(0))
+        state, measured = train_step(
+            step.initial_state(both.ours, rule), [Batch(source, target, labels)], jax.random.key(0)
+        )
     assert_close((np.asarray(measured["loss"]), loss.detach().numpy()), 1e-12, "loss")
     ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.carried))
-    trained = {key for key, parameter in both.theirs.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    trained = {
+        key
+        for key, parameter in both.theirs.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
     for key, value in both.theirs.state_dict().items():
         if key in trained:
             assert_close((ours[key], value.numpy()), 1e-10, key)
@@ -162,7 +230,9 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
     """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what it was told to do."""
     folder = tmp_path_factory.mktemp("tuned")
     module = made("marian", folder / "model", torch.bfloat16)
-    module.generation_config.update(min_length=8, no_repeat_ngram_size=1)  # after so little training it would end at once, or say one token
+    module.generation_config.update(
+        min_length=8, no_repeat_ngram_size=1
+    )  # after so little training it would end at once, or say one token
     module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]
@@ -175,36 +245,66 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
 @pytest.mark.proves("fine-tuning", "marian")
 def test_the_result_is_handed_back_and_beats_what_it_began_from(tuned, tmp_path):
     folder, told, _ = tuned
-    assert f"{folder / 'model'}: its weights are bfloat16, and train as float32" in told.err.splitlines()
+    assert (
+        f"{folder / 'model'}: its weights are bfloat16, and train as float32"
+        in told.err.splitlines()
+    )
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
-    before, after = (mean_loss("marian", place, folder / "valid") for place in (folder / "model", tmp_path / "new"))
+    before, after = (
+        mean_loss("marian", place, folder / "valid")
+        for place in (folder / "model", tmp_path / "new")
+    )
     assert after < 0.6 * before
     recorded = [line["valid_loss"] for line in runs.metrics(folder / "run") if "valid_loss" in line]
     assert after == pytest.approx(min(recorded), rel=1e-4)
 
 
-def test_the_exported_weights_are_the_runs_bit_for_bit_and_the_files_those_of_the_folder(tuned, tmp_path):
+def test_the_exported_weights_are_the_runs_bit_for_bit_and_the_files_those_of_the_folder(
+    tuned, tmp_path
+):
     folder, _, _ = tuned
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     loaded = transformers.MarianMTModel.from_pretrained(tmp_path / "new").state_dict()
     ours = jt.convert.to_torch(jt.load(folder / "run")[0])
-    assert [name for name, value in loaded.items() if not np.array_equal(value.numpy(), ours[name])] == []
+    assert [
+        name for name, value in loaded.items() if not np.array_equal(value.numpy(), ours[name])
+    ] == []
     for name in ("vocab.json", "source.spm", "target.spm", "LICENSE"):
-        assert (tmp_path / "new" / name).read_bytes() == (folder / "model" / name).read_bytes(), name
-    before, after = (json.loads((place / "generation_config.json").read_text()) for place in (folder / "model", tmp_path / "new"))
+        assert (tmp_path / "new" / name).read_bytes() == (folder / "model" / name).read_bytes(), (
+            name
+        )
+    before, after = (
+        json.loads((place / "generation_config.json").read_text())
+        for place in (folder / "model", tmp_path / "new")
+    )
     assert after == before | {"max_length": 65}  # of which the folder says nothing
 
 
-def test_evaluate_scores_the_run_and_what_is_handed_back_as_transformers_does(tuned, tmp_path, capsys):
+def test_evaluate_scores_the_run_and_what_is_handed_back_as_transformers_does(
+    tuned, tmp_path, capsys
+):
     folder, _, _ = tuned
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     capsys.readouterr()
     lines = folder / "valid"
     expected = generated("marian", tmp_path / "new", read(lines, "source"))
     for place in (folder / "run", tmp_path / "new"):
-        command = ["evaluate", "--run", place, "--source", f"{lines}.source", "--target", f"{lines}.target", "--bootstrap", "0", "--json"]
+        command = [
+            "evaluate",
+            "--run",
+            place,
+            "--source",
+            f"{lines}.source",
+            "--target",
+            f"{lines}.target",
+            "--bootstrap",
+            "0",
+            "--json",
+        ]
         assert runs.main(*command, "--hypotheses", tmp_path / "hypotheses") == 0
-        assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(mean_loss("marian", tmp_path / "new", lines), rel=1e-4)
+        assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(
+            mean_loss("marian", tmp_path / "new", lines), rel=1e-4
+        )
         assert (tmp_path / "hypotheses").read_text(encoding="utf-8").splitlines() == expected
     assert all(expected)
 
@@ -227,8 +327,16 @@ def test_positions_and_the_logits_bias_are_carried(tuned):
     folder, _, _ = tuned
     arrays = runs.arrays(folder / "run", 80)
     carried = {name for name in arrays if name.startswith("carried/")}
-    assert carried == {"carried/logits_bias", "carried/encoder.positions.table", "carried/decoder.positions.table"}
-    assert {array.dtype.name for name, array in arrays.items() if name.startswith(("params/", "carried/"))} == {"float32"}
+    assert carried == {
+        "carried/logits_bias",
+        "carried/encoder.positions.table",
+        "carried/decoder.positions.table",
+    }
+    assert {
+        array.dtype.name
+        for name, array in arrays.items()
+        if name.startswith(("params/", "carried/"))
+    } == {"float32"}
 
 
 def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypatch):
@@ -237,6 +345,10 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
     found = corpus.prepare(options, RunFolder(tmp_path))
     check, asked = validation.Validation(options, found, mesh.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
-    monkeypatch.setattr(translation, "translate", lambda model, words, lines, how, **more: asked.append(how) or list(lines))
+    monkeypatch.setattr(
+        translation,
+        "translate",
+        lambda model, words, lines, how, **more: asked.append(how) or list(lines),
+    )
     check(transformer.flatten(found.initial.model()))
     assert asked == [found.initial.decoding] and asked[0].rules.bad_words_ids

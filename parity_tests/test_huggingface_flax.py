@@ -13,10 +13,9 @@ from flax import serialization, traverse_util
 
 import jax_transformer as jt
 from jax_transformer import cli
-from jax_transformer.convert.files import safetensors
-from jax_transformer.convert.huggingface import flax_msgpack
+from jax_transformer.convert import huggingface as exchange
 from jax_transformer.errors import InputError
-from jax_transformer.training.exchange import huggingface as exchange
+from jax_transformer.storage import flax_msgpack, safetensors
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
 
@@ -26,15 +25,23 @@ NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What the Flax class of a module keeps, by path: by what each part is, not by its name."""
-    found = {"final_logits_bias": module.final_logits_bias} if hasattr(module, "final_logits_bias") else {}
+    found = (
+        {"final_logits_bias": module.final_logits_bias}
+        if hasattr(module, "final_logits_bias")
+        else {}
+    )
     for name, part in module.named_modules():
         path = name.replace(".", "/")
         match part:
             case torch.nn.Linear():
-                found |= {f"{path}/kernel": part.weight.T} | ({} if part.bias is None else {f"{path}/bias": part.bias})
+                found |= {f"{path}/kernel": part.weight.T} | (
+                    {} if part.bias is None else {f"{path}/bias": part.bias}
+                )
             case torch.nn.LayerNorm():
                 found |= {f"{path}/scale": part.weight, f"{path}/bias": part.bias}
-            case torch.nn.Embedding() if "Sinusoidal" not in type(part).__name__ and not name.endswith("embed_tokens"):
+            case torch.nn.Embedding() if "Sinusoidal" not in type(
+                part
+            ).__name__ and not name.endswith("embed_tokens"):
                 found[f"{path}/embedding"] = part.weight
             case _ if "LayerNorm" in type(part).__name__:
                 found[f"{path}/weight"] = part.weight
@@ -45,16 +52,28 @@ def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False) -> Path:
     """The folder as transformers 4 wrote it."""
-    arrays = {name: np.ascontiguousarray(value.detach().numpy()) for name, value in parameters(module).items()}
+    arrays = {
+        name: np.ascontiguousarray(value.detach().numpy())
+        for name, value in parameters(module).items()
+    }
     if bfloat16:
         arrays = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
     (folder / "config.json").write_text(
-        json.dumps(json.loads(module.config.to_json_string(use_diff=False)) | {"transformers_version": "4.38.0"})
+        json.dumps(
+            json.loads(module.config.to_json_string(use_diff=False))
+            | {"transformers_version": "4.38.0"}
+        )
     )
-    names = [flax_msgpack.FILE] if shards == 1 else [f"flax_model-{i:05}-of-{shards:05}.msgpack" for i in range(1, shards + 1)]
+    names = (
+        [flax_msgpack.FILE]
+        if shards == 1
+        else [f"flax_model-{i:05}-of-{shards:05}.msgpack" for i in range(1, shards + 1)]
+    )
     parts = {name: dict(list(arrays.items())[i::shards]) for i, name in enumerate(names)}
     for name, part in parts.items():
-        (folder / name).write_bytes(serialization.msgpack_serialize(traverse_util.unflatten_dict(part, sep="/")))
+        (folder / name).write_bytes(
+            serialization.msgpack_serialize(traverse_util.unflatten_dict(part, sep="/"))
+        )
     if shards > 1:
         where = {key: name for name, part in parts.items() for key in part}
         (folder / flax_msgpack.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
@@ -82,7 +101,13 @@ def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # n
     module, found = made(name, tmp_path)
     ours = jt.convert.from_torch(found.read(), found.config)
     source, target = huggingface.batch(found.config)
-    theirs = module(**huggingface.inputs(found.config, source), decoder_input_ids=torch.from_numpy(target)).logits.detach().numpy()
+    theirs = (
+        module(
+            **huggingface.inputs(found.config, source), decoder_input_ids=torch.from_numpy(target)
+        )
+        .logits.detach()
+        .numpy()
+    )
     assert abs(np.asarray(ours(source, target)) - theirs).max() <= 1e-12 * abs(theirs).max()
 
 
@@ -90,8 +115,12 @@ def test_a_kernel_left_unturned_is_noticed_where_every_shape_is_the_same(tmp_pat
     monkeypatch.setattr(flax_msgpack, "_as_torch", lambda keys, array: array)
     module, found = made("bart square", tmp_path)
     state, theirs = found.read(), module.state_dict()
-    differ = {name for name, array in state.items() if not np.array_equal(array, theirs[name].numpy())}
-    assert differ == {name for name in theirs if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))}
+    differ = {
+        name for name, array in state.items() if not np.array_equal(array, theirs[name].numpy())
+    }
+    assert differ == {
+        name for name in theirs if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))
+    }
 
 
 def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp_path):
@@ -111,9 +140,13 @@ def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp
 def test_a_file_and_a_configuration_that_do_not_fit_are_one_error(tmp_path):
     module = huggingface.module("bart", dtype=torch.float32)
     folder = saved(tmp_path, module)
-    arrays = traverse_util.flatten_dict(serialization.msgpack_restore((folder / flax_msgpack.FILE).read_bytes()), sep="/")
+    arrays = traverse_util.flatten_dict(
+        serialization.msgpack_restore((folder / flax_msgpack.FILE).read_bytes()), sep="/"
+    )
     del arrays["model/encoder/layers/1/fc1/kernel"]
-    (folder / flax_msgpack.FILE).write_bytes(serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/")))
+    (folder / flax_msgpack.FILE).write_bytes(
+        serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/"))
+    )
     found = exchange.find(folder)
     with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
         jt.convert.from_torch(found.read(), found.config)

@@ -10,16 +10,20 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import translation
-from jax_transformer.convert.files import safetensors
-from jax_transformer.convert.torch_bridge import to_numpy
+from jax_transformer import pretrained, translation
+from jax_transformer.convert import exchange
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.training import exchange, trained
+from jax_transformer.storage import safetensors
+from jax_transformer.torch_bridge import to_numpy
 from parity_tests import huggingface, tokenizer_models
 
 
 def convert(source: Path, destination: Path, **more) -> exchange.Outcome:
-    return exchange.convert(exchange.prepare(exchange.Request(str(source), str(destination), **{"check": False, **more})))
+    return exchange.convert(
+        exchange.prepare(
+            exchange.Request(str(source), str(destination), **{"check": False, **more})
+        )
+    )
 
 
 def held(folder: Path) -> dict[str, np.ndarray]:
@@ -29,7 +33,11 @@ def held(folder: Path) -> dict[str, np.ndarray]:
 
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
     assert one.keys() == other.keys()
-    assert [name for name in one if (one[name].dtype, one[name].tobytes()) != (other[name].dtype, other[name].tobytes())] == []
+    assert [
+        name
+        for name in one
+        if (one[name].dtype, one[name].tobytes()) != (other[name].dtype, other[name].tobytes())
+    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +68,13 @@ def test_there_and_back_is_what_transformers_saved(name, saved, tmp_path):
         for kept in ("config.json", "generation_config.json"):
             assert (folder / kept).read_bytes() == (theirs / kept).read_bytes(), kept
         again, report = type(module).from_pretrained(folder, output_loading_info=True)
-        assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in module.state_dict().items())
+        assert not any(
+            report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        )
+        assert all(
+            torch.equal(tensor, again.state_dict()[key])
+            for key, tensor in module.state_dict().items()
+        )
     assert len(list((tmp_path / "straight").glob("model-*.safetensors"))) > 1
 
 
@@ -69,7 +82,10 @@ def test_there_and_back_is_what_transformers_saved(name, saved, tmp_path):
 def test_a_conversion_runs_beside_transformers(name, saved, tmp_path):
     """The self-check's twin is transformers' own class."""
     outcome = convert(saved(name)[1], tmp_path / "run", check=True)
-    assert "beside the PyTorch twin" in outcome.checked.how and max(outcome.checked.errors.values()) < 1e-12
+    assert (
+        "beside the PyTorch twin" in outcome.checked.how
+        and max(outcome.checked.errors.values()) < 1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
@@ -89,7 +105,9 @@ def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
         for file, half in zip(names, halves, strict=True):
             torch.save(half, tmp_path / "old" / file)
         where = {key: file for file, half in zip(names, halves, strict=True) for key in half}
-        (tmp_path / "old/pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        (tmp_path / "old/pytorch_model.bin.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": where})
+        )
     convert(tmp_path / "old", tmp_path / "new", to="hf")
     assert_same(held(theirs), held(tmp_path / "new"))
 
@@ -99,7 +117,10 @@ def test_half_precision_stays_half(dtype, saved, tmp_path):
     module, theirs = saved("marian", dtype)
     model, _ = jt.load(theirs)
     arrays = jt.convert.to_torch(model)
-    assert all(np.array_equal(arrays[key].view(np.uint16), to_numpy(tensor).view(np.uint16)) for key, tensor in module.state_dict().items())
+    assert all(
+        np.array_equal(arrays[key].view(np.uint16), to_numpy(tensor).view(np.uint16))
+        for key, tensor in module.state_dict().items()
+    )
     convert(theirs, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     assert_same(held(theirs), held(tmp_path / "back"))
@@ -135,19 +156,34 @@ def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
         "decoder.positions.table": "is computed: sines and cosines",
     }
     convert(saved("marian")[1], tmp_path / "run")
-    plan = exchange.prepare(exchange.Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")).plan
+    plan = exchange.prepare(
+        exchange.Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")
+    ).plan
     assert {name for move in plan.moves for name in move.target} == names
-    assert {note.name for note in plan.dropped} == {"encoder.positions.table", "decoder.positions.table"}
+    assert {note.name for note in plan.dropped} == {
+        "encoder.positions.table",
+        "decoder.positions.table",
+    }
 
 
 def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_path):
     """A run of a family's layout with our byte-level BPE, as training leaves it: logits, ids of lines, and a greedy translation."""
-    lines = ["the cat sees the bird", "a bird sees a dog", "ein Hund läuft", "zwei Vögel sehen den Hund"]
+    lines = [
+        "the cat sees the bird",
+        "a bird sees a dog",
+        "ein Hund läuft",
+        "zwei Vögel sehen den Hund",
+    ]
     tokenizer = Tokenizer.train(lines, 300, pad_id=0, bos_id=1, eos_id=2)
     both = huggingface.pair("t5", dtype=torch.float32)
-    sizes = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size, "bos_id": 1, "eos_id": 2}
+    sizes = {
+        "source_vocab_size": tokenizer.vocab_size,
+        "target_vocab_size": tokenizer.vocab_size,
+        "bos_id": 1,
+        "eos_id": 2,
+    }
     ours = jt.Transformer(both.config.with_sizes(**sizes), rngs=nnx.Rngs(0))
-    trained.save_model(ours, tmp_path / "run")
+    pretrained.save_model(ours, tmp_path / "run")
     tokenizer.save(tmp_path / "run/tokenizer.json")
     convert(tmp_path / "run", tmp_path / "out", to="hf")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -160,7 +196,11 @@ def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_p
     tokens = np.asarray(jt.generate.greedy(ours, given["input_ids"].numpy(), max_length=9))[0]
     assert theirs.tolist() == tokens[: len(theirs)].tolist()
     card = (tmp_path / "out/README.md").read_text()
-    assert card.startswith("---\n") and '["translation", "t5"]' in card and "license:" not in card.split("---")[1]
+    assert (
+        card.startswith("---\n")
+        and '["translation", "t5"]' in card
+        and "license:" not in card.split("---")[1]
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -169,19 +209,37 @@ def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)
     case = huggingface.CASES["marian"]
-    special = {"pad_token_id": words.pad_token_id, "decoder_start_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id}
-    sizes = {"vocab_size": words.vocab_size, "decoder_vocab_size": words.vocab_size, "forced_eos_token_id": words.eos_token_id}
+    special = {
+        "pad_token_id": words.pad_token_id,
+        "decoder_start_token_id": words.pad_token_id,
+        "eos_token_id": words.eos_token_id,
+    }
+    sizes = {
+        "vocab_size": words.vocab_size,
+        "decoder_vocab_size": words.vocab_size,
+        "forced_eos_token_id": words.eos_token_id,
+    }
     configuration, model = case.classes
     torch.manual_seed(0)
     module = model(configuration(**(case.values | special | sizes))).eval()
-    module.generation_config.update(num_beams=3, max_length=20, bad_words_ids=[[words.pad_token_id]])
+    module.generation_config.update(
+        num_beams=3, max_length=20, bad_words_ids=[[words.pad_token_id]]
+    )
     module.save_pretrained(folder)
     lines = ["the quick dog", "le renard brun est-ce vrai ?"]
-    expected = [words.decode(module.generate(**words([line], return_tensors="pt"))[0], skip_special_tokens=True) for line in lines]
+    expected = [
+        words.decode(
+            module.generate(**words([line], return_tensors="pt"))[0], skip_special_tokens=True
+        )
+        for line in lines
+    ]
     assert all(expected) and expected[0] != expected[1]
     convert(folder, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     for place in (folder, tmp_path / "run", tmp_path / "back"):
-        run = trained.load_run(place)
+        run = pretrained.load_run(place)
         assert run.decoding.beam == 3
-        assert translation.translate(run.model, run.tokenizer, lines, run.decoding, widths=run.widths) == expected
+        assert (
+            translation.translate(run.model, run.tokenizer, lines, run.decoding, widths=run.widths)
+            == expected
+        )

@@ -11,12 +11,21 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer.convert import torch_bridge
-from jax_transformer.convert.huggingface.config import from_config
+from jax_transformer import torch_bridge
+from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.convert import verify
 from jax_transformer.errors import InputError
 from jax_transformer.nn.relative import buckets
-from jax_transformer.training.exchange import verify
-from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, module, pair
+from parity_tests.huggingface import (
+    CASES,
+    Pair,
+    batch,
+    exact_positions,
+    in_float64,
+    inputs,
+    module,
+    pair,
+)
 from parity_tests.levels import assert_close, error
 
 __all__ = ["in_float64"]
@@ -36,11 +45,20 @@ def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.n
     """What transformers' module gives out: the stacks' inputs, their blocks' outputs, the last one behind the final norm, and weights."""
     with torch.no_grad():
         out = both.theirs(
-            **inputs(both.config, source), decoder_input_ids=torch.from_numpy(target), output_hidden_states=True, output_attentions=True
+            **inputs(both.config, source),
+            decoder_input_ids=torch.from_numpy(target),
+            output_hidden_states=True,
+            output_attentions=True,
         )
     named = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
-    found = {f"{stack} hidden {i}": x for stack, states in named.items() for i, x in enumerate(states)}
-    weights = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
+    found = {
+        f"{stack} hidden {i}": x for stack, states in named.items() for i, x in enumerate(states)
+    }
+    weights = {
+        "encoder": out.encoder_attentions,
+        "decoder": out.decoder_attentions,
+        "cross": out.cross_attentions,
+    }
     found |= {f"{kind} attention {i}": w for kind, ws in weights.items() for i, w in enumerate(ws)}
     return {name: value.numpy() for name, value in (found | {"logits": out.logits}).items()}
 
@@ -49,11 +67,17 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     """The same of the Flax model, under the same names."""
     capture = nnx.capture(both.ours, nnx.Intermediate, method_outputs=nnx.Intermediate)
     (logits, attention), captured = capture(source, target, return_attention=True)
-    inner = {".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)}
+    inner = {
+        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
+    }
     found = {"logits": logits}
     for number, stack in enumerate(("encoder", "decoder")):
         layers, relative = getattr(both.config, stack).layers, both.config.layout.value in DISTANCES
-        begins = [inner[name][0] for name in (f"{stack}.embedding_norm.__call__", f"{stack}.positions.__call__") if name in inner]
+        begins = [
+            inner[name][0]
+            for name in (f"{stack}.embedding_norm.__call__", f"{stack}.positions.__call__")
+            if name in inner
+        ]
         blocks = [inner[f"{stack}.blocks.{i}.__call__"][0].x for i in range(layers)]
         blocks[-1] = inner.get(f"{stack}.final_norm.__call__", blocks[-1:])[0]
         states = [inner["target_embedding.__call__"][number] if relative else begins[0], *blocks]
@@ -65,7 +89,11 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
 
 # float64 tells the algorithm, of all; float32 of two in the suite (M2M100's own table of positions is met in no other), and of all under `-m slow`
 RUN = [
-    pytest.param(name, dtype, marks=pytest.mark.slow if dtype == "float32" and name not in ("m2m_100", "t5") else ())
+    pytest.param(
+        name,
+        dtype,
+        marks=pytest.mark.slow if dtype == "float32" and name not in ("m2m_100", "t5") else (),
+    )
     for dtype in BOUNDS
     for name in CASES
 ]
@@ -80,7 +108,10 @@ def test_every_hidden_state_attention_and_logit(name: str, dtype: str, request):
     source, target = batch(both.config)
     reference, found = theirs(both, source, target), ours(both, source, target)
     layers = both.config.encoder.layers, both.config.decoder.layers
-    assert found.keys() == reference.keys() and len(found) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
+    assert (
+        found.keys() == reference.keys()
+        and len(found) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
+    )
     for key, value in reference.items():
         assert found[key].dtype == value.dtype == np.dtype(dtype), key
         assert_close((found[key], value), BOUNDS[dtype], key)
@@ -94,7 +125,9 @@ def test_from_one_token_to_the_end_of_the_position_tables(name: str, length: int
     assert both.config.longest == 33
     source, target = batch(both.config, rows=2, source=length, target=length)
     with torch.no_grad():
-        logits = both.theirs(**inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)).logits
+        logits = both.theirs(
+            **inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)
+        ).logits
     assert_close((both.ours(source, target), logits), 1e-12)
     with pytest.raises(InputError, match="34 tokens long, over max_length=33"):
         both.ours(*batch(both.config, source=34, target=1))
@@ -107,44 +140,77 @@ def test_distances_far_beyond_the_last_bucket(name: str, in_float64):
     source, target = batch(both.config, rows=2, source=70, target=60)
     assert both.config.encoder.relative_max_distance < 20
     with torch.no_grad():
-        logits = both.theirs(**inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)).logits
+        logits = both.theirs(
+            **inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)
+        ).logits
     assert_close((both.ours(source, target), logits), 1e-12)
 
 
 @pytest.mark.parametrize("prefix", ["T5", "MT5", "UMT5"])
-@pytest.mark.parametrize("count, longest", [(32, 128), (8, 12), (4, 5), (14, 33), (64, 1000), (32, 100_000)])
+@pytest.mark.parametrize(
+    "count, longest", [(32, 128), (8, 12), (4, 5), (14, 33), (64, 1000), (32, 100_000)]
+)
 def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: int, longest: int):
-    modeling = importlib.import_module(f"transformers.models.{prefix.lower()}.modeling_{prefix.lower()}")
+    modeling = importlib.import_module(
+        f"transformers.models.{prefix.lower()}.modeling_{prefix.lower()}"
+    )
     attention, distances = getattr(modeling, f"{prefix}Attention"), torch.arange(100_001)
     for directions in (1, 2):
         settings = {"bidirectional": directions == 2, "num_buckets": count, "max_distance": longest}
         if prefix == "UMT5":  # where it is a method that reads them from its module
-            made = type("Settings", (), {"relative_attention_num_buckets": count, "relative_attention_max_distance": longest})()
+            made = type(
+                "Settings",
+                (),
+                {
+                    "relative_attention_num_buckets": count,
+                    "relative_attention_max_distance": longest,
+                },
+            )()
             made.is_decoder = directions == 1
             expected = attention._relative_position_bucket(made, -distances)
         else:
             expected = attention._relative_position_bucket(-distances, **settings)
         known = buckets(longest + 1, count // directions, longest)  # what the model keeps
-        np.testing.assert_array_equal(known[np.minimum(distances.numpy(), longest)], expected.numpy())
+        np.testing.assert_array_equal(
+            known[np.minimum(distances.numpy(), longest)], expected.numpy()
+        )
 
 
 def test_the_comparison_notices_each_family_s_own_numbers(in_float64):
     """Negative controls: what has gone wrong in ports is far over the bounds."""
     faults = {
-        "marian": ({"encoder.sinusoids": "interleaved"}, {"embedding_scale": "none"}, {"encoder.activation": "relu"}),
+        "marian": (
+            {"encoder.sinusoids": "interleaved"},
+            {"embedding_scale": "none"},
+            {"encoder.activation": "relu"},
+        ),
         "bart": ({"norm_epsilon": 1e-6}, {"encoder.activation": "gelu_tanh"}),
         "m2m_100": ({"decoder.position_index": "order"}, {"decoder.sinusoids": "halves"}),
-        "t5": ({"logit_scale": "none"}, {"score_scale": "head_dim"}, {"encoder.relative_max_distance": 13}, {"norm_epsilon": 1e-5}),
+        "t5": (
+            {"logit_scale": "none"},
+            {"score_scale": "head_dim"},
+            {"encoder.relative_max_distance": 13},
+            {"norm_epsilon": 1e-5},
+        ),
     }
     for name, changes in faults.items():
         both = made(name, "float64")
         source, target = batch(both.config)
         with torch.no_grad():
-            logits = both.theirs(**inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)).logits
+            logits = both.theirs(
+                **inputs(both.config, source), decoder_input_ids=torch.from_numpy(target)
+            ).logits
         for change in changes:
-            stored = {"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"} if "encoder.sinusoids" in change else {}
+            stored = (
+                {"encoder.positions": "sinusoidal", "decoder.positions": "sinusoidal"}
+                if "encoder.sinusoids" in change
+                else {}
+            )
             other = nnx.clone(both.ours)
-            assert error((_with(both, change | stored)(source, target), logits)) > 1e-7, (name, change)
+            assert error((_with(both, change | stored)(source, target), logits)) > 1e-7, (
+                name,
+                change,
+            )
             assert error((other(source, target), logits)) < 1e-12
 
 
@@ -158,12 +224,18 @@ def _with(both: Pair, changes: dict) -> jt.Transformer:
 def test_sixteen_bits_stay_sixteen_bits():
     """bfloat16 cannot pass through NumPy's own dtypes: its bits are carried, and come back the same."""
     module_ = module("t5 v1.1", dtype=torch.bfloat16)
-    config = from_config(json.loads(module_.config.to_json_string()), names=module_.state_dict(), same=lambda one, other: True)
+    config = from_config(
+        json.loads(module_.config.to_json_string()),
+        names=module_.state_dict(),
+        same=lambda one, other: True,
+    )
     model = jt.convert.from_torch(module_.state_dict(), config)
     assert {value.dtype.name for value in jax.tree.leaves(nnx.state(model))} == {"bfloat16"}
     back = jt.convert.to_torch(model)
     for name, tensor in module_.state_dict().items():
-        assert torch.equal(torch_bridge.to_tensor(back[name]).view(torch.int16), tensor.view(torch.int16)), name
+        assert torch.equal(
+            torch_bridge.to_tensor(back[name]).view(torch.int16), tensor.view(torch.int16)
+        ), name
     source, target = batch(config)
     assert model(source, target).dtype.name == "bfloat16"
 
@@ -175,11 +247,15 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     twin = torch_bridge.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())
     assert type(twin).__name__ == type(both.theirs).__name__
-    trained = [name for name, parameter in both.theirs.named_parameters() if parameter.requires_grad]
+    trained = [
+        name for name, parameter in both.theirs.named_parameters() if parameter.requires_grad
+    ]
     assert torch_bridge.parameter_names(both.config) == trained
     source, target = batch(both.config)
     state = {key: value.numpy() for key, value in both.theirs.state_dict().items()}
     table = jt.convert.weight_table(both.config)
-    outputs = torch_bridge.outputs(both.config, state, source, target, verify._blocks(both.config, table))
+    outputs = torch_bridge.outputs(
+        both.config, state, source, target, verify._blocks(both.config, table)
+    )
     assert len(outputs) == 1 + both.config.encoder.layers + both.config.decoder.layers
     assert_close((both.ours(source, target), outputs["logits"]), 1e-12)

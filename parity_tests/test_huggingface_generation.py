@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+import transformers
 from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
 from jax_transformer import translation
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.huggingface import generation
-from jax_transformer.decoding import Decoding, EarlyStopping
-from jax_transformer.generate import average, rules
+from jax_transformer.generate import average, constraints
+from jax_transformer.generate import huggingface as generation
 from jax_transformer.generate.arguments import Given, Ids
+from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
 from parity_tests import huggingface
 from parity_tests.huggingface import CASES, Pair
 
@@ -40,8 +40,18 @@ OUT = -5e8
 PLACES = 12
 # What `generate` is told; each with its beams. Lengths count the start token there
 RULES: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.4, "min_length": 5, "suppress_tokens": [7, 11], "bad_words_ids": [[9], [12, 13]]},
-    {"no_repeat_ngram_size": 2, "forced_eos": True, "renormalize_logits": True, "bad_words_ids": [[9], [12, 13], [3, 4, 5]]},
+    {
+        "repetition_penalty": 1.4,
+        "min_length": 5,
+        "suppress_tokens": [7, 11],
+        "bad_words_ids": [[9], [12, 13]],
+    },
+    {
+        "no_repeat_ngram_size": 2,
+        "forced_eos": True,
+        "renormalize_logits": True,
+        "bad_words_ids": [[9], [12, 13], [3, 4, 5]],
+    },
     {
         "no_repeat_ngram_size": 3,
         "encoder_no_repeat_ngram_size": 2,
@@ -49,13 +59,27 @@ RULES: list[dict[str, Any]] = [
         "min_new_tokens": 3,
         "begin_suppress_tokens": [8],
     },
-    {"no_repeat_ngram_size": 1, "forced_bos_token_id": 10, "forced_eos": True, "repetition_penalty": 0.9},
+    {
+        "no_repeat_ngram_size": 1,
+        "forced_bos_token_id": 10,
+        "forced_eos": True,
+        "repetition_penalty": 0.9,
+    },
 ]
 SEARCHES: dict[int, list[dict[str, Any]]] = {
     1: [{}],
-    2: [{"length_penalty": 1.0, "early_stopping": False}, {"length_penalty": -1.5, "early_stopping": False}],
-    4: [{"length_penalty": 2.0, "early_stopping": True}, {"length_penalty": 0.0, "early_stopping": True}],
-    5: [{"length_penalty": 0.6, "early_stopping": "never"}, {"length_penalty": -0.5, "early_stopping": "never"}],
+    2: [
+        {"length_penalty": 1.0, "early_stopping": False},
+        {"length_penalty": -1.5, "early_stopping": False},
+    ],
+    4: [
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"length_penalty": 0.0, "early_stopping": True},
+    ],
+    5: [
+        {"length_penalty": 0.6, "early_stopping": "never"},
+        {"length_penalty": -0.5, "early_stopping": "never"},
+    ],
 }
 
 
@@ -101,20 +125,40 @@ def lively(name: str) -> Pair:
     """A model of the case whose text depends on its source, and which is in doubt enough for hypotheses of many lengths: with
     :func:`huggingface.pair`'s weights the last norm alone decides what is said."""
     values = CASES[name].values
-    with pytest.MonkeyPatch.context() as patch:  # what decides between tokens has nothing to do with the number of layers
-        patch.setitem(CASES, name, dataclasses.replace(CASES[name], values=values | {key: 1 for key in values if key.endswith("_layers")}))
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # what decides between tokens has nothing to do with the number of layers
+        patch.setitem(
+            CASES,
+            name,
+            dataclasses.replace(
+                CASES[name], values=values | {key: 1 for key in values if key.endswith("_layers")}
+            ),
+        )
         theirs, config, _ = huggingface.pair(name)
     with torch.no_grad():
         for key, weight in theirs.named_parameters():
             if "norm" in key:
                 weight.copy_(1 + weight if key.endswith("weight") else 0.3 * weight)
-            elif any(part in key for part in ("out_proj.weight", "v_proj.weight", "Attention.o.weight", "Attention.v.weight")):
+            elif any(
+                part in key
+                for part in (
+                    "out_proj.weight",
+                    "v_proj.weight",
+                    "Attention.o.weight",
+                    "Attention.v.weight",
+                )
+            ):
                 weight.mul_(5)
         before_logits = [
-            key for key, _ in theirs.named_parameters() if key.startswith(("model.decoder", "decoder")) and key.endswith("norm.weight")
+            key
+            for key, _ in theirs.named_parameters()
+            if key.startswith(("model.decoder", "decoder")) and key.endswith("norm.weight")
         ][-1]
         theirs.get_parameter(before_logits).mul_(0.3)
-    return huggingface.exact_positions(Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config)))
+    return huggingface.exact_positions(
+        Pair(theirs, config, jt.convert.from_torch(theirs.state_dict(), config))
+    )
 
 
 @functools.cache
@@ -132,7 +176,9 @@ def likely_end(name: str, rules: int) -> int:
 def chosen(both: Pair, rules: int) -> dict[str, Any]:
     """The rules without their end. With two vocabularies transformers looks for the source's tokens among the target's, and breaks."""
     left_out = {"forced_eos"} | (
-        {"encoder_no_repeat_ngram_size"} if both.config.source_vocab_size != both.config.target_vocab_size else set()
+        {"encoder_no_repeat_ngram_size"}
+        if both.config.source_vocab_size != both.config.target_vocab_size
+        else set()
     )
     return {key: value for key, value in RULES[rules].items() if key not in left_out}
 
@@ -140,13 +186,19 @@ def chosen(both: Pair, rules: int) -> dict[str, Any]:
 def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
     """What `generate` is told, with a likely end."""
     end = likely_end(name, rules)
-    always = {"eos_token_id": end, "max_length": PLACES + 1, "forced_eos_token_id": end if "forced_eos" in RULES[rules] else None}
+    always = {
+        "eos_token_id": end,
+        "max_length": PLACES + 1,
+        "forced_eos_token_id": end if "forced_eos" in RULES[rules] else None,
+    }
     return always | chosen(lively(name), rules) | settings
 
 
-def decoding(both: Pair, settings: dict[str, Any]) -> Decoding:
+def decoding(both: Pair, settings: dict[str, Any]) -> GenerationConfig:
     """The same for ours, by way of the file."""
-    values = GenerationConfig.from_dict(both.theirs.generation_config.to_dict() | settings).to_dict()
+    values = GenerationConfig.from_dict(
+        both.theirs.generation_config.to_dict() | settings
+    ).to_dict()
     return generation.from_generation_config(values, both.config)
 
 
@@ -157,18 +209,31 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
 def said(rows: np.ndarray, end: int) -> list[list[int]]:
     """What stands before the padding, the end included. With it transformers' beams fill up, but where padding is 0 with the end."""
     ends = [np.flatnonzero(row == end) for row in rows]
-    return [row[: where[0] + 1 if len(where) else None].tolist() for row, where in zip(rows, ends, strict=True)]
+    return [
+        row[: where[0] + 1 if len(where) else None].tolist()
+        for row, where in zip(rows, ends, strict=True)
+    ]
 
 
-def ours_and_theirs(both: Pair, source: np.ndarray, settings: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+def ours_and_theirs(
+    both: Pair, source: np.ndarray, settings: dict[str, Any]
+) -> tuple[list[list[int]], list[list[int]]]:
     theirs = both.theirs.generate(**huggingface.inputs(both.config, source), **settings)
-    tokens, _ = translation.decode(both.ours, source, np.arange(len(source)), decoding(both, settings))
-    return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(theirs[:, 1:].numpy(), settings["eos_token_id"])
+    tokens, _ = translation.decode(
+        both.ours, source, np.arange(len(source)), decoding(both, settings)
+    )
+    return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(
+        theirs[:, 1:].numpy(), settings["eos_token_id"]
+    )
 
 
 GRID = [(name, beams, rules) for name in CASES for beams in SEARCHES for rules in range(len(RULES))]
 # Five families with beams, greedy search for either kind of logits; the whole grid under `-m slow`
-QUICK = {(name, (2, 4, 5)[i % 3], i % len(RULES)) for i, name in enumerate(CASES) if name in ("marian", "bart", "mbart", "m2m_100", "t5")}
+QUICK = {
+    (name, (2, 4, 5)[i % 3], i % len(RULES))
+    for i, name in enumerate(CASES)
+    if name in ("marian", "bart", "mbart", "m2m_100", "t5")
+}
 QUICK |= {("marian", 1, 1), ("t5", 1, 3)}
 
 
@@ -177,16 +242,22 @@ def _marks(name: str, beams: int, rules: int) -> list[pytest.MarkDecorator]:
     return [proved] if (name, beams, rules) in QUICK else [proved, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("name", "beams", "rules"), [pytest.param(*way, marks=_marks(*way)) for way in GRID])
+@pytest.mark.parametrize(
+    ("name", "beams", "rules"), [pytest.param(*way, marks=_marks(*way)) for way in GRID]
+)
 def test_tokens_are_those_of_generate(name, beams, rules, loops):
     both, lengths = lively(name), set()
     for search, source in itertools.product(SEARCHES[beams], sources(both.config)):
         settings = told(name, rules, num_beams=beams, num_return_sequences=min(beams, 2), **search)
         ours, theirs = ours_and_theirs(both, source, settings)
-        assert loops.margin > TIE, f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break otherwise"
+        assert loops.margin > TIE, (
+            f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break otherwise"
+        )
         assert ours == theirs, settings
         lengths |= {len(row) for row in ours}
-    assert len(lengths) > 1 or (name, beams, rules) not in QUICK, "hypotheses of several lengths make this test mean something"
+    assert len(lengths) > 1 or (name, beams, rules) not in QUICK, (
+        "hypotheses of several lengths make this test mean something"
+    )
 
 
 # Each rule alone, and some together
@@ -208,11 +279,21 @@ ALONE: list[dict[str, Any]] = [
     {"begin_suppress_tokens": [3, 1]},
     {"begin_suppress_tokens": [3, 1], "forced_bos_token_id": 4},
     {"renormalize_logits": True, "suppress_tokens": [3]},
-    {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "forced_eos_token_id": 2, "forced_bos_token_id": 4, "suppress_tokens": [3]},
+    {
+        "repetition_penalty": 1.7,
+        "no_repeat_ngram_size": 2,
+        "forced_eos_token_id": 2,
+        "forced_bos_token_id": 4,
+        "suppress_tokens": [3],
+    },
 ]
 
 
-@pytest.mark.parametrize("settings", ALONE, ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in ALONE])
+@pytest.mark.parametrize(
+    "settings",
+    ALONE,
+    ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in ALONE],
+)
 def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
     both, shape, places, vocabulary = lively("bart"), (4, 3), 6, 6
     random = np.random.default_rng(0)
@@ -220,19 +301,41 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
     tokens[0, 0] = 3  # repeats as much as can be
     bos, eos, touched = 4, 2, False
     told = GenerationConfig(
-        **{"eos_token_id": eos, "decoder_start_token_id": bos, "max_length": places + 1, "forced_eos_token_id": None} | settings
+        **{
+            "eos_token_id": eos,
+            "decoder_start_token_id": bos,
+            "max_length": places + 1,
+            "forced_eos_token_id": None,
+        }
+        | settings
     )
     how = generation.from_generation_config(told.to_dict(), both.config)
     both.theirs._prepare_special_tokens(told, True, device="cpu")
     processors = both.theirs._get_logits_processor(told, 1, torch.from_numpy(source))
-    first = None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
+    first = (
+        None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
+    )
     given = Given(jnp.asarray(source, jnp.int32), first)
-    apply = jax.jit(lambda scores, step: rules.apply(how.rules, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)))
-    for step, highest in itertools.product(range(places), (0, 3)):  # log-probabilities, and logits, some of which are above 0
+    apply = jax.jit(
+        lambda scores, step: constraints.apply(
+            how.rules, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)
+        )
+    )
+    for step, highest in itertools.product(
+        range(places), (0, 3)
+    ):  # log-probabilities, and logits, some of which are above 0
         scores = random.normal(size=(*shape, vocabulary)) - 3 + highest
-        ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(12, -1)
-        theirs = processors(torch.from_numpy(ids), torch.from_numpy(scores.reshape(12, -1).copy())).numpy().reshape(scores.shape)
-        ours = apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32))  # what stands behind the step must not matter
+        ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(
+            12, -1
+        )
+        theirs = (
+            processors(torch.from_numpy(ids), torch.from_numpy(scores.reshape(12, -1).copy()))
+            .numpy()
+            .reshape(scores.shape)
+        )
+        ours = apply(
+            jnp.asarray(scores), jnp.asarray(step, jnp.int32)
+        )  # what stands behind the step must not matter
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-14, atol=0)
         touched |= bool((theirs != scores).any())
     assert touched, "a rule that does nothing here shows nothing"
@@ -247,7 +350,11 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
     for ours, theirs in STOPS.items():
         found[ours] = []
         for penalty, source in itertools.product((3.0,), sources(both.config, 2)):
-            said_by_both = ours_and_theirs(both, source, told("bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs))
+            said_by_both = ours_and_theirs(
+                both,
+                source,
+                told("bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs),
+            )
             assert said_by_both[0] == said_by_both[1], (ours, penalty)
             found[ours].append(said_by_both[0])
     assert loops.margin > TIE
@@ -258,11 +365,19 @@ def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
     """The fault that would be easiest to make: the start token counted in what a score is divided by."""
     both = lively("bart")
     counted = average._per_length
-    monkeypatch.setattr(average, "_per_length", lambda length, penalty, dtype: counted(length + 1, penalty, dtype))
+    monkeypatch.setattr(
+        average, "_per_length", lambda length, penalty, dtype: counted(length + 1, penalty, dtype)
+    )
     pairs = []
     for penalty, source in itertools.product((1.0, 3.0, -3.0), sources(both.config, 2)):
         # A length of its own, so that it is compiled anew
-        search = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": penalty, "early_stopping": False, "max_length": PLACES}
+        search = {
+            "num_beams": 3,
+            "num_return_sequences": 3,
+            "length_penalty": penalty,
+            "early_stopping": False,
+            "max_length": PLACES,
+        }
         settings = told("bart", 0, **search)
         pairs.append(ours_and_theirs(both, source, settings))
     jax.clear_caches()  # what has the fault in it serves no other test
@@ -284,17 +399,35 @@ def test_a_tie_is_seen(loops):
 
 def test_every_attribute_of_a_generation_config_is_known():
     """A new one upstream fails here, until it is handled, ignored with a reason, or refused where it is not its default."""
-    upstream = set(GenerationConfig().to_dict())
-    assert upstream <= generation.KNOWN, f"new in transformers: {sorted(upstream - generation.KNOWN)}"
-    assert generation.KNOWN - upstream <= {"_commit_hash", "penalty_alpha", "num_beam_groups", "diversity_penalty", "low_memory"}
-    everything = GenerationConfig().to_dict() | GenerationConfig._get_default_generation_params()
+    upstream = set(transformers.GenerationConfig().to_dict())
+    assert upstream <= generation.KNOWN, (
+        f"new in transformers: {sorted(upstream - generation.KNOWN)}"
+    )
+    assert generation.KNOWN - upstream <= {
+        "_commit_hash",
+        "penalty_alpha",
+        "num_beam_groups",
+        "diversity_penalty",
+        "low_memory",
+    }
+    everything = (
+        transformers.GenerationConfig().to_dict()
+        | transformers.GenerationConfig._get_default_generation_params()
+    )
     assert generation.from_generation_config(everything, lively("bart").config).beam == 1
 
 
 def test_what_is_written_for_transformers_says_the_same_there():
     config = lively("bart").config
-    how = generation.from_generation_config({"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config)
+    how = generation.from_generation_config(
+        {"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config
+    )
     written = generation.to_generation_config(how, config)
     read = GenerationConfig.from_dict(written)
-    assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (3, 2.0, 9, 2)
+    assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
+        3,
+        2.0,
+        9,
+        2,
+    )
     assert generation.from_generation_config(read.to_dict(), config) == how

@@ -12,11 +12,11 @@ from torch import nn
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import Layout, Tying
-from jax_transformer.convert import rules
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.training import step
+from jax_transformer.weights import rules
 from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, pair
 from parity_tests.levels import assert_close
 from parity_tests.test_dropout import DrawnDropout
@@ -37,14 +37,20 @@ def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
     target = np.where(labels == -100, pad, labels)
     last = np.take_along_axis(target, (target != pad).sum(axis=1, keepdims=True) - 1, axis=1)
     first = last if both.config.layout is Layout.MBART else np.full_like(last, both.config.bos_id)
-    return Batch(source.astype(np.int32), np.concatenate([first, target[:, :-1]], axis=1).astype(np.int32), target.astype(np.int32))
+    return Batch(
+        source.astype(np.int32),
+        np.concatenate([first, target[:, :-1]], axis=1).astype(np.int32),
+        target.astype(np.int32),
+    )
 
 
 def their_loss(both: Pair, source: np.ndarray, labels: np.ndarray) -> torch.Tensor:
     return both.theirs(**inputs(both.config, source), labels=torch.from_numpy(labels)).loss
 
 
-def our_gradients(both: Pair, given: Batch, dropout: Dropout | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+def our_gradients(
+    both: Pair, given: Batch, dropout: Dropout | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     frozen = transformer.flatten(both.ours, Frozen)
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
@@ -56,13 +62,21 @@ def our_gradients(both: Pair, given: Batch, dropout: Dropout | None = None) -> t
 
 def their_gradients(both: Pair) -> dict[str, np.ndarray]:
     """Under our names. A parameter that is not trained has none."""
-    shapes = {name: array.shape for name, array in transformer.flatten(both.ours, nnx.Param).items()}
+    shapes = {
+        name: array.shape for name, array in transformer.flatten(both.ours, nnx.Param).items()
+    }
     table = rules.restrict(jt.convert.weight_table(both.config), shapes)
-    gradients = {name: p.grad.numpy() for name, p in both.theirs.named_parameters(remove_duplicate=False) if p.grad is not None}
+    gradients = {
+        name: p.grad.numpy()
+        for name, p in both.theirs.named_parameters(remove_duplicate=False)
+        if p.grad is not None
+    }
     return rules.to_flax(table, {rule.torch: gradients[rule.torch] for rule in table}, shapes)
 
 
-def assert_same(both: Pair, ours: tuple[jax.Array, dict[str, jax.Array]], loss: torch.Tensor) -> None:
+def assert_same(
+    both: Pair, ours: tuple[jax.Array, dict[str, jax.Array]], loss: torch.Tensor
+) -> None:
     both.theirs.zero_grad()
     loss.backward()
     theirs = their_gradients(both)
@@ -80,16 +94,27 @@ QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5")
 
 @pytest.mark.proves("gradients")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES if "square" not in name]
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in CASES
+        if "square" not in name
+    ],
 )
 def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     both = exact_positions(pair(name))
     source, labels = labelled(both)
     found = our_gradients(both, batch_of(both, source, labels))
     assert_same(both, found, their_loss(both, source, labels))
-    shared = "source_embedding.embedding" if "source_embedding.embedding" in found[1] else "target_embedding.embedding"
+    shared = (
+        "source_embedding.embedding"
+        if "source_embedding.embedding" in found[1]
+        else "target_embedding.embedding"
+    )
     padding = np.asarray(found[1][shared][both.config.source_pad_id])
-    tied = both.config.tying is Tying.ALL  # as a row of the output layer, padding's has a gradient all the same
+    tied = (
+        both.config.tying is Tying.ALL
+    )  # as a row of the output layer, padding's has a gradient all the same
     assert padding.any() == (tied or both.config.padding_trained)
 
 
@@ -101,8 +126,12 @@ def test_a_gradient_through_the_padding_that_decoding_begins_with_is_noticed():
     arrays = transformer.flatten(both.ours)
     other = both._replace(config=replace(both.config, padding_trained=True))
     other = other._replace(ours=transformer.unflatten(other.config, arrays))
-    (_, one), (_, two) = (our_gradients(each, batch_of(each, source, labels)) for each in (both, other))
-    rows = np.abs(np.asarray(one["target_embedding.embedding"] - two["target_embedding.embedding"])).max(axis=1)
+    (_, one), (_, two) = (
+        our_gradients(each, batch_of(each, source, labels)) for each in (both, other)
+    )
+    rows = np.abs(
+        np.asarray(one["target_embedding.embedding"] - two["target_embedding.embedding"])
+    ).max(axis=1)
     assert np.flatnonzero(rows > 1e-6).tolist() == [both.config.target_pad_id]
 
 
@@ -113,17 +142,23 @@ class GivenDropout(nn.Module):
         super().__init__()
         self.masks, self.rate = list(masks), rate
 
-    def __call__(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
         if not training or p == 0:
             return x
         mask = torch.from_numpy(self.masks.pop(0))
-        assert mask.shape == x.shape and p == self.rate, f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
+        assert mask.shape == x.shape and p == self.rate, (
+            f"mask {tuple(mask.shape)} for {tuple(x.shape)}"
+        )
         return x * mask / (1 - p)
 
 
 @pytest.mark.proves("gradients")
 @pytest.mark.parametrize("name", ["bart", "t5"])
-def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(name: str, in_float64, monkeypatch):
+def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(
+    name: str, in_float64, monkeypatch
+):
     """Both frameworks drop in the same order: so every dropout stands at the same place. BART and T5 stand for the others' code."""
     both = pair(name, dropout=0.3)
     source, labels = labelled(both)

@@ -9,10 +9,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import jax_transformer as jt
+from jax_transformer import torch_bridge
+from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Tying
-from jax_transformer.convert import torch_bridge
-from jax_transformer.convert.huggingface import state as states
-from jax_transformer.convert.huggingface.config import from_config
 from jax_transformer.errors import InputError
 from parity_tests.huggingface import CASES, module
 
@@ -22,11 +22,17 @@ def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
     made = module(name, dtype=torch.float32)
     made.save_pretrained(folder)
     whole = {key: torch_bridge.to_numpy(value) for key, value in made.state_dict().items()}
-    return whole, load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    return (
+        whole,
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
 
 
 def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(one[key].tobytes() == other[key].tobytes() for key in one)
+    return one.keys() == other.keys() and all(
+        one[key].tobytes() == other[key].tobytes() for key in one
+    )
 
 
 @pytest.mark.proves("round trip")
@@ -45,21 +51,35 @@ def test_a_saved_file_is_completed_and_saved_again(name: str, tmp_path: Path):
 def test_an_output_layer_of_its_own_stays_its_own(name: str, tmp_path: Path):
     """As the published weights of T5 v1.1, mT5 and UMT5 are; from_pretrained keeps it, and saves it."""
     _, file, data = saved(name, tmp_path)
-    file["lm_head.weight"] = np.random.default_rng(0).normal(size=file["shared.weight"].shape).astype(np.float32)
+    file["lm_head.weight"] = (
+        np.random.default_rng(0).normal(size=file["shared.weight"].shape).astype(np.float32)
+    )
     save_file(file, tmp_path / "model.safetensors", metadata={"format": "pt"})
     theirs = CASES[name].classes[1].from_pretrained(tmp_path)
     theirs.save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
-    config = from_config(data, names=file, same=lambda one, other: equal({"": file[one]}, {"": file[other]}))
+    config = from_config(
+        data, names=file, same=lambda one, other: equal({"": file[one]}, {"": file[other]})
+    )
     assert config.tying is Tying.EMBEDDINGS
-    assert equal(states.saved(states.complete(file, config), config), again) and "lm_head.weight" in again
+    assert (
+        equal(states.saved(states.complete(file, config), config), again)
+        and "lm_head.weight" in again
+    )
     ours = jt.convert.from_torch(states.complete(file, config), config)
     source, target = np.asarray([[5, 6, 7, 1]]), np.asarray([[0, 9, 8]])
     with torch.no_grad():
-        logits = theirs(input_ids=torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)).logits.numpy()
+        logits = theirs(
+            input_ids=torch.from_numpy(source), decoder_input_ids=torch.from_numpy(target)
+        ).logits.numpy()
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
-    through = jt.convert.into_torch(ours, torch_bridge.twin(config))  # transformers' class, which ties otherwise
-    assert equal({key: value.numpy() for key, value in through.state_dict().items()}, states.complete(file, config))
+    through = jt.convert.into_torch(
+        ours, torch_bridge.twin(config)
+    )  # transformers' class, which ties otherwise
+    assert equal(
+        {key: value.numpy() for key, value in through.state_dict().items()},
+        states.complete(file, config),
+    )
 
 
 def test_files_of_older_versions(tmp_path: Path):
@@ -67,12 +87,19 @@ def test_files_of_older_versions(tmp_path: Path):
     for name, junk in (
         ("bart", ["model.encoder.version", "model.decoder.version"]),
         ("marian", []),
-        ("m2m_100", ["model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"]),
+        (
+            "m2m_100",
+            ["model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"],
+        ),
         ("t5", ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"]),
     ):
         whole, file, data = saved(name, tmp_path)
         old = whole | {key: np.ones(3, np.float32) for key in junk}
-        config = from_config(data, names=old, same=lambda one, other, old=old: old[one].tobytes() == old[other].tobytes())
+        config = from_config(
+            data,
+            names=old,
+            same=lambda one, other, old=old: old[one].tobytes() == old[other].tobytes(),
+        )
         assert config == from_config(data, names=file)
         assert equal(states.complete(old, config), whole)
         assert all(states.why_dropped(key, config) for key in junk)
@@ -81,7 +108,11 @@ def test_files_of_older_versions(tmp_path: Path):
 def test_a_model_without_its_output_layer(tmp_path: Path):
     """As facebook/bart-base is: names without the prefix, no output layer, no bias of the logits."""
     whole, _, data = saved("bart", tmp_path)
-    bare = {key.removeprefix("model."): value for key, value in whole.items() if key.startswith("model.") and "embed_tokens" not in key}
+    bare = {
+        key.removeprefix("model."): value
+        for key, value in whole.items()
+        if key.startswith("model.") and "embed_tokens" not in key
+    }
     config = from_config(data | {"architectures": ["BartModel"]}, names=bare)
     expected = whole | {"final_logits_bias": np.zeros_like(whole["final_logits_bias"])}
     assert equal(states.complete(bare, config), expected)
@@ -98,12 +129,19 @@ def test_computed_positions_are_those_of_transformers_to_the_bit(name: str, dtyp
     config = from_config(json.loads(made.config.to_json_string()))
     without = {key: value for key, value in whole.items() if "embed_positions" not in key}
     assert equal(states.complete(without, config), whole)
-    other = whole | {"model.encoder.embed_positions.weight": whole["model.encoder.embed_positions.weight"][::-1]}
+    other = whole | {
+        "model.encoder.embed_positions.weight": whole["model.encoder.embed_positions.weight"][::-1]
+    }
     if name == "marian":
-        with pytest.raises(InputError, match=r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines"):
+        with pytest.raises(
+            InputError,
+            match=r"^model\.encoder\.embed_positions\.weight is up to .* off the sines and cosines",
+        ):
             states.saved(other, config)
     else:
-        assert states.saved(other, config).keys() == states.saved(whole, config).keys()  # which Pegasus saves
+        assert (
+            states.saved(other, config).keys() == states.saved(whole, config).keys()
+        )  # which Pegasus saves
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path):
@@ -111,6 +149,7 @@ def test_copies_that_differ_are_refused_by_name(tmp_path: Path):
     whole["model.encoder.embed_tokens.weight"] = whole["model.encoder.embed_tokens.weight"] + 1
     config = from_config(data, names=whole)
     with pytest.raises(
-        InputError, match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the model ties them"
+        InputError,
+        match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the model ties them",
     ):
         jt.convert.from_torch(states.complete(whole, config), config)

@@ -49,26 +49,74 @@ LINES = {
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
 }
 # More lines of pieces of the above, put together at random
-_PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])] + [" ", "\n", "▁", "<", ">>", "<<", "_"]
+_PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])] + [
+    " ",
+    "\n",
+    "▁",
+    "<",
+    ">>",
+    "<<",
+    "_",
+]
 _RANDOM = random.Random(0)
-LINES |= {f"mixture {i}": "".join(_RANDOM.choices([piece[:40] for piece in _PIECES], k=1 + i % 9)) for i in range(60)}
+LINES |= {
+    f"mixture {i}": "".join(_RANDOM.choices([piece[:40] for piece in _PIECES], k=1 + i % 9))
+    for i in range(60)
+}
 
 
 def _nllb(**settings) -> dict:
     """NLLB's model alone, with its languages and the mask behind the pieces, as the published folders tell them."""
-    files = made.fairseq("Nllb", "m2m_100", additional_special_tokens=language_codes.NLLB, **settings)
+    files = made.fairseq(
+        "Nllb", "m2m_100", additional_special_tokens=language_codes.NLLB, **settings
+    )
     count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(files["sentencepiece.bpe.model"])})
-    plain = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
-    added = {str(count + i): plain | {"content": code} for i, code in enumerate(language_codes.NLLB)}
-    added[str(count + len(language_codes.NLLB))] = plain | {"content": "<mask>", "normalized": True, "lstrip": True}
+    plain = {
+        "special": True,
+        "normalized": False,
+        "lstrip": False,
+        "rstrip": False,
+        "single_word": False,
+    }
+    added = {
+        str(count + i): plain | {"content": code} for i, code in enumerate(language_codes.NLLB)
+    }
+    added[str(count + len(language_codes.NLLB))] = plain | {
+        "content": "<mask>",
+        "normalized": True,
+        "lstrip": True,
+    }
     files["tokenizer_config.json"]["added_tokens_decoder"] = added
     return files
 
 
-MASK = {"content": "<mask>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": True}
-STRIPPED = {"content": "</s>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True}
-ALIKE = {str(550 + i): STRIPPED | {"content": text, "lstrip": False} for i, text in enumerate(("<new>", "<new>er"))}
-NEW = {"content": "<new>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
+MASK = {
+    "content": "<mask>",
+    "single_word": False,
+    "lstrip": True,
+    "rstrip": False,
+    "normalized": True,
+}
+STRIPPED = {
+    "content": "</s>",
+    "single_word": False,
+    "lstrip": True,
+    "rstrip": True,
+    "normalized": False,
+    "special": True,
+}
+ALIKE = {
+    str(550 + i): STRIPPED | {"content": text, "lstrip": False}
+    for i, text in enumerate(("<new>", "<new>er"))
+}
+NEW = {
+    "content": "<new>",
+    "single_word": False,
+    "lstrip": True,
+    "rstrip": True,
+    "normalized": True,
+    "special": False,
+}
 
 
 def _marian_with_control() -> dict:
@@ -89,46 +137,104 @@ def _published_mbart50() -> dict:
         "sp_model_kwargs": {},
         "mask_token": MASK | {"__type": "AddedToken"},
     }
-    files = made.fairseq("MBart50", "mbart", additional_special_tokens=language_codes.MBART50, **settings)
-    return files | {"special_tokens_map.json": {"mask_token": MASK, "additional_special_tokens": language_codes.MBART50}}
+    files = made.fairseq(
+        "MBart50", "mbart", additional_special_tokens=language_codes.MBART50, **settings
+    )
+    return files | {
+        "special_tokens_map.json": {
+            "mask_token": MASK,
+            "additional_special_tokens": language_codes.MBART50,
+        }
+    }
 
 
 def _published_m2m_100() -> dict:
     files = made.m2m_100()
     count = len(files["vocab.json"])
-    return files | {"added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(language_codes.M2M100)}}
+    return files | {
+        "added_tokens.json": {
+            f"__{code}__": count + i for i, code in enumerate(language_codes.M2M100)
+        }
+    }
 
 
 def _published_bart() -> dict:
-    return made.bart() | {"special_tokens_map.json": {"mask_token": MASK}, "tokenizer_config.json": {"add_prefix_space": True}}
+    return made.bart() | {
+        "special_tokens_map.json": {"mask_token": MASK},
+        "tokenizer_config.json": {"add_prefix_space": True},
+    }
 
 
 # name: files, class of transformers, languages
 CASES = {
     "marian": (made.marian, "MarianTokenizer", {}),
-    "marian, cleaned up": (lambda: made.marian(clean_up_tokenization_spaces=True), "MarianTokenizer", {}),
-    "marian, special tokens split": (lambda: made.marian(split_special_tokens=True), "MarianTokenizer", {}),
+    "marian, cleaned up": (
+        lambda: made.marian(clean_up_tokenization_spaces=True),
+        "MarianTokenizer",
+        {},
+    ),
+    "marian, special tokens split": (
+        lambda: made.marian(split_special_tokens=True),
+        "MarianTokenizer",
+        {},
+    ),
     "marian, two vocabularies": (made.marian_separate, "MarianTokenizer", {}),
-    "marian, an end that strips": (lambda: made.marian(added_tokens_decoder={"0": STRIPPED}), "MarianTokenizer", {}),
-    "marian, tokens that begin alike": (lambda: made.marian(added_tokens_decoder=ALIKE), "MarianTokenizer", {}),
+    "marian, an end that strips": (
+        lambda: made.marian(added_tokens_decoder={"0": STRIPPED}),
+        "MarianTokenizer",
+        {},
+    ),
+    "marian, tokens that begin alike": (
+        lambda: made.marian(added_tokens_decoder=ALIKE),
+        "MarianTokenizer",
+        {},
+    ),
     "marian, a control piece of the target's": (_marian_with_control, "MarianTokenizer", {}),
     "m2m_100": (made.m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
-    "m2m_100, languages not special": (lambda: made.m2m_100(listed=False), "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
-    "m2m_100, languages told with ids": (_published_m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
-    "mbart": (lambda: made.fairseq("MBart", "mbart"), "MBartTokenizer", {"source_lang": "de_DE", "target_lang": "fr_XX"}),
-    "mbart50": (lambda: made.fairseq("MBart50", "mbart"), "MBart50Tokenizer", {"source_lang": "de_DE", "target_lang": "xh_ZA"}),
+    "m2m_100, languages not special": (
+        lambda: made.m2m_100(listed=False),
+        "M2M100Tokenizer",
+        {"source_lang": "de", "target_lang": "fr"},
+    ),
+    "m2m_100, languages told with ids": (
+        _published_m2m_100,
+        "M2M100Tokenizer",
+        {"source_lang": "de", "target_lang": "fr"},
+    ),
+    "mbart": (
+        lambda: made.fairseq("MBart", "mbart"),
+        "MBartTokenizer",
+        {"source_lang": "de_DE", "target_lang": "fr_XX"},
+    ),
+    "mbart50": (
+        lambda: made.fairseq("MBart50", "mbart"),
+        "MBart50Tokenizer",
+        {"source_lang": "de_DE", "target_lang": "xh_ZA"},
+    ),
     "mbart, two languages listed": (
         lambda: made.fairseq("MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]),
         "MBartTokenizer",
         {"source_lang": "de_DE", "target_lang": "ro_RO"},
     ),
-    "mbart50, as published": (_published_mbart50, "MBart50Tokenizer", {"source_lang": "de_DE", "target_lang": "xh_ZA"}),
+    "mbart50, as published": (
+        _published_mbart50,
+        "MBart50Tokenizer",
+        {"source_lang": "de_DE", "target_lang": "xh_ZA"},
+    ),
     "nllb": (_nllb, "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
-    "nllb, legacy": (lambda: _nllb(legacy_behaviour=True), "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
+    "nllb, legacy": (
+        lambda: _nllb(legacy_behaviour=True),
+        "NllbTokenizer",
+        {"source_lang": "deu_Latn", "target_lang": "fra_Latn"},
+    ),
     "t5": (made.t5, "T5Tokenizer", {}),
     "t5, cleaned up": (lambda: made.t5(clean_up_tokenization_spaces=True), "T5Tokenizer", {}),
     "t5, seven sentinels": (lambda: made.t5(extra_ids=7), "T5Tokenizer", {}),
-    "mt5, as published": (lambda: made.t5(extra_ids=0, additional_special_tokens=None), "T5Tokenizer", {}),
+    "mt5, as published": (
+        lambda: made.t5(extra_ids=0, additional_special_tokens=None),
+        "T5Tokenizer",
+        {},
+    ),
     "umt5, as published": (lambda: made.t5(extra_ids=300), "T5Tokenizer", {}),
     "t5, a token more": (lambda: made.t5(added_tokens_decoder={"233": NEW}), "T5Tokenizer", {}),
     "pegasus": (made.pegasus, "PegasusTokenizer", {}),
@@ -140,7 +246,10 @@ CASES = {
 def _theirs(name: str, folder: Path, languages: dict[str, str]):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        told = {f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code for side, code in languages.items()}
+        told = {
+            f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code
+            for side, code in languages.items()
+        }
         return getattr(transformers, name).from_pretrained(folder, **told)
 
 
@@ -148,14 +257,21 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
     """What is not the same, line by line."""
     found = []
     for name, line in LINES.items():
-        sides = {"source": (theirs(line)["input_ids"], ours.source), "target": (theirs(text_target=line)["input_ids"], ours.target)}
+        sides = {
+            "source": (theirs(line)["input_ids"], ours.source),
+            "target": (theirs(text_target=line)["input_ids"], ours.target),
+        }
         for side, (expected, words) in sides.items():
             if [*words.prefix, *words.encode(line), *words.suffix] != expected:
                 found.append(f"{name}: ids of a {side}")
         expected = sides["target"][0]
         size = ours.target.vocab_size
-        everything = range(size if size < 500 else 100)  # a case has a gap in its ids, where Marian's class raises
-        if name == "plain" and ours.decode(everything) != theirs.decode(list(everything), skip_special_tokens=True):
+        everything = range(
+            size if size < 500 else 100
+        )  # a case has a gap in its ids, where Marian's class raises
+        if name == "plain" and ours.decode(everything) != theirs.decode(
+            list(everything), skip_special_tokens=True
+        ):
             found.append("text of every id")
         if ours.decode(expected) != theirs.decode(expected, skip_special_tokens=True):
             found.append(f"{name}: text")
@@ -171,7 +287,10 @@ def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
 @pytest.mark.proves("tokenizer")
 def test_ids_and_text_are_those_of_transformers(folder):
     path, name, languages = folder
-    theirs, ours = _theirs(name, path, languages), huggingface_tokenizer.load_huggingface(path, **languages)
+    theirs, ours = (
+        _theirs(name, path, languages),
+        huggingface_tokenizer.load_huggingface(path, **languages),
+    )
     assert _differing(theirs, ours) == []
     assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, theirs.eos_token_id)
 
@@ -190,7 +309,10 @@ def test_what_transformers_saves_of_it_gives_the_same(folder, tmp_path):
 def test_the_comparison_notices_other_ids(tmp_path):
     files = made.t5()
     theirs = _theirs("T5Tokenizer", made.write(tmp_path / "t5", files), {})
-    other = made.write(tmp_path / "other", files | {"spiece.model": made.model("t5", user_defined_symbols="<sym>", part=1)})
+    other = made.write(
+        tmp_path / "other",
+        files | {"spiece.model": made.model("t5", user_defined_symbols="<sym>", part=1)},
+    )
     found = _differing(theirs, huggingface_tokenizer.load_huggingface(other))
     assert "plain: ids of a source" in found and "plain: text" in found
 
@@ -199,10 +321,15 @@ def test_a_language_is_forced_where_transformers_forces_it(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
         files, of, languages = CASES[name]
         path = made.write(tmp_path / name, files())
-        theirs, ours = _theirs(of, path, languages), huggingface_tokenizer.load_huggingface(path, **languages)
+        theirs, ours = (
+            _theirs(of, path, languages),
+            huggingface_tokenizer.load_huggingface(path, **languages),
+        )
         told = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
         for code in (languages["target_lang"], languages["source_lang"]):
-            inputs = theirs._build_translation_inputs("a", src_lang=languages["source_lang"], tgt_lang=code, **told)
+            inputs = theirs._build_translation_inputs(
+                "a", src_lang=languages["source_lang"], tgt_lang=code, **told
+            )
             assert ours.forced_bos_id(code) == inputs["forced_bos_token_id"], name
         assert ours.forced_bos_id() == ours.forced_bos_id(languages["target_lang"])
 
@@ -211,7 +338,9 @@ def test_the_sizes_are_those_of_transformers(tmp_path):
     for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
         files, of, languages = CASES[name]
         path = made.write(tmp_path / name, files())
-        assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(_theirs(of, path, languages)), name
+        assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(
+            _theirs(of, path, languages)
+        ), name
 
 
 def test_the_languages_are_those_of_transformers():
@@ -235,7 +364,12 @@ def test_a_tokenizer_json_is_followed_where_its_class_is_generic(tmp_path):
     _theirs("T5Tokenizer", source, {}).save_pretrained(tmp_path / "umt5")
     told = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
     files = {"tokenizer_config.json": told | {"tokenizer_class": "TokenizersBackend"}}
-    files["config.json"] = {"model_type": "umt5", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1}
+    files["config.json"] = {
+        "model_type": "umt5",
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
     made.write(tmp_path / "umt5", files)
     theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # what AutoTokenizer chooses
     assert _differing(theirs, huggingface_tokenizer.load_huggingface(tmp_path / "umt5")) == []

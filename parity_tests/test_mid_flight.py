@@ -17,17 +17,17 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from jax_transformer import codec, transformer
+from jax_transformer import torch_bridge, transformer
+from jax_transformer.config import codec
 from jax_transformer.convert import optimizer as moments_of
-from jax_transformer.convert import torch_bridge
-from jax_transformer.convert.files import pt
 from jax_transformer.data import batches
+from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import carried_state, corpus, optimizer, recipe, step
+from jax_transformer.storage import pt
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import corpus, optimizer, recipe, step, torch_checkpoint
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.data_options import DataOptions
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.step import TrainState
 from parity_tests.unit.runs import as_a_user, main, metrics, write_text
 from torch_reference import training
@@ -56,19 +56,23 @@ class Flight:
     def jax(self, state: TrainState, updates: int) -> tuple[TrainState, list[float]]:
         """Updates in JAX, and their losses."""
         losses, first, each = [], int(state.step), self.options.optimizer.accumulate
-        stream = batches.train_stream(self.corpus.train, self.corpus.plan, first * each, (first + updates) * each)
+        stream = batches.train_stream(
+            self.corpus.train, self.corpus.plan, first * each, (first + updates) * each
+        )
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
             for _ in range(updates):
-                state, measured = self.step(state, [next(stream) for _ in range(each)], jax.random.key(0))
+                state, measured = self.step(
+                    state, [next(stream) for _ in range(each)], jax.random.key(0)
+                )
                 losses.append(float(measured["loss"]))
         return state, losses
 
     def into_jax(self, saved: Checkpoint) -> TrainState:
-        return carried_state.from_checkpoint(saved, self.options, self.corpus.config)
+        return torch_checkpoint.from_checkpoint(saved, self.options, self.corpus.config)
 
     def into_torch(self, state: TrainState) -> Checkpoint:
         names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
-        return carried_state.to_checkpoint(state, self.options, self.corpus.config, names)
+        return torch_checkpoint.to_checkpoint(state, self.options, self.corpus.config, names)
 
 
 def as_arrays(value: Any) -> Any:
@@ -87,10 +91,21 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return change(value) if isinstance(value, kind) else value
 
 
-SIZES: dict[str, Any] = dict(d_model=16, num_heads=2, encoder_layers=1, decoder_layers=1, max_length=40, dropout=0.0, embedding_dropout=0.0)
+SIZES: dict[str, Any] = dict(
+    d_model=16,
+    num_heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    max_length=40,
+    dropout=0.0,
+    embedding_dropout=0.0,
+)
 # A tied and packed module; one with idle blocks, whose parameters the optimizer has and never updates; two batches an update
 FLIGHTS = {
-    "small": (ModelOptions("small", **SIZES, d_ff=32, attention_dropout=0.0, activation_dropout=0.0), {}),
+    "small": (
+        ModelOptions("small", **SIZES, d_ff=32, attention_dropout=0.0, activation_dropout=0.0),
+        {},
+    ),
     "deep_dive": (ModelOptions("deep_dive", **SIZES), {"accumulate": 2, "warmup_steps": 0}),
 }
 
@@ -102,7 +117,12 @@ def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     options = TrainOptions(
         steps=3 * N + 2,
         model=model,
-        data=DataOptions(**text, vocab_size=300, buckets=2 if model.preset == "small" else 1, tokens_per_batch=128),
+        data=DataOptions(
+            **text,
+            vocab_size=300,
+            buckets=2 if model.preset == "small" else 1,
+            tokens_per_batch=128,
+        ),
         optimizer=OptimizerOptions(**{"warmup_steps": 3, "epsilon": 1e-8, "clip_norm": 0.5} | rule),
     )
     folder = RunFolder(path / "run")
@@ -114,7 +134,11 @@ def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     fresh = training.Loop(training.read(folder.path), torch_bridge.twin(made.config).double())
     rule_of_steps = optimizer.make(options.optimizer, options.steps)
     return Flight(
-        folder, options, made, step.make_step(made.config, rule_of_steps, options.optimizer.label_smoothing), as_arrays(fresh.state())
+        folder,
+        options,
+        made,
+        step.make_step(made.config, rule_of_steps, options.optimizer.label_smoothing),
+        as_arrays(fresh.state()),
     )
 
 
@@ -167,7 +191,10 @@ def test_both_frameworks_read_the_same_batches(flight: Flight):
     theirs = [[side.to(torch.int32).numpy() for side in run.batch(i)] for i in range(count)]
     hashes = [
         [hashlib.sha256(b"".join(side.tobytes() for side in batch)).hexdigest() for batch in found]
-        for found in (batches.train_stream(flight.corpus.train, flight.corpus.plan, 0, count), theirs)
+        for found in (
+            batches.train_stream(flight.corpus.train, flight.corpus.plan, 0, count),
+            theirs,
+        )
     ]
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) == count > 2
@@ -181,31 +208,45 @@ def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(
     losses = list(first.losses(N))
     torch.save(first.state(), tmp_path / "n.pt")
     state, more = flight.jax(flight.into_jax(pt.read(tmp_path / "n.pt")), N)
-    carried_state.save(flight.folder, state)
-    pt.write(tmp_path / "2n.pt", flight.into_torch(carried_state.load(flight.folder, 2 * N)))
+    torch_checkpoint.save(flight.folder, state)
+    pt.write(tmp_path / "2n.pt", flight.into_torch(torch_checkpoint.load(flight.folder, 2 * N)))
     second = flight.torch(as_arrays(torch.load(tmp_path / "2n.pt", weights_only=True)))
     losses += more + list(second.losses(N))
     assert np.abs(np.array(losses) - stayed[1]).max() < BOUND
     assert furthest(as_arrays(second.state()), stayed[0][2]) < BOUND
     assert losses[-1] < losses[0]
-    assert any(stayed[0][2]["model"][name].tobytes() != flight.start["model"][name].tobytes() for name in flight.start["model"])
+    assert any(
+        stayed[0][2]["model"][name].tobytes() != flight.start["model"][name].tobytes()
+        for name in flight.start["model"]
+    )
 
 
-def test_a_run_that_stays_in_jax_ends_there_too(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+def test_a_run_that_stays_in_jax_ends_there_too(
+    flight: Flight, stayed: tuple[list[Checkpoint], list[float]]
+):
     state, losses = flight.jax(flight.into_jax(flight.start), 3 * N)
     assert np.abs(np.array(losses) - stayed[1]).max() < BOUND
     assert furthest(flight.into_torch(state), stayed[0][2]) < BOUND
 
 
-def test_there_and_back_changes_no_bit(flight: Flight, stayed: tuple[list[Checkpoint], list[float]]):
+def test_there_and_back_changes_no_bit(
+    flight: Flight, stayed: tuple[list[Checkpoint], list[float]]
+):
     for saved in (flight.start, *stayed[0]):
         again = flight.into_torch(flight.into_jax(saved))
         assert furthest(again, saved) == 0
-        assert shown([again["model"], again["optimizer"]["state"]]) == shown([saved["model"], saved["optimizer"]["state"]])
+        assert shown([again["model"], again["optimizer"]["state"]]) == shown(
+            [saved["model"], saved["optimizer"]["state"]]
+        )
         order = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
         table = jt.convert.weight_table(flight.corpus.config)
         for each in (again, saved):
-            assert moments_of.parameter_names(each["model"], table, carried_state.buffers(flight.corpus.config)) == order
+            assert (
+                moments_of.parameter_names(
+                    each["model"], table, torch_checkpoint.buffers(flight.corpus.config)
+                )
+                == order
+            )
 
 
 def shown(value: Any) -> Any:
@@ -214,12 +255,18 @@ def shown(value: Any) -> Any:
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
-    return [str(value.dtype), value.shape, value.tobytes().hex()] if isinstance(value, np.ndarray) else repr(value)
+    return (
+        [str(value.dtype), value.shape, value.tobytes().hex()]
+        if isinstance(value, np.ndarray)
+        else repr(value)
+    )
 
 
 def moments_dropped(state: TrainState) -> TrainState:
     clip, adam, *rest = state.moments
-    return state._replace(moments=(clip, adam._replace(mu=zeros(adam.mu), nu=zeros(adam.nu)), *rest))
+    return state._replace(
+        moments=(clip, adam._replace(mu=zeros(adam.mu), nu=zeros(adam.nu)), *rest)
+    )
 
 
 def zeros(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -240,19 +287,42 @@ def data_off_by_one(state: TrainState) -> TrainState:
     return state._replace(step=state.step + 1)
 
 
-@pytest.mark.parametrize("wrong", [moments_dropped, count_off_by_one, schedule_off_by_one, data_off_by_one])
-def test_what_is_lost_on_the_way_shows(flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable):
+@pytest.mark.parametrize(
+    "wrong", [moments_dropped, count_off_by_one, schedule_off_by_one, data_off_by_one]
+)
+def test_what_is_lost_on_the_way_shows(
+    flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
+):
     """Negative control: the moments, Adam's count, the schedule's position, the place in the data, each of which alone is far outside the bound."""
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
-    ours = jt.convert.to_torch(transformer.unflatten(flight.corpus.config, state.params | state.carried))
-    assert max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours) > 1e5 * BOUND
+    ours = jt.convert.to_torch(
+        transformer.unflatten(flight.corpus.config, state.params | state.carried)
+    )
+    assert (
+        max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)
+        > 1e5 * BOUND
+    )
 
 
-def test_the_loop_by_its_command(flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_the_loop_by_its_command(
+    flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     """Twice two updates are four, bit for bit; the checkpoint is one that torch.load reads without trust."""
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
-        monkeypatch.setattr(sys, "argv", ["", str(flight.folder.path), "--steps", str(steps), "--checkpoint", str(tmp_path / name), *more])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            [
+                "",
+                str(flight.folder.path),
+                "--steps",
+                str(steps),
+                "--checkpoint",
+                str(tmp_path / name),
+                *more,
+            ],
+        )
         training.main()
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -260,7 +330,9 @@ def test_the_loop_by_its_command(flight: Flight, tmp_path: Path, capsys: pytest.
     lines += run(2, "four.pt", "--from", str(tmp_path / "two.pt"))
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     saved = torch.load(tmp_path / "four.pt", weights_only=True)
-    assert saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
+    assert (
+        saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
+    )
     torch.manual_seed(0)
     loop = training.Loop(training.read(flight.folder.path), torch_bridge.twin(flight.corpus.config))
     assert list(loop.losses(4)) == [line["loss"] for line in lines]
@@ -272,17 +344,31 @@ def test_the_loop_by_its_command(flight: Flight, tmp_path: Path, capsys: pytest.
     [
         (lambda saved: saved.pop("scheduler"), InputError, ["'scheduler'"]),
         (lambda saved: saved.update(step=2.5), InputError, ["step=2.5"]),
-        (lambda saved: saved["optimizer"]["param_groups"][0].update(eps=1e-6), ConfigError, ["epsilon (1e-06 there, 1e-08 here)"]),
+        (
+            lambda saved: saved["optimizer"]["param_groups"][0].update(eps=1e-6),
+            ConfigError,
+            ["epsilon (1e-06 there, 1e-08 here)"],
+        ),
         (
             lambda saved: saved["optimizer"]["param_groups"][0].update(weight_decay=0.3),
             ConfigError,
             ["weight_decay (0.3 there, 0.01 here)"],
         ),
-        (lambda saved: saved["scheduler"].update(last_epoch=N + 1), ConfigError, ["the learning rate behind 5 updates"]),
-        (lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True), InputError, ["amsgrad"]),
+        (
+            lambda saved: saved["scheduler"].update(last_epoch=N + 1),
+            ConfigError,
+            ["the learning rate behind 5 updates"],
+        ),
+        (
+            lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True),
+            InputError,
+            ["amsgrad"],
+        ),
     ],
 )
-def test_what_does_not_belong_to_the_run_is_refused(flight: Flight, stayed, change: Callable, kind: type, words: list[str]):
+def test_what_does_not_belong_to_the_run_is_refused(
+    flight: Flight, stayed, change: Callable, kind: type, words: list[str]
+):
     saved = _mapped(stayed[0][0], np.ndarray, np.copy)
     change(saved)
     with pytest.raises(kind) as refusal:
@@ -297,7 +383,14 @@ def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: P
     run = tmp_path / "run"
     shutil.copytree(flight.folder.path, run, ignore=shutil.ignore_patterns("checkpoints"))
     loop = training.Loop(training.read(run), torch_bridge.twin(flight.corpus.config))
-    loop.load({**loop.state(), "model": {name: tensor.float() for name, tensor in as_tensors(flight.start["model"]).items()}})
+    loop.load(
+        {
+            **loop.state(),
+            "model": {
+                name: tensor.float() for name, tensor in as_tensors(flight.start["model"]).items()
+            },
+        }
+    )
     before = list(loop.losses(N))
     torch.save(loop.state(), tmp_path / "n.pt")
     with as_a_user(tmp_path):
@@ -310,7 +403,10 @@ def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: P
     np.testing.assert_allclose([told[step] for step in sorted(told)], rest, rtol=1e-4)
     assert abs(before[0] - rest[0]) > 0.01
     end = torch.load(tmp_path / "end.pt", weights_only=True)
-    assert end["step"] == flight.options.steps and end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
+    assert (
+        end["step"] == flight.options.steps
+        and end["model"]["linear.weight"].data_ptr() == end["model"]["tgt_emb.weight"].data_ptr()
+    )
     loop.load(end)
     assert next(loop.losses(1)) < before[0]
 

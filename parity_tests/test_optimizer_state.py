@@ -12,16 +12,24 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import transformer
+from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import optimizer, rules, torch_bridge
+from jax_transformer.convert import optimizer
 from jax_transformer.errors import InputError
-from jax_transformer.training import carried_state, optimizer_state
+from jax_transformer.training import optimizer_state, torch_checkpoint
+from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.test_mid_flight import as_arrays, as_tensors
 from parity_tests.unit.test_optimizer_state import assert_same
 
-NAMES = [*DOCUMENTS, "small", "part2_encoder square", "lesson10 square", "torch.nn norm_first", "torch.nn tied output"]
+NAMES = [
+    *DOCUMENTS,
+    "small",
+    "part2_encoder square",
+    "lesson10 square",
+    "torch.nn norm_first",
+    "torch.nn tied output",
+]
 RATE, DECAY = 1e-2, 0.1
 
 
@@ -30,23 +38,36 @@ class Setting:
 
     def __init__(self, config: TransformerConfig, make: Callable[[Any], torch.optim.Optimizer]):
         torch.manual_seed(0)
-        self.config, self.module, self.random = config, torch_bridge.twin(config).double(), np.random.default_rng(0)
+        self.config, self.module, self.random = (
+            config,
+            torch_bridge.twin(config).double(),
+            np.random.default_rng(0),
+        )
         self.names = [name for name, _ in self.module.named_parameters()]
         kinds = nnx.split_state(nnx.state(transformer.abstract(config)), nnx.Param, ...)[0]
-        self.shapes = {".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(kinds)}
+        self.shapes = {
+            ".".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(kinds)
+        }
         self.table = jt.convert.weight_table(config)
         self.trained = rules.restrict(self.table, self.shapes)
         self.torch = make(self.module)
 
     def params(self) -> dict[str, jax.Array]:
         """The twin's weights under Flax's names, copied."""
-        state = {name: torch_bridge.to_numpy(tensor) for name, tensor in self.module.state_dict().items()}
-        arrays = rules.to_flax(self.trained, {rule.torch: state[rule.torch] for rule in self.trained}, self.shapes)
+        state = {
+            name: torch_bridge.to_numpy(tensor) for name, tensor in self.module.state_dict().items()
+        }
+        arrays = rules.to_flax(
+            self.trained, {rule.torch: state[rule.torch] for rule in self.trained}, self.shapes
+        )
         return {name: jnp.array(array, copy=True) for name, array in arrays.items()}
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Random ones by PyTorch's names; what is not trained has none."""
-        return {name: self.random.normal(size=shape) for name, shape in rules.torch_shapes(self.trained, self.shapes).items()}
+        return {
+            name: self.random.normal(size=shape)
+            for name, shape in rules.torch_shapes(self.trained, self.shapes).items()
+        }
 
     def step_torch(self, gradients: dict[str, np.ndarray]) -> None:
         state = self.module.state_dict(keep_vars=True)
@@ -55,20 +76,33 @@ class Setting:
         self.torch.step()
 
     def moments(self) -> optimizer.Moments:
-        return optimizer.from_torch(as_arrays(self.torch.state_dict()), self.table, self.shapes, self.names)
+        return optimizer.from_torch(
+            as_arrays(self.torch.state_dict()), self.table, self.shapes, self.names
+        )
 
 
 def decayed_alone(module: Any) -> list[dict[str, Any]]:
     """The usual two groups: weight decay for matrices, none for biases and norms."""
     matrices = [p for p in module.parameters() if p.dim() > 1]
-    return [{"params": matrices, "weight_decay": DECAY}, {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    return [
+        {"params": matrices, "weight_decay": DECAY},
+        {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": lambda module: torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
-    "adam": lambda module: torch.optim.Adam(module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY),
-    "sgd": lambda module: torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY),
-    "nesterov": lambda module: torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, nesterov=True),
+    "adamw": lambda module: torch.optim.AdamW(
+        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
+    ),
+    "adam": lambda module: torch.optim.Adam(
+        module.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY
+    ),
+    "sgd": lambda module: torch.optim.SGD(
+        module.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY
+    ),
+    "nesterov": lambda module: torch.optim.SGD(
+        module.parameters(), lr=RATE, momentum=0.9, nesterov=True
+    ),
 }
 OPTAX: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY),
@@ -93,18 +127,25 @@ def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
     for _ in range(2):
         gradients = setting.gradients()
         setting.step_torch(gradients)
-        ours = {name: jnp.asarray(array) for name, array in rules.to_flax(setting.trained, gradients, setting.shapes).items()}
+        ours = {
+            name: jnp.asarray(array)
+            for name, array in rules.to_flax(setting.trained, gradients, setting.shapes).items()
+        }
         updates, state = rule.update(ours, state, params)
         params = optax.apply_updates(params, updates)
     for name, theirs in setting.params().items():
         np.testing.assert_allclose(params[name], theirs, rtol=0, atol=1e-14, err_msg=name)
-    again = optimizer_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay)
+    again = optimizer_state.from_optax(
+        state, moments.kind, moments.hyperparameters, moments.weight_decay
+    )
     theirs = setting.moments()
     assert again.counts == theirs.counts
     for mine, reference in ((again.first, theirs.first), (again.second, theirs.second)):
         assert mine.keys() == reference.keys()
         for name in mine:
-            np.testing.assert_allclose(mine[name], reference[name], rtol=1e-13, atol=1e-15, err_msg=name)
+            np.testing.assert_allclose(
+                mine[name], reference[name], rtol=1e-13, atol=1e-15, err_msg=name
+            )
 
 
 def case(name: str) -> TransformerConfig:
@@ -124,13 +165,26 @@ def test_the_other_optimizers(kind: str):
 
 def test_weight_decay_groups():
     """Optax says by a mask which arrays decay; the carried state says which do."""
-    setting = Setting(case("small"), lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)))
-    matrices, others = ([n for n, p in setting.module.named_parameters() if (p.dim() > 1) is decays] for decays in (True, False))
+    setting = Setting(
+        case("small"),
+        lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
+    )
+    matrices, others = (
+        [n for n, p in setting.module.named_parameters() if (p.dim() > 1) is decays]
+        for decays in (True, False)
+    )
     setting.names = [*matrices, *others]
     setting.step_torch(setting.gradients())
-    mask = {name: decay > 0 for name, decay in setting.moments().weight_decay.items() if name in setting.shapes}
+    mask = {
+        name: decay > 0
+        for name, decay in setting.moments().weight_decay.items()
+        if name in setting.shapes
+    }
     assert 0 < sum(mask.values()) < len(mask) and mask["encoder.blocks.0.feed_forward.up.kernel"]
-    again = Setting(case("small"), lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)))
+    again = Setting(
+        case("small"),
+        lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
+    )
     again.names = setting.names
     go_on_alike(again, optax.adamw(RATE, 0.9, 0.98, weight_decay=DECAY, mask=mask))
 
@@ -146,7 +200,11 @@ def test_what_comes_back_is_an_ordinary_state_dict(name: str, kind: str):
     back = optimizer.to_torch(setting.moments(), setting.table, setting.shapes, setting.names)
     assert_same({"state": back["state"]}, {"state": before["state"]})
     for ours, theirs in zip(back["param_groups"], before["param_groups"], strict=True):
-        assert ours == theirs | {name: ours[name] for name in ("foreach", "fused", "capturable", "differentiable") if name in ours}
+        assert ours == theirs | {
+            name: ours[name]
+            for name in ("foreach", "fused", "capturable", "differentiable")
+            if name in ours
+        }
     other = Setting(case(name), TORCH[kind])
     other.module.load_state_dict(setting.module.state_dict())
     other.torch.load_state_dict(as_tensors(back))
@@ -160,7 +218,9 @@ def test_the_order_of_parameters_is_that_of_the_module():
     """A tied parameter counts where it comes first, a stored table of positions not at all."""
     for config in map(case, NAMES):
         module = torch_bridge.twin(config)
-        found = optimizer.parameter_names(module.state_dict(), jt.convert.weight_table(config), carried_state.buffers(config))
+        found = optimizer.parameter_names(
+            module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
+        )
         assert found == [name for name, _ in module.named_parameters()], config
 
 
@@ -177,7 +237,9 @@ OTHERS = {
     "LBFGS": torch.optim.LBFGS,
     "amsgrad": lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
     "maximize": lambda parameters: torch.optim.AdamW(parameters, maximize=True),
-    "dampening": lambda parameters: torch.optim.SGD(parameters, lr=RATE, momentum=0.9, dampening=0.1),
+    "dampening": lambda parameters: torch.optim.SGD(
+        parameters, lr=RATE, momentum=0.9, dampening=0.1
+    ),
 }
 
 

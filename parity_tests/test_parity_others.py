@@ -27,7 +27,10 @@ class Stranger(nnx.Module):
 
     def __init__(self, *, cut: bool = False):
         rngs = nnx.Rngs(0)
-        self.first, self.second = nnx.Linear(4, 6, rngs=rngs), (Cut if cut else nnx.Linear)(6, 4, rngs=rngs)
+        self.first, self.second = (
+            nnx.Linear(4, 6, rngs=rngs),
+            (Cut if cut else nnx.Linear)(6, 4, rngs=rngs),
+        )
         self.norm = nnx.LayerNorm(6, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
     def __call__(self, x):
@@ -58,7 +61,10 @@ def weights(module: nn.Sequential) -> dict[str, dict[str, np.ndarray]]:
     for i, name in RULES.items():
         part = module.get_submodule(i)
         weight, bias = part.weight.detach().numpy(), part.bias.detach().numpy()
-        found[name] = {"scale" if name == "norm" else "kernel": weight if name == "norm" else weight.T, "bias": bias}
+        found[name] = {
+            "scale" if name == "norm" else "kernel": weight if name == "norm" else weight.T,
+            "bias": bias,
+        }
     return found
 
 
@@ -80,13 +86,19 @@ def test_an_nnx_module_by_rules(stranger):
     report = beside(ported(stranger), stranger, batch(), RULES)
     report.check()
     assert [entry.ours for entry in report.entries] == ["first", "norm", "second"]
-    assert [sorted(entry.parameters) for entry in report.entries] == [["bias", "kernel"], ["bias", "scale"], ["bias", "kernel"]]
+    assert [sorted(entry.parameters) for entry in report.entries] == [
+        ["bias", "kernel"],
+        ["bias", "scale"],
+        ["bias", "kernel"],
+    ]
 
 
 def test_a_fault_of_the_gradient_alone_is_named_backward(stranger):
     report = beside(ported(stranger, cut=True), stranger, batch(), list(RULES.items()))
     assert report.result.agrees and not report.agrees and report.first_fault is None
-    assert report.summary().startswith("second | 2: outputs agree, and so does the gradient of its output; that of its input differs")
+    assert report.summary().startswith(
+        "second | 2: outputs agree, and so does the gradient of its output; that of its input differs"
+    )
 
 
 def test_nan_in_the_same_place_agrees_and_is_counted(stranger):
@@ -105,7 +117,9 @@ def test_nan_on_one_side_differs(stranger):
 class Dense(linen.Module):
     @linen.compact
     def __call__(self, x):
-        x = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(linen.Dense(6, name="first")(x))
+        x = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(
+            linen.Dense(6, name="first")(x)
+        )
         return linen.Dense(4, name="second")(x)
 
 
@@ -121,10 +135,22 @@ def test_what_cannot_be_compared_is_refused(stranger):
     model = ported(stranger)
     for given, options, said in (
         (model, {}, "say which modules are which"),
-        (model, {"rules_or_pairs": {"0": "frist"}}, "the Flax model has no module 'frist' (did you mean 'first'?)"),
+        (
+            model,
+            {"rules_or_pairs": {"0": "frist"}},
+            "the Flax model has no module 'frist' (did you mean 'first'?)",
+        ),
         (model, {"rules_or_pairs": {"3": "first"}}, "the PyTorch model has no module '3'"),
-        (model, {"rules_or_pairs": RULES, "dtype": "float8"}, "dtype 'float8': give one of float64, float32, float16, bfloat16"),
-        (object(), {"rules_or_pairs": RULES}, "a object is neither an nnx.Module nor (linen.Module, variables)"),
+        (
+            model,
+            {"rules_or_pairs": RULES, "dtype": "float8"},
+            "dtype 'float8': give one of float64, float32, float16, bfloat16",
+        ),
+        (
+            object(),
+            {"rules_or_pairs": RULES},
+            "a object is neither an nnx.Module nor (linen.Module, variables)",
+        ),
         (
             model,
             {"rules_or_pairs": RULES, "call_torch": lambda module, x: module(x)[:2]},
@@ -138,7 +164,13 @@ def test_what_cannot_be_compared_is_refused(stranger):
 
 def test_a_pytorch_module_that_gives_no_numbers_is_refused(stranger):
     with pytest.raises(TypeError, match="gives no floating-point tensor"):
-        beside(ported(stranger), stranger, batch(), RULES, call_torch=lambda module, x: module(x).argmax(-1))
+        beside(
+            ported(stranger),
+            stranger,
+            batch(),
+            RULES,
+            call_torch=lambda module, x: module(x).argmax(-1),
+        )
 
 
 def test_the_flax_model_runs_under_jit(stranger):
@@ -163,11 +195,17 @@ class Inner(Stranger):
     ("kind", "call", "said"),
     [
         (Inner, None, "a copy of a Linear is called, as nnx.jit, nnx.remat and nnx.scan make them"),
-        (Stranger, lambda model, x: jax.jit(lambda x: model(x))(x), "a module is called within jit, scan or the like of the model's own"),
+        (
+            Stranger,
+            lambda model, x: jax.jit(lambda x: model(x))(x),
+            "a module is called within jit, scan or the like of the model's own",
+        ),
     ],
     ids=["nnx.jit", "jax.jit"],
 )
-def test_a_transformation_within_the_model_hides_its_modules_and_is_told(stranger, kind, call, said):
+def test_a_transformation_within_the_model_hides_its_modules_and_is_told(
+    stranger, kind, call, said
+):
     with pytest.raises(ConfigError) as error:
         beside(kind(), stranger, batch(), RULES, gradients=False, call_flax=call)
     assert said in str(error.value)

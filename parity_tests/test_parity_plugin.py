@@ -70,23 +70,34 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
     """What pytest says in a folder of its own, without this project's settings; the plugin by its name, or as pytest finds it where installed."""
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT}", "PYTEST_ADDOPTS": ""}
+    environment = os.environ | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": f"{ROOT}",
+        "PYTEST_ADDOPTS": "",
+    }
     if installed:
         del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
     named = () if installed else ("-p", "jax_transformer.parity.plugin")
     command = [sys.executable, "-m", "pytest", *named, "-p", "no:cacheprovider", "-rA", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     return done.stdout + done.stderr
 
 
 def verdicts(said: str) -> dict[str, str]:
-    return {name: verdict for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", said, re.MULTILINE)}
+    return {
+        name: verdict
+        for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", said, re.MULTILINE)
+    }
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
     """The page's Python files."""
-    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert [name for name, _ in blocks] == ["their_block.py", "our_block.py", "test_port.py"]
     return dict(blocks)
 
@@ -98,12 +109,23 @@ def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
     for name, (right, changed) in wrong.items():
         assert right in files["our_block.py"]
         (tmp_path / f"our_{name}.py").write_text(files["our_block.py"].replace(right, changed))
-        text = files["test_port.py"].replace("our_block", f"our_{name}").replace("def test_port", f"def test_{name}")
+        text = (
+            files["test_port.py"]
+            .replace("our_block", f"our_{name}")
+            .replace("def test_port", f"def test_{name}")
+        )
         (tmp_path / f"test_{name}.py").write_text(text)
     said = run(tmp_path, "--parity-pages", "pages")
-    assert verdicts(said) == {"test_port": "PASSED", "test_epsilon": "FAILED", "test_gelu": "FAILED"}, said
+    assert verdicts(said) == {
+        "test_port": "PASSED",
+        "test_epsilon": "FAILED",
+        "test_gelu": "FAILED",
+    }, said
     assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in said
-    assert "blocks.0 | layers.0: its input agrees" in said and "the input of down is the first that differs behind up" in said
+    assert (
+        "blocks.0 | layers.0: its input agrees" in said
+        and "the input of down is the first that differs behind up" in said
+    )
     assert "plugin.py" not in said, "the message is the report, without a traceback"
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == [
         "test_epsilon.py__test_epsilon.html",
@@ -115,23 +137,37 @@ def test_readme_s_snippet_by_the_plugin_that_pytest_finds(tmp_path, files):
     """The test in README, word for word, on models that fit it; the fixture comes with the installed package, without being asked for."""
     if not importlib.metadata.entry_points(group="pytest11", name="jax_transformer"):
         pytest.skip("the package is not installed: pytest finds no plugin of it")
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Which module differs\n")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Which module differs\n")[2]
+        .partition("\n## ")[0]
+    )
     (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert "def test_port(parity):" in snippet
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
     (tmp_path / "test_right.py").write_text(SNIPPET.replace("CHANGE", "0") + snippet)
-    (tmp_path / "test_wrong.py").write_text(SNIPPET.replace("CHANGE", "1e-3") + snippet.replace("test_port", "test_wrong"))
+    (tmp_path / "test_wrong.py").write_text(
+        SNIPPET.replace("CHANGE", "1e-3") + snippet.replace("test_port", "test_wrong")
+    )
     said = run(tmp_path, installed=True)
     assert verdicts(said) == {"test_port": "PASSED", "test_wrong": "FAILED"}, said
-    assert "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64" in said
-    assert re.search(r"^blocks\.0\.up +agrees  agrees", said, re.MULTILINE) and "plugin.py" not in said
+    assert (
+        "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64"
+        in said
+    )
+    assert (
+        re.search(r"^blocks\.0\.up +agrees  agrees", said, re.MULTILINE) and "plugin.py" not in said
+    )
 
 
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
-    alone, recorded = re.findall(r"```python\n(parity\(.*?\))\n```", PAGE.read_text(encoding="utf-8"))
+    alone, recorded = re.findall(
+        r"```python\n(parity\(.*?\))\n```", PAGE.read_text(encoding="utf-8")
+    )
     assert "torch_python=" in alone and "golden=" in recorded
     python = tmp_path / ".venv-torch/bin/python"  # the page's own words
     python.parent.mkdir(parents=True)
@@ -143,17 +179,27 @@ def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, caps
     save_file(theirs["make_model"]().state_dict(), tmp_path / "weights.safetensors")  # type: ignore[operator]
     said = run(tmp_path, "--parity-make-goldens")
     failed = ("test_missing", "test_nothing_to_compare_with")
-    assert verdicts(said) == {"test_alone": "PASSED", "test_golden": "PASSED"} | dict.fromkeys(failed, "FAILED"), said
-    assert "nowhere.safetensors: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens" in said
+    assert verdicts(said) == {"test_alone": "PASSED", "test_golden": "PASSED"} | dict.fromkeys(
+        failed, "FAILED"
+    ), said
+    assert (
+        "nowhere.safetensors: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens"
+        in said
+    )
     assert "give torch_module and batch, or torch_factory and batch, or golden" in said
     # Made again by the command, the same bits
     monkeypatch.chdir(tmp_path)
     assert cli.main(["golden", "check", "golden.safetensors", "--python", sys.executable]) == 0
-    assert re.fullmatch(r"\d{2,} arrays are the same bit for bit, 0 within rounding, 0 differ\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"\d{2,} arrays are the same bit for bit, 0 within rounding, 0 differ\n",
+        capsys.readouterr().out,
+    )
 
 
 def test_the_plugin_is_declared_and_loads_neither_framework():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "pytest11"
+    ]
     assert declared == {"jax_transformer": "jax_transformer.parity.plugin"}
     code = "import sys, jax_transformer.parity.plugin; assert not {'jax', 'torch', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

@@ -20,7 +20,9 @@ from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inje
 from parity_tests.twins import Pair, pair
 
 # Square, so that a transposed kernel has the right shape; three layers' places without three layers' compiling
-CONFIG = jt.preset("lesson10_repaired", **(SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2)))
+CONFIG = jt.preset(
+    "lesson10_repaired", **(SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2))
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +32,19 @@ def both() -> Pair:
 
 def encoded(model: Any, source: Any) -> Any:
     """The encoder alone: half of what there is to compile."""
-    return model.encode(source) if isinstance(model, jt.Transformer) else model.encode(source).transpose(0, 1)
+    return (
+        model.encode(source)
+        if isinstance(model, jt.Transformer)
+        else model.encode(source).transpose(0, 1)
+    )
 
 
 def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:
     """The encoder of a model of these weights beside the right PyTorch module's."""
     model = jt.convert.from_torch(both.torch.state_dict() if state is None else state, config)
-    return jt.parity.compare(model, both.torch, [both.source], gradients=False, call_flax=encoded, call_torch=encoded)
+    return jt.parity.compare(
+        model, both.torch, [both.source], gradients=False, call_flax=encoded, call_torch=encoded
+    )
 
 
 def changed(both: Pair, name: str, change) -> dict[str, np.ndarray]:
@@ -63,17 +71,35 @@ def test_the_same_model_agrees_with_gradients_and_says_so(both):
     gradients = [entry.gradients for entry in report.entries if entry.gradients is not None]
     assert max(found.times for found in gradients) < 30 and len(gradients) == len(report.entries)
     named = {entry.ours: entry.theirs for entry in report.entries}
-    assert named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn" and named["output"] == "linear"
-    assert set(report.entries[1].parameters) == {"encoder.layers.0.self_attn.out_proj.weight", "encoder.layers.0.self_attn.out_proj.bias"}
+    assert (
+        named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
+        and named["output"] == "linear"
+    )
+    assert set(report.entries[1].parameters) == {
+        "encoder.layers.0.self_attn.out_proj.weight",
+        "encoder.layers.0.self_attn.out_proj.bias",
+    }
     data = json.loads(report.to_json())
-    assert data["agrees"] and data["first_fault"] is None and len(data["modules"]) == len(report.entries)
+    assert (
+        data["agrees"]
+        and data["first_fault"] is None
+        and len(data["modules"]) == len(report.entries)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "change", "module"),
     [
-        ("encoder.layers.0.linear1.weight", one_weight, "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1"),
-        ("encoder.layers.0.linear2.weight", np.transpose, "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2"),
+        (
+            "encoder.layers.0.linear1.weight",
+            one_weight,
+            "encoder.blocks.0.feed_forward.up | encoder.layers.0.linear1",
+        ),
+        (
+            "encoder.layers.0.linear2.weight",
+            np.transpose,
+            "encoder.blocks.0.feed_forward.down | encoder.layers.0.linear2",
+        ),
         (
             "encoder.layers.0.self_attn.in_proj_weight",
             queries_and_keys_swapped,
@@ -89,23 +115,40 @@ def test_wrong_weights_are_named_at_their_module(both, name, change, module):
 
 def test_another_epsilon_is_named_at_the_first_norm(both):
     report = compared(both, config=dataclasses.replace(CONFIG, norm_epsilon=1e-6))
-    assert report.summary().startswith("encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: ")
-    assert 1e6 < report.first_fault.output.times < 1e13 and report.first_fault.output.wide.max_abs < 1e-3
+    assert report.summary().startswith(
+        "encoder.blocks.0.residuals.0.norm | encoder.layers.0.norm1: "
+    )
+    assert (
+        1e6 < report.first_fault.output.times < 1e13
+        and report.first_fault.output.wide.max_abs < 1e-3
+    )
 
 
 def test_another_gelu_is_named_between_two_linear_layers(both):
     report = compared(both, config=CONFIG.with_sizes(**{"encoder.activation": "gelu"}))
     assert report.summary().startswith("encoder.blocks.0 | encoder.layers.0: ")
-    assert "in it, the input of feed_forward.down is the first that differs behind feed_forward.up" in report.summary()
+    assert (
+        "in it, the input of feed_forward.down is the first that differs behind feed_forward.up"
+        in report.summary()
+    )
 
 
 @pytest.mark.parametrize("name", ["deep_dive", "blog2023"])
 def test_documents_agree_where_rows_are_as_many_as_places(name):
-    sizes = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=1, max_length=20)
+    sizes = dict(
+        source_vocab_size=11,
+        target_vocab_size=13,
+        d_model=12,
+        num_heads=3,
+        num_layers=1,
+        max_length=20,
+    )
     both = pair(jt.preset(name, **sizes), source=3, target=3)
     report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
     report.check()
-    assert len(report.entries) > 15 and all(entry.output is not None or entry.note for entry in report.entries)
+    assert len(report.entries) > 15 and all(
+        entry.output is not None or entry.note for entry in report.entries
+    )
 
 
 def of_a_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
@@ -125,7 +168,9 @@ def test_a_table_whose_rows_one_side_adds_by_itself_is_not_named_for_a_fault_beh
     state = {name: tensor.numpy().copy() for name, tensor in both.theirs.state_dict().items()}
     state["model.encoder.layers.0.fc2.bias"][3] += 0.5
     report = of_a_family(both, jt.convert.from_torch(state, both.config))
-    assert report.summary().startswith("encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: ")
+    assert report.summary().startswith(
+        "encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: "
+    )
 
 
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
@@ -134,7 +179,9 @@ def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
     report = of_a_family(both, both.ours)
     report.check()
     assert len(report.entries) > 40
-    assert {entry.ours.partition(".")[2] for entry in report.entries if entry.note} <= {"positions"}, "theirs are of a batch of one"
+    assert {entry.ours.partition(".")[2] for entry in report.entries if entry.note} <= {
+        "positions"
+    }, "theirs are of a batch of one"
 
 
 def test_dropout_with_the_same_masks():
@@ -148,14 +195,18 @@ def test_dropout_with_the_same_masks():
     jax.eval_shape(lambda: call(both.flax, both.source, both.target))  # draws the masks
     inject(both, masks, rates)
     both.torch.train()
-    jt.parity.compare(both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False).check()
+    jt.parity.compare(
+        both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False
+    ).check()
     site = next(site for site in reversed(masks) if "feed_forward" in site)
     masks[site] = masks[site].copy()
     masks[site][0, 0] ^= True
     for module in both.torch.modules():
         if isinstance(module, GivenDropout):
             module.calls = 0
-    report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False)
+    report = jt.parity.compare(
+        both.flax, both.torch, (both.source, both.target), call_flax=call, gradients=False
+    )
     assert report.first_fault.ours == "decoder.blocks.0", report.summary()
 
 
@@ -165,7 +216,9 @@ def test_dropout_with_the_same_masks():
 @pytest.fixture(scope="module")
 def run(both, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
-    jt.convert.save(jt.convert.from_torch(both.torch.state_dict(), CONFIG, dtype="float32"), folder / "run")
+    jt.convert.save(
+        jt.convert.from_torch(both.torch.state_dict(), CONFIG, dtype="float32"), folder / "run"
+    )
     torch.save(both.torch.float().state_dict(), folder / "good.pt")
     state = changed(both, "decoder.layers.0.linear1.weight", one_weight)
     torch.save({name: torch.from_numpy(array) for name, array in state.items()}, folder / "bad.pt")
@@ -175,17 +228,29 @@ def run(both, tmp_path_factory):
 
 def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
     page = run / "report.html"
-    assert cli.main(["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]) == 1
+    assert (
+        cli.main(
+            ["parity", str(run / "run"), str(run / "bad.pt"), "--no-gradients", "--html", str(page)]
+        )
+        == 1
+    )
     said = capsys.readouterr()
     # On this batch ReLU stops what it changes, so that the results are the same: a wrong weight none the less
     line = "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1: its input agrees and its output differs"
     assert said.err.startswith(f"jax-transformer: {line}") and said.err.count("\n") == 1
     assert said.err.endswith("; the results agree on this batch\n")
-    assert max(map(len, said.out.splitlines()[:-1])) <= 100 and "feed_forward.up" in page.read_text(encoding="utf-8")
+    assert max(map(len, said.out.splitlines()[:-1])) <= 100 and "feed_forward.up" in page.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
-    assert cli.main(["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]) == 0
+    assert (
+        cli.main(
+            ["parity", str(run / "run"), "twin", "--no-gradients", "--lengths", "20", "--json"]
+        )
+        == 0
+    )
     reports = json.loads(capsys.readouterr().out)
     assert [report["about"]["batch"] for report in reports] == [[[3, 20], [3, 20]]]
     assert all(report["agrees"] for report in reports)
@@ -197,17 +262,36 @@ def test_a_sweep_of_lengths_says_at_which_the_models_differ(run, both, capsys):
     """Biases of queries change nothing where there is one key."""
     name = "decoder.layers.0.self_attn.in_proj_bias"
     wrong = changed(both, name, lambda bias: bias + np.repeat([1e-3, 0, 0], len(bias) // 3))
-    torch.save({name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt")
-    assert cli.main(["parity", str(run / "run"), str(run / "queries.pt"), "--no-gradients", "--lengths", "1,2,7"]) == 1
+    torch.save(
+        {name: torch.from_numpy(array).float() for name, array in wrong.items()}, run / "queries.pt"
+    )
+    assert (
+        cli.main(
+            [
+                "parity",
+                str(run / "run"),
+                str(run / "queries.pt"),
+                "--no-gradients",
+                "--lengths",
+                "1,2,7",
+            ]
+        )
+        == 1
+    )
     said = capsys.readouterr()
     found = "decoder.blocks.0.self_attention | decoder.layers.0.self_attn: its input agrees and its output differs"
-    assert "queries.pt, length 1: the models agree" in said.out and f"queries.pt, length 7: {found}" in said.out
+    assert (
+        "queries.pt, length 1: the models agree" in said.out
+        and f"queries.pt, length 7: {found}" in said.out
+    )
     assert f"queries.pt, length 2: {found}" in said.err and said.err.count("\n") == 1
 
 
 def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys):
     x = np.zeros((2, 3))
-    golden.make(run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"})
+    golden.make(
+        run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"}
+    )
     assert cli.main(["parity", str(run / "run"), str(run / "other.safetensors")]) == 2
     assert "its batch is float64 (2, 3), and " in capsys.readouterr().err
 

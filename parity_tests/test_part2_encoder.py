@@ -11,8 +11,7 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import transformer
-from jax_transformer.convert import torch_bridge
+from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.positions import sinusoids
@@ -26,16 +25,28 @@ BOTH = pytest.mark.parametrize("preset", ["part2_encoder", "part2_encoder_repair
 SIZES: dict[str, Any] = ODD | dict(max_length=7)
 
 
-def document(config: jt.TransformerConfig, dtype: torch.dtype = torch.float64) -> part2_encoder.Encoder:
+def document(
+    config: jt.TransformerConfig, dtype: torch.dtype = torch.float64
+) -> part2_encoder.Encoder:
     """The document's encoder alone, with random weights everywhere."""
     generator = torch.Generator().manual_seed(0)
     repaired = bool(config.encoder.self_mask)
-    sizes = (config.d_model, config.d_ff, config.num_heads, config.dropout, config.max_length, config.encoder.layers)
+    sizes = (
+        config.d_model,
+        config.d_ff,
+        config.num_heads,
+        config.dropout,
+        config.max_length,
+        config.encoder.layers,
+    )
     encoder = part2_encoder.Encoder(*sizes, repaired=repaired).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in encoder.state_dict().items():
             scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + name.endswith("gamma"))
+            tensor.copy_(
+                torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale
+                + name.endswith("gamma")
+            )
     return encoder
 
 
@@ -44,21 +55,34 @@ def embeddings(config: jt.TransformerConfig, length: int, rows: int = 3) -> np.n
 
 
 @BOTH
-@pytest.mark.parametrize(("sizes", "lengths"), [(SIZES, range(1, 8)), (SQUARE, [6])], ids=["odd", "square"])
+@pytest.mark.parametrize(
+    ("sizes", "lengths"), [(SIZES, range(1, 8)), (SQUARE, [6])], ids=["odd", "square"]
+)
 def test_the_documents_encoder_at_every_length(preset: str, sizes: dict, lengths: Iterable[int]):
     config = jt.preset(preset, **sizes)
     theirs = document(config)
     ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")
     for length in lengths:
         x = embeddings(config, length)
-        hidden = np.arange(length)[None] >= np.array([length, max(1, length - 2), max(1, length - 4)])[:, None]
+        hidden = (
+            np.arange(length)[None]
+            >= np.array([length, max(1, length - 2), max(1, length - 4)])[:, None]
+        )
         with torch.no_grad():
-            assert_close((ours.encode_embeddings(x), theirs(as_torch(x))), 1e-12, f"length {length}")
-            assert_close((ours.encode_embeddings(x, ~hidden), theirs(as_torch(x), as_torch(hidden))), 1e-12, f"length {length}, padded")
+            assert_close(
+                (ours.encode_embeddings(x), theirs(as_torch(x))), 1e-12, f"length {length}"
+            )
+            assert_close(
+                (ours.encode_embeddings(x, ~hidden), theirs(as_torch(x), as_torch(hidden))),
+                1e-12,
+                f"length {length}, padded",
+            )
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
 def test_bare_keys_in_bare_keys_out_bit_for_bit(preset: str, dtype: torch.dtype):
     config = jt.preset(preset, **SIZES)
     state = document(config, dtype).state_dict()
@@ -72,7 +96,9 @@ def test_whole_keys_are_no_encoders_and_bare_keys_no_whole_model():
     config = jt.preset("part2_encoder", **SIZES)
     bare = document(config).state_dict()
     with pytest.raises(InputError, match=r"unexpected encoder\.layers\.0\.attention\.qkv\.weight"):
-        jt.convert.from_torch({f"encoder.{name}": tensor for name, tensor in bare.items()}, config, part="encoder")
+        jt.convert.from_torch(
+            {f"encoder.{name}": tensor for name, tensor in bare.items()}, config, part="encoder"
+        )
     with pytest.raises(InputError, match=r"missing encoder\.layers\.0\.attention\.qkv\.weight"):
         jt.convert.from_torch(bare, config)
 
@@ -83,7 +109,12 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
     layer = {
         **{"attention.qkv.weight": (3 * d, d), "attention.qkv.bias": (3 * d,)},
         **{"attention.linear_layer.weight": (d, d), "attention.linear_layer.bias": (d,)},
-        **{"fnn.linear1.weight": (f, d), "fnn.linear1.bias": (f,), "fnn.linear2.weight": (d, f), "fnn.linear2.bias": (d,)},
+        **{
+            "fnn.linear1.weight": (f, d),
+            "fnn.linear1.bias": (f,),
+            "fnn.linear2.weight": (d, f),
+            "fnn.linear2.bias": (d,),
+        },
         **{f"norm{k}.{name}": (d,) for k in (1, 2) for name in ("gamma", "beta")},
     }
     expected = {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in layer.items()}
@@ -93,15 +124,29 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
         whole = torch_bridge.twin(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in bare.items()} == expected
     assert sum(math.prod(shape) for shape in expected.values()) == 7_046_352
-    around = {"src_emb.weight": (1000, d), "tgt_emb.weight": (1200, d), "pos_enc.pe": (40, 1, d), "linear.weight": (1200, d)}
+    around = {
+        "src_emb.weight": (1000, d),
+        "tgt_emb.weight": (1200, d),
+        "pos_enc.pe": (40, 1, d),
+        "linear.weight": (1200, d),
+    }
     around |= {"linear.bias": (1200,), "decoder.norm.weight": (d,), "decoder.norm.bias": (d,)}
     found = {name: tuple(tensor.shape) for name, tensor in whole.items()}
     decoder = {name: shape for name, shape in found.items() if name.startswith("decoder.layers.")}
-    assert found == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
+    assert (
+        found == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
+    )
     stock = torch.nn.TransformerDecoderLayer(d, 8, f, device="meta").state_dict()
-    assert decoder == {f"decoder.layers.{i}.{name}": tuple(tensor.shape) for i in range(layers) for name, tensor in stock.items()}
+    assert decoder == {
+        f"decoder.layers.{i}.{name}": tuple(tensor.shape)
+        for i in range(layers)
+        for name, tensor in stock.items()
+    }
     arrays = transformer.flatten(transformer.abstract(config))
-    assert sum(math.prod(leaf.shape) for name, leaf in arrays.items() if name.startswith("encoder.")) == 7_046_352
+    assert (
+        sum(math.prod(leaf.shape) for name, leaf in arrays.items() if name.startswith("encoder."))
+        == 7_046_352
+    )
 
 
 def test_the_documents_example():
@@ -136,13 +181,20 @@ def test_where_each_heads_values_go(preset: str, length: int):
     fused = x[0] @ attention.qkv.weight.detach().numpy().T + attention.qkv.bias.detach().numpy()
     merged = np.zeros((length, heads * width))
     for h in range(heads):
-        q, k, v = (fused[:, (3 * h + part) * width : (3 * h + part + 1) * width] for part in range(3))
+        q, k, v = (
+            fused[:, (3 * h + part) * width : (3 * h + part + 1) * width] for part in range(3)
+        )
         weights = np.exp(q @ k.T / np.sqrt(width))
         values = weights / weights.sum(axis=1, keepdims=True) @ v
         for position in range(length):
-            row, piece = divmod(h * length + position, heads) if preset == "part2_encoder" else (position, h)
+            row, piece = (
+                divmod(h * length + position, heads) if preset == "part2_encoder" else (position, h)
+            )
             merged[row, piece * width : (piece + 1) * width] = values[position]
-    expected = merged @ attention.linear_layer.weight.detach().numpy().T + attention.linear_layer.bias.detach().numpy()
+    expected = (
+        merged @ attention.linear_layer.weight.detach().numpy().T
+        + attention.linear_layer.bias.detach().numpy()
+    )
     ours, theirs = attend(both, x)
     assert_close((ours[0], expected), 1e-12, "flax")
     assert_close((theirs[0], expected), 1e-12, "torch")
@@ -165,7 +217,13 @@ def test_what_the_first_row_knows(preset: str):
 
 def pair_of(both: Pair) -> Pair:
     """The pair again, after its twin's weights have been changed."""
-    return Pair(both.config, jt.convert.from_torch(both.torch.state_dict(), both.config), both.torch, both.source, both.target)
+    return Pair(
+        both.config,
+        jt.convert.from_torch(both.torch.state_dict(), both.config),
+        both.torch,
+        both.source,
+        both.target,
+    )
 
 
 @BOTH
@@ -174,7 +232,9 @@ def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
     same = np.broadcast_to(embeddings(both.config, 1), (3, 7, 12)).copy()
     with torch.no_grad():
         theirs = both.torch.encoder.layers[0].fnn(as_torch(same)).numpy()
-    ours = np.asarray(both.flax.encoder.blocks[0].feed_forward(jnp.asarray(same), jnp.arange(7), Dropout()))
+    ours = np.asarray(
+        both.flax.encoder.blocks[0].feed_forward(jnp.asarray(same), jnp.arange(7), Dropout())
+    )
     assert_close((ours, theirs), 1e-12)
     for out in (ours, theirs):
         spread = np.ptp(out, axis=1).max()
@@ -197,7 +257,9 @@ def test_one_table_of_positions(exponent: float):
 
 def test_one_feed_forward_two_masks():
     """Layer by layer each call of the one module drops differently; with the two masks exchanged the result is another."""
-    config = jt.preset("part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0)
+    config = jt.preset(
+        "part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0
+    )
     theirs = document(config)
     ours = jt.convert.from_torch(theirs.state_dict(), config, part="encoder")
     masks: dict[str, np.ndarray] = {}
@@ -206,15 +268,27 @@ def test_one_feed_forward_two_masks():
     with_masks = ours.encode_embeddings(x, rngs=DrawnDropout(masks, rates))
     blocks = [f"blocks.{i}.branches" for i in range(2)]
     both_calls = ("0.feed_forward.activation", "1.feed_forward.activation")
-    expected = {f"{block}.{site}" for block in blocks for site in (*both_calls, "0.output", "1.output")}
-    assert {name for name, rate in rates.items() if rate} == expected and set(rates.values()) <= {0.0, 0.3}
-    assert all((masks[f"{block}.{both_calls[0]}"] != masks[f"{block}.{both_calls[1]}"]).any() for block in blocks)
+    expected = {
+        f"{block}.{site}" for block in blocks for site in (*both_calls, "0.output", "1.output")
+    }
+    assert {name for name, rate in rates.items() if rate} == expected and set(rates.values()) <= {
+        0.0,
+        0.3,
+    }
+    assert all(
+        (masks[f"{block}.{both_calls[0]}"] != masks[f"{block}.{both_calls[1]}"]).any()
+        for block in blocks
+    )
 
     def run(*calls: str) -> torch.Tensor:
         for block, layer in zip(blocks, theirs.layers, strict=True):
-            layer.fnn.dropout = GivenDropout([torch.from_numpy(masks[f"{block}.{call}"]) for call in calls], 0.3)
+            layer.fnn.dropout = GivenDropout(
+                [torch.from_numpy(masks[f"{block}.{call}"]) for call in calls], 0.3
+            )
             for k, name in enumerate(("dropout1", "dropout2")):
-                setattr(layer, name, GivenDropout([torch.from_numpy(masks[f"{block}.{k}.output"])], 0.3))
+                setattr(
+                    layer, name, GivenDropout([torch.from_numpy(masks[f"{block}.{k}.output"])], 0.3)
+                )
         with torch.no_grad():
             return theirs.train()(as_torch(x))
 
@@ -224,19 +298,31 @@ def test_one_feed_forward_two_masks():
 
 def test_fresh_weights_follow_the_same_distributions():
     """The encoder as plain torch.nn.Linear, the decoder as torch.nn.Transformer draws it."""
-    config = jt.preset("part2_encoder", vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256)
+    config = jt.preset(
+        "part2_encoder", vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256
+    )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
     for name, tensor in torch_bridge.twin(config).state_dict().items():
         array, reference = ours[name], tensor.numpy()
         assert (array.std() == 0) == (reference.std() == 0), name
-        assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(array.size), name
+        assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(
+            array.size
+        ), name
         if array.size >= 1000:
             assert array.std() == pytest.approx(reference.std(), rel=0.05), name
             assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3), name
-    for name, bound in (("attention.qkv.weight", 1 / 8), ("attention.qkv.bias", 1 / 8), ("fnn.linear2.weight", 1 / 16)):
-        assert np.abs(ours[f"encoder.layers.0.{name}"]).max() == pytest.approx(bound, rel=0.05), name
-    assert np.abs(ours["decoder.layers.0.self_attn.in_proj_weight"]).max() == pytest.approx(math.sqrt(6 / (4 * 64)), rel=0.05)
+    for name, bound in (
+        ("attention.qkv.weight", 1 / 8),
+        ("attention.qkv.bias", 1 / 8),
+        ("fnn.linear2.weight", 1 / 16),
+    ):
+        assert np.abs(ours[f"encoder.layers.0.{name}"]).max() == pytest.approx(bound, rel=0.05), (
+            name
+        )
+    assert np.abs(ours["decoder.layers.0.self_attn.in_proj_weight"]).max() == pytest.approx(
+        math.sqrt(6 / (4 * 64)), rel=0.05
+    )
 
 
 # Edges
@@ -248,8 +334,14 @@ def test_whether_source_padding_is_seen(preset: str):
     both = pair(jt.preset(preset, **SIZES), source=5)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
     with torch.no_grad():
-        twins = [both.torch(as_torch(source), as_torch(both.target)).numpy() for source in (both.source, longer)]
-    for one, other in ([np.asarray(both.flax(source, both.target)) for source in (both.source, longer)], twins):
+        twins = [
+            both.torch(as_torch(source), as_torch(both.target)).numpy()
+            for source in (both.source, longer)
+        ]
+    for one, other in (
+        [np.asarray(both.flax(source, both.target)) for source in (both.source, longer)],
+        twins,
+    ):
         moved = np.abs(one - other).max()
         assert moved > 1e-2 if preset == "part2_encoder" else moved < 1e-12
 
@@ -260,7 +352,13 @@ def test_an_empty_source_line(preset: str):
     both = pair(jt.preset(preset, **SIZES))
     both.source[2] = both.config.source_pad_id
     with torch.no_grad():
-        assert_close((both.flax(both.source, both.target), both.torch(as_torch(both.source), as_torch(both.target))), 1e-12)
+        assert_close(
+            (
+                both.flax(both.source, both.target),
+                both.torch(as_torch(both.source), as_torch(both.target)),
+            ),
+            1e-12,
+        )
 
 
 @BOTH

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer.convert.files import pt, zipped
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import pt, zipped
 
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
 SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
@@ -21,7 +21,12 @@ PROTOCOLS = (2, 3, 4, 5)
 
 def bits(tensor: torch.Tensor) -> bytes:
     return (
-        tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+        tensor.detach()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
         if tensor.numel()
         else b""
     )
@@ -31,28 +36,53 @@ def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
     """Where what we read is not what PyTorch has: containers, plain values, shapes, dtypes, bits."""
     if isinstance(theirs, torch.Tensor):
         plain = isinstance(ours, np.ndarray) and ours.flags.c_contiguous and ours.flags.writeable
-        if not plain or (tuple(theirs.shape), str(theirs.dtype)) != (ours.shape, f"torch.{ours.dtype}"):
-            return [f"{name}: {getattr(ours, 'dtype', ours)} {getattr(ours, 'shape', '')} for {theirs.dtype} {tuple(theirs.shape)}"]
+        if not plain or (tuple(theirs.shape), str(theirs.dtype)) != (
+            ours.shape,
+            f"torch.{ours.dtype}",
+        ):
+            return [
+                f"{name}: {getattr(ours, 'dtype', ours)} {getattr(ours, 'shape', '')} for {theirs.dtype} {tuple(theirs.shape)}"
+            ]
         return [] if bits(theirs) == ours.tobytes() else [f"{name}: other bits"]
     if isinstance(theirs, torch.UntypedStorage):
         return differing(ours, torch.tensor([], dtype=torch.uint8).set_(theirs), name)
     if isinstance(theirs, torch.TypedStorage):
         return differing(ours, torch.tensor([], dtype=theirs.dtype).set_(theirs), name)
     if isinstance(theirs, dict):
-        if type(ours) is not dict or list(ours) != list(theirs) or list(map(type, ours)) != list(map(type, theirs)):
+        if (
+            type(ours) is not dict
+            or list(ours) != list(theirs)
+            or list(map(type, ours)) != list(map(type, theirs))
+        ):
             return [f"{name}: other keys"]
-        return [each for key in theirs for each in differing(ours[key], theirs[key], f"{name}.{key}")]
+        return [
+            each for key in theirs for each in differing(ours[key], theirs[key], f"{name}.{key}")
+        ]
     if isinstance(theirs, list | tuple):
-        if type(ours) is not (list if isinstance(theirs, list) else tuple) or len(ours) != len(theirs):
+        if type(ours) is not (list if isinstance(theirs, list) else tuple) or len(ours) != len(
+            theirs
+        ):
             return [f"{name}: {type(ours).__name__} for {type(theirs).__name__}"]
-        return [each for i, pair in enumerate(zip(ours, theirs, strict=True)) for each in differing(*pair, f"{name}.{i}")]
+        return [
+            each
+            for i, pair in enumerate(zip(ours, theirs, strict=True))
+            for each in differing(*pair, f"{name}.{i}")
+        ]
     if isinstance(theirs, torch.dtype | torch.device):
         theirs = str(theirs)
     if isinstance(theirs, bytearray):
         theirs = bytes(theirs)
     if isinstance(theirs, float):
-        return [] if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs) else [f"{name}: {ours} for {theirs}"]
-    return [] if type(ours) is type(theirs) and ours == theirs else [f"{name}: {ours!r} for {theirs!r}"]
+        return (
+            []
+            if isinstance(ours, float) and struct.pack("d", ours) == struct.pack("d", theirs)
+            else [f"{name}: {ours} for {theirs}"]
+        )
+    return (
+        []
+        if type(ours) is type(theirs) and ours == theirs
+        else [f"{name}: {ours!r} for {theirs!r}"]
+    )
 
 
 def loaded(path: Path) -> Any:
@@ -81,7 +111,11 @@ def random_tensor(draw: random.Random, dtype: str) -> torch.Tensor:
             lambda: made.permute(draw.sample(range(made.ndim), made.ndim)),
             lambda: made[..., ::2] if made.ndim else made,
             lambda: made.unsqueeze(0).expand(2, *made.shape) if number < 10 else made,
-            lambda: torch.nn.Parameter(made, requires_grad=draw.random() < 0.5) if made.is_floating_point() else made,
+            lambda: (
+                torch.nn.Parameter(made, requires_grad=draw.random() < 0.5)
+                if made.is_floating_point()
+                else made
+            ),
         )
     )()
 
@@ -89,13 +123,19 @@ def random_tensor(draw: random.Random, dtype: str) -> torch.Tensor:
 def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) -> Any:
     """A tree of what checkpoints hold; with ``plain`` only what weights_only=True also reads in protocols 3 to 5."""
     if depth and draw.random() < 0.45:
-        items = [random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))]
+        items = [
+            random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))
+        ]
         made = draw.choice((dict, collections.OrderedDict, list, tuple, collections.Counter))
         if made is collections.Counter:
             return collections.Counter({f"n{i}": i for i in range(len(items))})
         if made in (list, tuple):
             return made(items)
-        keys = draw.sample(range(300), len(items)) if draw.random() < 0.3 else [f"layers.{i}.wé" for i in range(len(items))]
+        keys = (
+            draw.sample(range(300), len(items))
+            if draw.random() < 0.3
+            else [f"layers.{i}.wé" for i in range(len(items))]
+        )
         return made(zip(keys, items, strict=True))
     if seen and draw.random() < 0.15:
         return draw.choice(seen)  # the very same again: tied tensors, shared tuples
@@ -108,9 +148,49 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
 def random_plain(draw: random.Random) -> Any:
     return draw.choice(
         (
-            *(None, True, False, 0, 255, 256, 65536, -1, -(2**31), 2**31, 2**63, -(2**63), 2**64, 2**600, -(2**600), 0.0, -0.0, 1e-320),
-            *(float("nan"), float("inf"), 0.1, "", "é😀", "x" * 300, "x" * 70_000, (0.9, 0.999), (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)),
-            *(torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda", 1), torch.Size([2, 3]), complex(1, -0.0)),
+            *(
+                None,
+                True,
+                False,
+                0,
+                255,
+                256,
+                65536,
+                -1,
+                -(2**31),
+                2**31,
+                2**63,
+                -(2**63),
+                2**64,
+                2**600,
+                -(2**600),
+                0.0,
+                -0.0,
+                1e-320,
+            ),
+            *(
+                float("nan"),
+                float("inf"),
+                0.1,
+                "",
+                "é😀",
+                "x" * 300,
+                "x" * 70_000,
+                (0.9, 0.999),
+                (),
+                (1,),
+                (1, 2),
+                (1, 2, 3),
+                (1, 2, 3, 4),
+            ),
+            *(
+                torch.float32,
+                torch.bfloat16,
+                torch.device("cpu"),
+                torch.device("cuda", 1),
+                torch.Size([2, 3]),
+                complex(1, -0.0),
+            ),
         )
     )
 
@@ -119,7 +199,10 @@ def random_plain(draw: random.Random) -> Any:
 def test_what_torch_writes_is_read_equal(seed: int, tmp_path):
     """Protocol 2 (PyTorch's own) against torch.load; the same value in the other protocols, which it reads only in part, gives the same."""
     draw = random.Random(seed)
-    value = {"a": random_value(draw, 4, [], True), "b": [random_value(draw, 3, [], True) for _ in range(5)]}
+    value = {
+        "a": random_value(draw, 4, [], True),
+        "b": [random_value(draw, 3, [], True) for _ in range(5)],
+    }
     path = tmp_path / "saved.pt"
     for protocol in PROTOCOLS:
         torch.save(value, path, pickle_protocol=protocol)
@@ -142,15 +225,31 @@ def test_every_dtype(dtype: str, tmp_path):
 def training_checkpoint() -> dict[str, Any]:
     torch.manual_seed(0)
     model = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
-    optimizer = torch.optim.AdamW([{"params": [*model.parameters()][::2]}, {"params": [*model.parameters()][1::2], "weight_decay": 0.0}])
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [*model.parameters()][::2]},
+            {"params": [*model.parameters()][1::2], "weight_decay": 0.0},
+        ]
+    )
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
     for _ in range(3):
         model(torch.randn(2, 3, 8), torch.randn(2, 4, 8)).square().sum().backward()
         optimizer.step()
         schedule.step()
-    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    states = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+    }
     scaler = {"scale": 65536.0, "growth_factor": 2.0}
-    return {**states, "scaler": scaler, "rng": torch.get_rng_state(), "epoch": 3, "best": float("inf"), "args": {"lr": 1e-3, "name": None}}
+    return {
+        **states,
+        "scaler": scaler,
+        "rng": torch.get_rng_state(),
+        "epoch": 3,
+        "best": float("inf"),
+        "args": {"lr": 1e-3, "name": None},
+    }
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -207,9 +306,17 @@ def test_files_with_64_bit_fields(tmp_path, monkeypatch):
 
 def test_the_format_before_1_6_is_refused_with_a_hint(tmp_path):
     for protocol in PROTOCOLS:
-        torch.save({"a": torch.ones(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        torch.save(
+            {"a": torch.ones(2)},
+            tmp_path / "a.pt",
+            _use_new_zipfile_serialization=False,
+            pickle_protocol=protocol,
+        )
         assert pt.is_legacy(tmp_path / "a.pt") and not pt.is_pt(tmp_path / "a.pt")
-        with pytest.raises(InputError, match=r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again"):
+        with pytest.raises(
+            InputError,
+            match=r"before PyTorch 1\.6: load it there, if you trust it, and torch\.save it again",
+        ):
             pt.read(tmp_path / "a.pt")
 
 
@@ -222,7 +329,9 @@ def _conjugated() -> torch.Tensor:
     {
         "torch.nn.modules.linear.Linear": lambda: torch.nn.Linear(2, 2),
         "_rebuild_sparse_tensor": lambda: torch.eye(2).to_sparse(),
-        "_rebuild_qtensor|QInt8Storage": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "_rebuild_qtensor|QInt8Storage": lambda: torch.quantize_per_tensor(
+            torch.ones(2), 0.1, 0, torch.qint8
+        ),
         "negated or conjugated": _conjugated,
         "_rebuild_meta_tensor_no_storage": lambda: torch.ones(2, device="meta"),
         "torch.complex32": lambda: torch.ones(2).to(torch.complex32),
@@ -231,11 +340,15 @@ def _conjugated() -> torch.Tensor:
         "scalar": lambda: np.float64(1.0),
         "_reconstruct": lambda: np.ones(2),
     }.items(),
-    ids=lambda part: part if isinstance(part, str) else "",  # a function is named by its address, which no two processes share
+    ids=lambda part: (
+        part if isinstance(part, str) else ""
+    ),  # a function is named by its address, which no two processes share
 )
 def test_what_is_no_plain_array_is_refused_by_name(name: str, value: Any, tmp_path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of quantised tensors and of complex32, which PyTorch itself discourages
+        warnings.simplefilter(
+            "ignore"
+        )  # of quantised tensors and of complex32, which PyTorch itself discourages
         torch.save({"a": value()}, tmp_path / "a.pt")
     with pytest.raises(UnsafeFileError, match=name):
         pt.read(tmp_path / "a.pt")

@@ -9,7 +9,7 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer.convert import torch_bridge
+from jax_transformer import torch_bridge
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import as_torch, pair
@@ -22,10 +22,21 @@ class Document(nn.Module):
     def __init__(self, twin: TranslationTransformer, config):
         super().__init__()
         self.stock = nn.Transformer(
-            config.d_model, config.num_heads, config.encoder.layers, config.decoder.layers, config.d_ff, dropout=0.0
+            config.d_model,
+            config.num_heads,
+            config.encoder.layers,
+            config.decoder.layers,
+            config.d_ff,
+            dropout=0.0,
         ).double()
-        own = {name: value for name, value in twin.state_dict().items() if name.startswith(("encoder.", "decoder."))}
-        self.stock.load_state_dict(own, strict=True)  # the document's key set is stock's, plus four modules around it
+        own = {
+            name: value
+            for name, value in twin.state_dict().items()
+            if name.startswith(("encoder.", "decoder."))
+        }
+        self.stock.load_state_dict(
+            own, strict=True
+        )  # the document's key set is stock's, plus four modules around it
         self.twin = twin
 
     def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
@@ -49,7 +60,9 @@ def test_lesson10_is_the_stock_transformer(preset: str):
     document = Document(both.torch, both.config).eval()
     with torch.no_grad():
         expected = document(as_torch(both.source), as_torch(both.target))
-        assert_close((both.torch(as_torch(both.source), as_torch(both.target)), expected), 1e-12, "twin")
+        assert_close(
+            (both.torch(as_torch(both.source), as_torch(both.target)), expected), 1e-12, "twin"
+        )
     assert_close((both.flax(both.source, both.target), expected), 1e-12, "flax")
 
 
@@ -71,7 +84,14 @@ def test_lesson10_has_exactly_the_documents_parameters():
 
 def test_the_documents_position_table():
     """float32 arithmetic, as the document computes it: within 7e-6 of the exact table at 100 positions, and carried as it is."""
-    twin = TranslationTransformer(src_vocab_size=11, tgt_vocab_size=11, d_model=64, nhead=2, num_encoder_layers=1, num_decoder_layers=1)
+    twin = TranslationTransformer(
+        src_vocab_size=11,
+        tgt_vocab_size=11,
+        d_model=64,
+        nhead=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
     from jax_transformer.nn.positions import sinusoids
 
     assert 0 < np.abs(twin.pos_enc.pe[:, 0].numpy() - sinusoids(100, 64)).max() < 2e-5
@@ -84,13 +104,17 @@ def test_fresh_weights_follow_the_same_distributions(preset: str):
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     if preset == "lesson10":
         torch.manual_seed(0)
-        theirs = {name: value.numpy() for name, value in torch_bridge.twin(config).state_dict().items()}
+        theirs = {
+            name: value.numpy() for name, value in torch_bridge.twin(config).state_dict().items()
+        }
     else:
         theirs = None
     for name, array in ours.items():
         if theirs is not None:
             reference = theirs[name]
-            assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(array.size), name
+            assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(
+                array.size
+            ), name
             if array.size >= 1000:
                 assert array.std() == pytest.approx(reference.std(), rel=0.05), name
                 assert np.abs(array).max() == pytest.approx(np.abs(reference).max(), rel=0.3), name

@@ -6,7 +6,9 @@ from pathlib import Path
 from benchmarks import mutants, mutants_fault
 
 PAGE = (Path(__file__).parent.parent / "docs" / "traps.md").read_text(encoding="utf-8")
-TRAPS = [block.strip().split("\n") for block in PAGE.split("\n\n") if block.strip().startswith("**")]
+TRAPS = [
+    block.strip().split("\n") for block in PAGE.split("\n\n") if block.strip().startswith("**")
+]
 
 
 def test_each_trap_says_what_it_is_what_it_shows_as_and_what_guards_against_it():
@@ -23,7 +25,9 @@ def test_each_named_test_is_there(request):
     named = tuple(re.fullmatch(r"Guarded by: `(.+)`\.", trap[2])[1] for trap in TRAPS)
     assert mutants_fault.missing_tests(named) == []
     assert not mutants_fault.uncollected(named, request.session), "not in the default suite"
-    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], "negative control"
+    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], (
+        "negative control"
+    )
 
 
 def test_each_named_fault_is_in_the_campaign():

@@ -28,7 +28,13 @@ _SPECIALS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def model(specials: str = "fairseq", algorithm: str = "unigram", size: int = 220, part: int = 0, **more: Any) -> bytes:
+def model(
+    specials: str = "fairseq",
+    algorithm: str = "unigram",
+    size: int = 220,
+    part: int = 0,
+    **more: Any,
+) -> bytes:
     """A SentencePiece model; ``part`` makes another of the same kind."""
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -56,7 +62,9 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
     """A folder of these files: bytes as they are, anything else as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        (folder / name).write_bytes(
+            content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
     return folder
 
 
@@ -67,9 +75,16 @@ def _vocabulary(names: list[str], *more: str) -> dict[str, int]:
 def marian(**settings: Any) -> dict[str, Any]:
     """With a vocabulary in another order than the model's, as Marian's are, and without some of its pieces."""
     source, target = model("marian"), model("marian", part=1)
-    words = sorted(name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>"))
+    words = sorted(
+        name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>")
+    )
     vocab = _vocabulary(["</s>", "<unk>", *words[3:]], ">>fra<<", ">>zlm_Latn<<", "<pad>")
-    config = {"model_type": "marian", "vocab_size": 600, "pad_token_id": vocab["<pad>"], "eos_token_id": 0}
+    config = {
+        "model_type": "marian",
+        "vocab_size": 600,
+        "pad_token_id": vocab["<pad>"],
+        "eos_token_id": 0,
+    }
     files = {"source.spm": source, "target.spm": target, "vocab.json": vocab, "config.json": config}
     return files | {"tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", **settings}}
 
@@ -80,24 +95,51 @@ def marian_separate() -> dict[str, Any]:
     source = _vocabulary(["</s>", "<unk>", *reversed(pieces(files["source.spm"])[5:])], "<pad>")
     target = _vocabulary(["</s>", "<unk>", *pieces(files["target.spm"])[5 : len(source) + 2]])
     target = {name: i for i, name in enumerate([*list(target)[: len(source) - 1], "<pad>"])}
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "pad_token_id": source["<pad>"]}
-    return files | {"vocab.json": source, "target_vocab.json": target, "config.json": files["config.json"] | sizes}
+    sizes = {
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "pad_token_id": source["<pad>"],
+    }
+    return files | {
+        "vocab.json": source,
+        "target_vocab.json": target,
+        "config.json": files["config.json"] | sizes,
+    }
 
 
 def m2m_100(*, listed: bool = True) -> dict[str, Any]:
     """``listed`` is whether the languages are special tokens, as in the published folders."""
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
-    special = {"additional_special_tokens": [f"__{code}__" for code in language_codes.M2M100]} if listed else {}
-    config = {"model_type": "m2m_100", "vocab_size": len(vocab) + 108, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    special = (
+        {"additional_special_tokens": [f"__{code}__" for code in language_codes.M2M100]}
+        if listed
+        else {}
+    )
+    config = {
+        "model_type": "m2m_100",
+        "vocab_size": len(vocab) + 108,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
     files = {"sentencepiece.bpe.model": content, "vocab.json": vocab, "config.json": config}
-    return files | {"tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"}, "special_tokens_map.json": special}
+    return files | {
+        "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer"},
+        "special_tokens_map.json": special,
+    }
 
 
 def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
     """mBART, mBART-50 and NLLB by their SentencePiece model alone."""
     content = model(algorithm="bpe" if name == "Nllb" else "unigram")
-    config = {"model_type": model_type, "vocab_size": 1000, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = {
+        "model_type": model_type,
+        "vocab_size": 1000,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
     return {
         "sentencepiece.bpe.model": content,
         "config.json": config,
@@ -107,15 +149,35 @@ def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
 
 def t5(**settings: Any) -> dict[str, Any]:
     """With a hundred sentinels, and a symbol of its own that is never cut."""
-    config = {"model_type": "t5", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = {
+        "model_type": "t5",
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
     content = model("t5", user_defined_symbols="<sym>")
-    return {"spiece.model": content, "config.json": config, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", **settings}}
+    return {
+        "spiece.model": content,
+        "config.json": config,
+        "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", **settings},
+    }
 
 
 def pegasus() -> dict[str, Any]:
     """With 103 ids before the pieces."""
-    config = {"model_type": "pegasus", "vocab_size": 1000, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    return {"spiece.model": model("t5"), "config.json": config, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}}
+    config = {
+        "model_type": "pegasus",
+        "vocab_size": 1000,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    return {
+        "spiece.model": model("t5"),
+        "config.json": config,
+        "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"},
+    }
 
 
 def bart() -> dict[str, Any]:
@@ -134,5 +196,11 @@ def bart() -> dict[str, Any]:
     told = json.loads(made.to_str())["model"]
     vocab = told["vocab"] | {"<mask>": len(told["vocab"])}
     merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in told["merges"]) + "\n"
-    config = {"model_type": "bart", "vocab_size": len(vocab), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = {
+        "model_type": "bart",
+        "vocab_size": len(vocab),
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
     return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import jax_transformer as jt
+from jax_transformer import torch_bridge
 from jax_transformer.config import Positions, TransformerConfig
-from jax_transformer.convert import torch_bridge
 from jax_transformer.transformer import Transformer
 from parity_tests import adapters
 
@@ -34,7 +34,13 @@ class Pair:
 
 
 def pair(
-    config: TransformerConfig, dtype: torch.dtype = torch.float64, *, seed: int = 0, batch: int = 3, source: int = 7, target: int = 5
+    config: TransformerConfig,
+    dtype: torch.dtype = torch.float64,
+    *,
+    seed: int = 0,
+    batch: int = 3,
+    source: int = 7,
+    target: int = 5,
 ) -> Pair:
     """Both with :func:`random_twin`'s weights. Where source and target must be equally long, both have the source's length."""
     target = source if config.equal_lengths else target
@@ -49,7 +55,9 @@ def pair(
     )
 
 
-def random_twin(config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+def random_twin(
+    config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> nn.Module:
     """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored."""
     generator = torch.Generator().manual_seed(seed)
     module = torch_bridge.twin(config).to(dtype).eval()
@@ -58,13 +66,18 @@ def random_twin(config: TransformerConfig, dtype: torch.dtype = torch.float64, s
             if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
                 # Matrices as wide as their inputs, so that values stay of order one through every layer
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
-                tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale + _is_scale(name))
+                tensor.copy_(
+                    torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale
+                    + _is_scale(name)
+                )
     return module
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
     """Every rate 0, those of single branches and stacks too: the twin is made of the configuration itself and set to ``eval``."""
-    rates: dict[str, Any] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+    rates: dict[str, Any] = dict.fromkeys(
+        ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
+    )
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
         rates[f"{name}.attention_dropout"] = 0.0

@@ -25,13 +25,25 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, embed_size: int, heads: int, bias: bool = False, *, repaired: bool = False):
         super().__init__()
         self.embed_size, self.heads, self.repaired = embed_size, heads, repaired
-        self.keys, self.queries = nn.Linear(embed_size, embed_size, bias=bias), nn.Linear(embed_size, embed_size, bias=bias)
-        self.values, self.fc = nn.Linear(embed_size, embed_size, bias=bias), nn.Linear(embed_size, embed_size, bias=bias)
+        self.keys, self.queries = (
+            nn.Linear(embed_size, embed_size, bias=bias),
+            nn.Linear(embed_size, embed_size, bias=bias),
+        )
+        self.values, self.fc = (
+            nn.Linear(embed_size, embed_size, bias=bias),
+            nn.Linear(embed_size, embed_size, bias=bias),
+        )
 
-    def forward(self, key: Tensor, query: Tensor, value: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, key: Tensor, query: Tensor, value: Tensor, hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """(b, q, d), and the weights (b, h, q, k), from (b, k, d), (b, q, d) and (b, k, d); ``hidden`` is True where a query may not look."""
         root = self.embed_size**0.25
-        k, q, v = self._heads(self.keys(key)) / root, self._heads(self.queries(query)) / root, self._heads(self.values(value))
+        k, q, v = (
+            self._heads(self.keys(key)) / root,
+            self._heads(self.queries(query)) / root,
+            self._heads(self.values(value)),
+        )
         scores = torch.einsum("bqhe,bkhe->bhqk", q, k)
         if not self.repaired:
             if hidden is not None:
@@ -40,7 +52,11 @@ class MultiHeadAttention(nn.Module):
             summed = weights.sum(dim=-1).transpose(1, 2)[..., None] * v.sum(dim=1, keepdim=True)
             return self.fc(summed.reshape(*key.shape[:2], self.embed_size)), weights
         if hidden is not None:
-            weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1).masked_fill(hidden, 0.0)
+            weights = (
+                scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+                .softmax(dim=-1)
+                .masked_fill(hidden, 0.0)
+            )
         else:
             weights = scores.softmax(dim=-1)
         return self.fc(torch.einsum("bhqk,bkhe->bqhe", weights, v).flatten(2)), weights
@@ -57,7 +73,9 @@ class EncoderBlock(nn.Module):
         self.repaired = repaired
         self.attention = MultiHeadAttention(embed_size, heads, bias, repaired=repaired)
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(embed_size), nn.LayerNorm(embed_size)
-        self.feed_forward = nn.Sequential(nn.Linear(embed_size, 4 * embed_size), nn.GELU(), nn.Linear(4 * embed_size, embed_size))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(embed_size, 4 * embed_size), nn.GELU(), nn.Linear(4 * embed_size, embed_size)
+        )
 
     def forward(self, key: Tensor, query: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
         """(b, q, d)."""
@@ -69,14 +87,24 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Self-attention with its norm and dropout, then an encoder block that reads the memory."""
 
-    def __init__(self, embed_size: int, heads: int, dropout: float, bias: bool = False, *, repaired: bool = False):
+    def __init__(
+        self,
+        embed_size: int,
+        heads: int,
+        dropout: float,
+        bias: bool = False,
+        *,
+        repaired: bool = False,
+    ):
         super().__init__()
         self.encoder_block = EncoderBlock(embed_size, heads, bias, repaired=repaired)
         self.attention = MultiHeadAttention(embed_size, heads, bias, repaired=repaired)
         self.layer_norm = nn.LayerNorm(embed_size)
         self.dropout = nn.Dropout(dropout if repaired else 0.5)
 
-    def forward(self, x: Tensor, memory: Tensor, self_hidden: Tensor | None, cross_hidden: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, self_hidden: Tensor | None, cross_hidden: Tensor | None
+    ) -> Tensor:
         """(b, t, d) from (b, t, d) and (b, s, d)."""
         x = self.dropout(self.layer_norm(x + self.attention(x, x, x, self_hidden)[0]))
         return self.encoder_block(memory, x, memory, cross_hidden)
@@ -90,7 +118,12 @@ class PositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         pairs = torch.arange(0, embed_size, 2, dtype=torch.float64) / embed_size
         angle = torch.arange(max_len, dtype=torch.float64)[:, None] / 10_000.0**pairs
-        self.register_buffer("pe", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.get_default_dtype()))
+        self.register_buffer(
+            "pe",
+            torch.stack([angle.sin(), angle.cos()], dim=-1)
+            .flatten(1)
+            .to(torch.get_default_dtype()),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(x + self.pe[: x.shape[1]])
@@ -99,7 +132,14 @@ class PositionalEncoding(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, positions, a second dropout and the blocks."""
 
-    def __init__(self, vocab_size: int, embed_size: int, max_len: int, dropout: float, layers: list[EncoderBlock]):
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_size: int,
+        max_len: int,
+        dropout: float,
+        layers: list[EncoderBlock],
+    ):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, embed_size)
         self.position_embed = PositionalEncoding(embed_size, max_len, dropout)
@@ -117,7 +157,14 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Embeddings, positions, a second dropout, the blocks and the output layer."""
 
-    def __init__(self, vocab_size: int, embed_size: int, max_len: int, dropout: float, layers: list[DecoderBlock]):
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_size: int,
+        max_len: int,
+        dropout: float,
+        layers: list[DecoderBlock],
+    ):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, embed_size)
         self.position_embed = PositionalEncoding(embed_size, max_len, dropout)
@@ -125,7 +172,9 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(embed_size, vocab_size)
 
-    def forward(self, ids: Tensor, memory: Tensor, self_hidden: Tensor | None, cross_hidden: Tensor | None) -> Tensor:
+    def forward(
+        self, ids: Tensor, memory: Tensor, self_hidden: Tensor | None, cross_hidden: Tensor | None
+    ) -> Tensor:
         """Logits (b, t, v)."""
         x = self.dropout(self.position_embed(self.embed(ids)))
         for layer in self.decoder_layer:
@@ -154,8 +203,14 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         self.src_pad_idx, self.tgt_pad_idx, self.repaired = src_pad_idx, tgt_pad_idx, repaired
-        encoder = [EncoderBlock(embed_size, heads, bias, repaired=repaired) for _ in range(num_encoder_layers)]
-        decoder = [DecoderBlock(embed_size, heads, dropout, bias, repaired=repaired) for _ in range(num_decoder_layers)]
+        encoder = [
+            EncoderBlock(embed_size, heads, bias, repaired=repaired)
+            for _ in range(num_encoder_layers)
+        ]
+        decoder = [
+            DecoderBlock(embed_size, heads, dropout, bias, repaired=repaired)
+            for _ in range(num_decoder_layers)
+        ]
         self.encoder = Encoder(src_vocab_size, embed_size, max_len, dropout, encoder)
         self.decoder = Decoder(tgt_vocab_size, embed_size, max_len, dropout, decoder)
 
@@ -171,6 +226,8 @@ class Transformer(nn.Module):
         """Raises ValueError where the faithful one gets source and target of different lengths."""
         if not self.repaired and src.shape[1] != tgt.shape[1]:
             lengths = f"source has {src.shape[1]} tokens and target {tgt.shape[1]}"
-            raise ValueError(f"{lengths}: this decoder adds the memory position by position, so both must be equally long")
+            raise ValueError(
+                f"{lengths}: this decoder adds the memory position by position, so both must be equally long"
+            )
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
         return self.decoder(tgt, self.encode(src), future, self.source_padding(src))

@@ -34,7 +34,9 @@ def penalty(length: int, alpha: float) -> float:
 
 
 @torch.no_grad()
-def greedy(model: Model, source: Tensor, max_length: int, *, bos: int, eos: int, pad: int) -> Tensor:
+def greedy(
+    model: Model, source: Tensor, max_length: int, *, bos: int, eos: int, pad: int
+) -> Tensor:
     """The likeliest next token, again and again: ids (b, n), padded behind each row's end token."""
     target = torch.full((len(source), 1), bos)
     done = torch.zeros(len(source), dtype=torch.bool)
@@ -47,7 +49,9 @@ def greedy(model: Model, source: Tensor, max_length: int, *, bos: int, eos: int,
 
 
 @torch.no_grad()
-def beam(model: Model, source: Tensor, size: int, max_length: int, alpha: float, *, bos: int, eos: int) -> Found:
+def beam(
+    model: Model, source: Tensor, size: int, max_length: int, alpha: float, *, bos: int, eos: int
+) -> Found:
     """The search over one source row (s,), padded or not: ``size`` finished hypotheses where so many finish, else unfinished ones behind them.
 
     Each step looks at the 2·size likeliest continuations: those that end are finished, and of the others the first ``size`` go on. The search
@@ -60,7 +64,11 @@ def beam(model: Model, source: Tensor, size: int, max_length: int, alpha: float,
         grown = sorted(_continuations(model, source, live, bos), key=_by_score)
         margins += _gaps(grown, 2 * size)
         best = grown[: 2 * size]
-        ended = [Hypothesis(h.tokens, h.score / penalty(length, alpha)) for h in best if h.tokens[-1] == eos]
+        ended = [
+            Hypothesis(h.tokens, h.score / penalty(length, alpha))
+            for h in best
+            if h.tokens[-1] == eos
+        ]
         finished = sorted(finished + ended, key=_by_score)
         margins += _gaps(finished, size)
         finished = finished[:size]
@@ -74,12 +82,18 @@ def beam(model: Model, source: Tensor, size: int, max_length: int, alpha: float,
     return Found((finished + unfinished)[:size], min(margins))
 
 
-def _continuations(model: Model, source: Tensor, live: list[Hypothesis], bos: int) -> list[Hypothesis]:
+def _continuations(
+    model: Model, source: Tensor, live: list[Hypothesis], bos: int
+) -> list[Hypothesis]:
     """Every hypothesis with every token behind it."""
     target = torch.tensor([[bos, *h.tokens] for h in live])
     logits = model(source.expand(len(live), -1), target)[:, -1]
     log_probs = logits.double().log_softmax(-1).tolist()
-    return [Hypothesis([*h.tokens, v], h.score + row[v]) for h, row in zip(live, log_probs, strict=True) for v in range(len(row))]
+    return [
+        Hypothesis([*h.tokens, v], h.score + row[v])
+        for h, row in zip(live, log_probs, strict=True)
+        for v in range(len(row))
+    ]
 
 
 def _by_score(hypothesis: Hypothesis) -> float:

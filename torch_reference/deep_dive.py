@@ -20,7 +20,9 @@ from torch import Tensor, nn
 MASKED = -1e20
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, visible: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The mixed values (b, q, h*e) and the weights (b, h, q, k), from (b, q, h*e) and (b, k, h*e). ``visible`` (b, 1, q, k), axes of 1 allowed."""
     query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
     scores = query @ key.transpose(-2, -1)
@@ -69,8 +71,13 @@ class EncoderBlock(nn.Module):
     def __init__(self, embed_size: int, heads: int, dropout: float):
         super().__init__()
         self.attention_mechanism = SelfAttention(embed_size, heads)
-        self.normalization1, self.normalization2 = nn.LayerNorm(embed_size), nn.LayerNorm(embed_size)
-        self.feed_forward_layers = nn.Sequential(nn.Linear(embed_size, 4 * embed_size), nn.ReLU(), nn.Linear(4 * embed_size, embed_size))
+        self.normalization1, self.normalization2 = (
+            nn.LayerNorm(embed_size),
+            nn.LayerNorm(embed_size),
+        )
+        self.feed_forward_layers = nn.Sequential(
+            nn.Linear(embed_size, 4 * embed_size), nn.ReLU(), nn.Linear(4 * embed_size, embed_size)
+        )
         self.dropout_layer = nn.Dropout(dropout)
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -88,15 +95,22 @@ class DecoderBlock(nn.Module):
     def __init__(self, embed_size: int, heads: int, dropout: float, repaired: bool):
         super().__init__()
         self.repaired = repaired
-        self.normalization1, self.normalization2 = nn.LayerNorm(embed_size), nn.LayerNorm(embed_size)
+        self.normalization1, self.normalization2 = (
+            nn.LayerNorm(embed_size),
+            nn.LayerNorm(embed_size),
+        )
         self.attention_layer = SelfAttention(embed_size, heads)
         self.EncoderDecoderAttention = CrossAttention(embed_size, heads)
         self.transformer_block = EncoderBlock(embed_size, heads, dropout)
         self.dropoutlayer1, self.dropoutlayer2 = nn.Dropout(dropout), nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None
+    ) -> Tensor:
         x = self.dropoutlayer1(self.normalization1(self.attention_layer(x, visible)[0] + x))
-        x = self.dropoutlayer2(self.normalization2(self.EncoderDecoderAttention(x, memory, memory_visible)[0] + x))
+        x = self.dropoutlayer2(
+            self.normalization2(self.EncoderDecoderAttention(x, memory, memory_visible)[0] + x)
+        )
         return self.transformer_block.feed_forward(x) if self.repaired else x
 
 
@@ -113,7 +127,9 @@ def truncated_cosines(length: int) -> Tensor:
 class Embedded(nn.Module):
     """What both stacks begin with: words and positions, summed, then dropout."""
 
-    def __init__(self, vocab_size: int, embed_size: int, max_length: int, dropout: float, repaired: bool):
+    def __init__(
+        self, vocab_size: int, embed_size: int, max_length: int, dropout: float, repaired: bool
+    ):
         super().__init__()
         self.repaired = repaired
         self.words_embedding = nn.Embedding(vocab_size, embed_size)
@@ -124,15 +140,27 @@ class Embedded(nn.Module):
         """Hidden states (b, n, d) of ids (b, n)."""
         length = ids.shape[1]
         rows = torch.arange(length) if self.repaired else truncated_cosines(length)
-        return self.dropout(self.words_embedding(ids) + self.positional_embedding(rows.to(ids.device)))
+        return self.dropout(
+            self.words_embedding(ids) + self.positional_embedding(rows.to(ids.device))
+        )
 
 
 class EncoderStack(Embedded):
     def __init__(
-        self, vocab_size: int, embed_size: int, num_layers: int, heads: int, dropout: float, max_length: int, *, repaired: bool = False
+        self,
+        vocab_size: int,
+        embed_size: int,
+        num_layers: int,
+        heads: int,
+        dropout: float,
+        max_length: int,
+        *,
+        repaired: bool = False,
     ):
         super().__init__(vocab_size, embed_size, max_length, dropout, repaired)
-        self.EncoderBlocklayers = nn.ModuleList([EncoderBlock(embed_size, heads, dropout) for _ in range(num_layers)])
+        self.EncoderBlocklayers = nn.ModuleList(
+            [EncoderBlock(embed_size, heads, dropout) for _ in range(num_layers)]
+        )
 
     def forward(self, ids: Tensor, visible: Tensor | None) -> Tensor:
         """The memory (b, s, d)."""
@@ -144,13 +172,25 @@ class EncoderStack(Embedded):
 
 class DecoderStack(Embedded):
     def __init__(
-        self, vocab_size: int, embed_size: int, num_layers: int, heads: int, dropout: float, max_length: int, *, repaired: bool = False
+        self,
+        vocab_size: int,
+        embed_size: int,
+        num_layers: int,
+        heads: int,
+        dropout: float,
+        max_length: int,
+        *,
+        repaired: bool = False,
     ):
         super().__init__(vocab_size, embed_size, max_length, dropout, repaired)
-        self.DecoderBlocklayers = nn.ModuleList([DecoderBlock(embed_size, heads, dropout, repaired) for _ in range(num_layers)])
+        self.DecoderBlocklayers = nn.ModuleList(
+            [DecoderBlock(embed_size, heads, dropout, repaired) for _ in range(num_layers)]
+        )
         self.fc_out = nn.Linear(embed_size, vocab_size)
 
-    def forward(self, ids: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None) -> Tensor:
+    def forward(
+        self, ids: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None
+    ) -> Tensor:
         """Logits (b, t, v)."""
         x = self.embed(ids)
         for block in self.DecoderBlocklayers:
@@ -177,11 +217,17 @@ class TransformerArchitecture(nn.Module):
     ):
         super().__init__()
         if max_length < 2 and not repaired:
-            raise ValueError(f"max_length={max_length}: position 0 has index 1 in the table of positions, so it needs two rows")
+            raise ValueError(
+                f"max_length={max_length}: position 0 has index 1 in the table of positions, so it needs two rows"
+            )
         sizes = (embed_size, num_layers, heads, dropout, max_length)
         self.encoder = EncoderStack(source_vocab_size, *sizes, repaired=repaired)
         self.decoder = DecoderStack(target_vocab_size, *sizes, repaired=repaired)
-        self.source_pad_idx, self.target_pad_idx, self.repaired = source_pad_idx, target_pad_idx, repaired
+        self.source_pad_idx, self.target_pad_idx, self.repaired = (
+            source_pad_idx,
+            target_pad_idx,
+            repaired,
+        )
 
     def source_visible(self, src: Tensor) -> Tensor | None:
         """The keys (b, 1, 1, s) that are tokens; None in the faithful form, where all are seen."""

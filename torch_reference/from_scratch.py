@@ -21,7 +21,9 @@ class MultiHeadSelfAttentionBlock(nn.Module):
     def __init__(self, embedding_size: int, num_heads: int, *, repaired: bool = False):
         super().__init__()
         if num_heads < 1 or embedding_size % num_heads:
-            raise ValueError(f"embedding_size={embedding_size} is not divisible by num_heads={num_heads}")
+            raise ValueError(
+                f"embedding_size={embedding_size} is not divisible by num_heads={num_heads}"
+            )
         self.num_heads, self.head_dim = num_heads, embedding_size // num_heads
         self.scale = (self.head_dim if repaired else embedding_size) ** 0.5
         self.values_transform = nn.Linear(embedding_size, embedding_size)
@@ -29,7 +31,9 @@ class MultiHeadSelfAttentionBlock(nn.Module):
         self.queries_transform = nn.Linear(embedding_size, embedding_size)
         self.linear_out = nn.Linear(embedding_size, embedding_size)
 
-    def forward(self, values: Tensor, keys: Tensor, queries: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, values: Tensor, keys: Tensor, queries: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """``values`` and ``keys`` are (b, k, d), ``queries`` (b, q, d), ``mask`` broadcasts to (b, h, q, k)."""
         v, k, q = (
             self._heads(self.values_transform(values)),
@@ -49,12 +53,22 @@ class MultiHeadSelfAttentionBlock(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and feed-forward, each added to its query, normed and dropped out: an encoder's layer, and the second half of a decoder's."""
 
-    def __init__(self, embed_size: int, num_heads: int, dropout: float, forward_expansion: int, *, repaired: bool = False):
+    def __init__(
+        self,
+        embed_size: int,
+        num_heads: int,
+        dropout: float,
+        forward_expansion: int,
+        *,
+        repaired: bool = False,
+    ):
         super().__init__()
         self.self_attention = MultiHeadSelfAttentionBlock(embed_size, num_heads, repaired=repaired)
         self.norm1, self.norm2 = nn.LayerNorm(embed_size), nn.LayerNorm(embed_size)
         hidden = forward_expansion * embed_size
-        self.feed_forward = nn.Sequential(nn.Linear(embed_size, hidden), nn.ReLU(), nn.Linear(hidden, embed_size))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(embed_size, hidden), nn.ReLU(), nn.Linear(hidden, embed_size)
+        )
         self.dropout = nn.Dropout(dropout)  # called twice
 
     def forward(self, values: Tensor, keys: Tensor, queries: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,14 +79,31 @@ class TransformerBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Causal self-attention, then a transformer block that reads the memory with the result as its query."""
 
-    def __init__(self, embed_size: int, num_heads: int, dropout: float, forward_expansion: int, *, repaired: bool = False):
+    def __init__(
+        self,
+        embed_size: int,
+        num_heads: int,
+        dropout: float,
+        forward_expansion: int,
+        *,
+        repaired: bool = False,
+    ):
         super().__init__()
         self.norm = nn.LayerNorm(embed_size)
         self.self_attention = MultiHeadSelfAttentionBlock(embed_size, num_heads, repaired=repaired)
-        self.transformer_block = TransformerBlock(embed_size, num_heads, dropout, forward_expansion, repaired=repaired)
+        self.transformer_block = TransformerBlock(
+            embed_size, num_heads, dropout, forward_expansion, repaired=repaired
+        )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, value: Tensor, key: Tensor, src_mask: Tensor | None, trg_mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        value: Tensor,
+        key: Tensor,
+        src_mask: Tensor | None,
+        trg_mask: Tensor | None,
+    ) -> Tensor:
         query = self.dropout(self.norm(self.self_attention(x, x, x, trg_mask)[0] + x))
         return self.transformer_block(value, key, query, src_mask)
 
@@ -95,9 +126,19 @@ class Embeddings(nn.Module):
 class Encoder(Embeddings):
     """Source ids (b, s) and their mask -> the memory (b, s, d)."""
 
-    def __init__(self, src_vocab_size: int, embed_size: int, num_layers: int, max_length: int, dropout: float, **block):
+    def __init__(
+        self,
+        src_vocab_size: int,
+        embed_size: int,
+        num_layers: int,
+        max_length: int,
+        dropout: float,
+        **block,
+    ):
         super().__init__(src_vocab_size, embed_size, max_length, dropout)
-        self.layers = nn.ModuleList(TransformerBlock(embed_size, dropout=dropout, **block) for _ in range(num_layers))
+        self.layers = nn.ModuleList(
+            TransformerBlock(embed_size, dropout=dropout, **block) for _ in range(num_layers)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = self.embed(x)
@@ -109,12 +150,24 @@ class Encoder(Embeddings):
 class Decoder(Embeddings):
     """Target ids (b, t), the memory and both masks -> logits (b, t, v)."""
 
-    def __init__(self, trg_vocab_size: int, embed_size: int, num_layers: int, max_length: int, dropout: float, **block):
+    def __init__(
+        self,
+        trg_vocab_size: int,
+        embed_size: int,
+        num_layers: int,
+        max_length: int,
+        dropout: float,
+        **block,
+    ):
         super().__init__(trg_vocab_size, embed_size, max_length, dropout)
-        self.layers = nn.ModuleList(DecoderBlock(embed_size, dropout=dropout, **block) for _ in range(num_layers))
+        self.layers = nn.ModuleList(
+            DecoderBlock(embed_size, dropout=dropout, **block) for _ in range(num_layers)
+        )
         self.fc_out = nn.Linear(embed_size, trg_vocab_size)
 
-    def forward(self, x: Tensor, enc_out: Tensor, src_mask: Tensor | None, trg_mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, enc_out: Tensor, src_mask: Tensor | None, trg_mask: Tensor | None
+    ) -> Tensor:
         x = self.embed(x)
         for layer in self.layers:
             x = layer(x, enc_out, enc_out, src_mask, trg_mask)
@@ -140,7 +193,10 @@ class Transformer(nn.Module):
         repaired: bool = False,
     ):
         super().__init__()
-        self.src_pad_idx, self.trg_pad_idx = src_pad_idx, trg_pad_idx  # the latter is asked for and masks nothing
+        self.src_pad_idx, self.trg_pad_idx = (
+            src_pad_idx,
+            trg_pad_idx,
+        )  # the latter is asked for and masks nothing
         sizes = (embed_size, num_layers, max_length, dropout)
         block = {"num_heads": heads, "forward_expansion": forward_expansion, "repaired": repaired}
         self.encoder = Encoder(src_vocab_size, *sizes, **block)
@@ -153,7 +209,11 @@ class Transformer(nn.Module):
     def make_trg_mask(self, trg: Tensor) -> Tensor:
         """(b, 1, t, t), True at a position and those before it."""
         length = trg.shape[1]
-        return torch.ones(length, length, dtype=torch.bool, device=trg.device).tril().expand(len(trg), 1, length, length)
+        return (
+            torch.ones(length, length, dtype=torch.bool, device=trg.device)
+            .tril()
+            .expand(len(trg), 1, length, length)
+        )
 
     def encode(self, src: Tensor) -> Tensor:
         """The memory (b, s, d)."""

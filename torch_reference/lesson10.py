@@ -28,9 +28,13 @@ class Attention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, query: Tensor, key: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, padding: Tensor | None, future: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The attended values (t, b, d), and the weights (b, h, t, s) after dropout. ``padding`` is (b, s), ``future`` (t, s)."""
-        parts = zip(self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), (query, key, key), strict=True)
+        parts = zip(
+            self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), (query, key, key), strict=True
+        )
         q, k, v = (self._heads(nn.functional.linear(x, weight, bias)) for weight, bias, x in parts)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         hidden = torch.zeros((), dtype=torch.bool)
@@ -49,12 +53,26 @@ class Attention(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each followed by dropout, sum and norm."""
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation=nn.functional.relu):
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int,
+        dropout: float,
+        activation=nn.functional.relu,
+    ):
         super().__init__()
         self.self_attn = Attention(d_model, nhead, dropout)
-        self.linear1, self.linear2 = nn.Linear(d_model, dim_feedforward), nn.Linear(dim_feedforward, d_model)
+        self.linear1, self.linear2 = (
+            nn.Linear(d_model, dim_feedforward),
+            nn.Linear(dim_feedforward, d_model),
+        )
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.dropout, self.dropout1, self.dropout2 = nn.Dropout(dropout), nn.Dropout(dropout), nn.Dropout(dropout)
+        self.dropout, self.dropout1, self.dropout2 = (
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+        )
         self.activation = activation
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -73,7 +91,14 @@ class DecoderLayer(EncoderLayer):
         self.multihead_attn = Attention(d_model, nhead, dropout)
         self.norm3, self.dropout3 = nn.LayerNorm(d_model), nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, padding: Tensor, future: Tensor, memory_padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        padding: Tensor,
+        future: Tensor,
+        memory_padding: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         x = self.norm1(x + self.dropout1(self.self_attn(x, x, padding, future)[0]))
         attended, weights = self.multihead_attn(x, memory, memory_padding, None)
         x = self.norm2(x + self.dropout2(attended))
@@ -97,7 +122,9 @@ class PositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         rate = torch.exp(torch.arange(0, d_model, 2).float() * (-math.log(10_000.0) / d_model))
         angle = torch.arange(max_len).float()[:, None] * rate
-        self.register_buffer("pe", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, None])
+        self.register_buffer(
+            "pe", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, None]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(x + self.pe[: len(x)])
@@ -127,11 +154,22 @@ class TranslationTransformer(nn.Module):
         self.src_pad_idx, self.tgt_pad_idx, self.repaired = src_pad_idx, tgt_pad_idx, repaired
         sizes = (d_model, nhead, dim_feedforward, dropout)
         self.encoder = Stack([EncoderLayer(*sizes) for _ in range(num_encoder_layers)], d_model)
-        self.decoder = Stack([DecoderLayer(*sizes, getattr(nn.functional, activation)) for _ in range(num_decoder_layers)], d_model)
-        for parameter in self.parameters():  # as torch.nn.Transformer does, before the layers around it exist
+        self.decoder = Stack(
+            [
+                DecoderLayer(*sizes, getattr(nn.functional, activation))
+                for _ in range(num_decoder_layers)
+            ],
+            d_model,
+        )
+        for (
+            parameter
+        ) in self.parameters():  # as torch.nn.Transformer does, before the layers around it exist
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
-        self.src_emb, self.tgt_emb = nn.Embedding(src_vocab_size, d_model), nn.Embedding(tgt_vocab_size, d_model)
+        self.src_emb, self.tgt_emb = (
+            nn.Embedding(src_vocab_size, d_model),
+            nn.Embedding(tgt_vocab_size, d_model),
+        )
         self.pos_enc = PositionalEncoding(d_model, dropout, max_sequence_length)
         self.linear = nn.Linear(d_model, tgt_vocab_size)
 
@@ -150,6 +188,8 @@ class TranslationTransformer(nn.Module):
         x = self.pos_enc(self.tgt_emb(tgt.T) * math.sqrt(self.tgt_emb.embedding_dim))
         self.decoder.attention_weights = []
         for layer in self.decoder.layers:
-            x, weights = layer(x, memory, padding, future, src == self.src_pad_idx if self.repaired else None)
+            x, weights = layer(
+                x, memory, padding, future, src == self.src_pad_idx if self.repaired else None
+            )
             self.decoder.attention_weights.append(weights)
         return self.linear(self.decoder.norm(x).transpose(0, 1))

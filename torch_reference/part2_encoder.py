@@ -31,7 +31,9 @@ from torch_reference import lesson10
 def sinusoids(length: int, width: int, exponent: float) -> Tensor:
     """Interleaved sine and cosine (length, d) of position / 10000^(exponent · 2j/d) for pair j, in float64."""
     pairs = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
-    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] / 10_000.0 ** (exponent * pairs / width)
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] / 10_000.0 ** (
+        exponent * pairs / width
+    )
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
@@ -51,9 +53,13 @@ class Attention(nn.Module):
             weights = scores.softmax(dim=-1)
         else:
             hidden = padding[:, None, None, :]
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
+            weights = (
+                scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).masked_fill(hidden, 0.0)
+            )
         values = weights @ v
-        return self.linear_layer((values.transpose(1, 2) if self.repaired else values).reshape(x.shape)), weights
+        return self.linear_layer(
+            (values.transpose(1, 2) if self.repaired else values).reshape(x.shape)
+        ), weights
 
 
 class LayerNormalization(nn.Module):
@@ -61,17 +67,25 @@ class LayerNormalization(nn.Module):
 
     def __init__(self, d_model: int):
         super().__init__()
-        self.gamma, self.beta = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
+        self.gamma, self.beta = (
+            nn.Parameter(torch.ones(d_model)),
+            nn.Parameter(torch.zeros(d_model)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         centered = x - x.mean(dim=-1, keepdim=True)
-        return self.gamma * (centered / (centered.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()) + self.beta
+        return (
+            self.gamma * (centered / (centered.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt())
+            + self.beta
+        )
 
 
 class PositionwiseFeedForward(nn.Module):
     """Two linear layers; the faithful one adds the encoding of positions to what it is given."""
 
-    def __init__(self, d_model: int, hidden: int, sequence_length: int, drop_prob: float, *, repaired: bool):
+    def __init__(
+        self, d_model: int, hidden: int, sequence_length: int, drop_prob: float, *, repaired: bool
+    ):
         super().__init__()
         self.linear1, self.linear2 = nn.Linear(d_model, hidden), nn.Linear(hidden, d_model)
         self.dropout = nn.Dropout(drop_prob)
@@ -86,11 +100,22 @@ class PositionwiseFeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """Two sums, each with dropout before and a norm behind. In the faithful one ``fnn`` runs twice, each time with a dropout mask of its own."""
 
-    def __init__(self, d_model: int, fnn_hidden: int, num_heads: int, drop_prob: float, sequence_length: int, *, repaired: bool):
+    def __init__(
+        self,
+        d_model: int,
+        fnn_hidden: int,
+        num_heads: int,
+        drop_prob: float,
+        sequence_length: int,
+        *,
+        repaired: bool,
+    ):
         super().__init__()
         self.repaired = repaired
         self.attention = Attention(d_model, num_heads, repaired=repaired)
-        self.fnn = PositionwiseFeedForward(d_model, fnn_hidden, sequence_length, drop_prob, repaired=repaired)
+        self.fnn = PositionwiseFeedForward(
+            d_model, fnn_hidden, sequence_length, drop_prob, repaired=repaired
+        )
         self.norm1, self.norm2 = LayerNormalization(d_model), LayerNormalization(d_model)
         self.dropout1, self.dropout2 = nn.Dropout(drop_prob), nn.Dropout(drop_prob)
 
@@ -117,13 +142,21 @@ class Encoder(nn.Module):
         super().__init__()
         self.max_sequence_length, self.repaired = max_sequence_length, repaired
         sizes = (d_model, fnn_hidden, num_heads, drop_prob, max_sequence_length)
-        self.layers = nn.ModuleList([EncoderLayer(*sizes, repaired=repaired) for _ in range(num_layers)])
+        self.layers = nn.ModuleList(
+            [EncoderLayer(*sizes, repaired=repaired) for _ in range(num_layers)]
+        )
 
     def placed(self, x: Tensor) -> Tensor:
         """``x`` as the first layer gets it: in the repaired form with the encoding of positions added."""
         if x.shape[1] > self.max_sequence_length:
-            raise ValueError(f"source is {x.shape[1]} tokens long, over max_length={self.max_sequence_length}")
-        return x + sinusoids(self.max_sequence_length, x.shape[-1], exponent=1.0)[: x.shape[1]].to(x) if self.repaired else x
+            raise ValueError(
+                f"source is {x.shape[1]} tokens long, over max_length={self.max_sequence_length}"
+            )
+        return (
+            x + sinusoids(self.max_sequence_length, x.shape[-1], exponent=1.0)[: x.shape[1]].to(x)
+            if self.repaired
+            else x
+        )
 
     def through_layers(self, x: Tensor, padding: Tensor | None) -> Tensor:
         for layer in self.layers:
@@ -160,25 +193,46 @@ class EncoderDecoder(nn.Module):
     ):
         super().__init__()
         self.src_pad_idx, self.tgt_pad_idx, self.repaired = src_pad_idx, tgt_pad_idx, repaired
-        self.encoder = Encoder(d_model, fnn_hidden, num_heads, drop_prob, max_sequence_length, num_encoder_layers, repaired=repaired)
-        layers = [lesson10.DecoderLayer(d_model, num_heads, fnn_hidden, drop_prob, nn.functional.relu) for _ in range(num_decoder_layers)]
+        self.encoder = Encoder(
+            d_model,
+            fnn_hidden,
+            num_heads,
+            drop_prob,
+            max_sequence_length,
+            num_encoder_layers,
+            repaired=repaired,
+        )
+        layers = [
+            lesson10.DecoderLayer(d_model, num_heads, fnn_hidden, drop_prob, nn.functional.relu)
+            for _ in range(num_decoder_layers)
+        ]
         self.decoder = lesson10.Stack(layers, d_model)
-        for parameter in self.decoder.parameters():  # as torch.nn.Transformer does, which "Lesson 10" subclasses
+        for parameter in (
+            self.decoder.parameters()
+        ):  # as torch.nn.Transformer does, which "Lesson 10" subclasses
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
-        self.src_emb, self.tgt_emb = nn.Embedding(src_vocab_size, d_model), nn.Embedding(tgt_vocab_size, d_model)
+        self.src_emb, self.tgt_emb = (
+            nn.Embedding(src_vocab_size, d_model),
+            nn.Embedding(tgt_vocab_size, d_model),
+        )
         self.src_dropout = nn.Dropout(drop_prob)
         self.pos_enc = lesson10.PositionalEncoding(d_model, drop_prob, max_sequence_length)
         self.linear = nn.Linear(d_model, tgt_vocab_size)
 
     def encode(self, src: Tensor) -> Tensor:
         """The memory (b, s, d)."""
-        x = self.src_dropout(self.encoder.placed(self.src_emb(src) * math.sqrt(self.src_emb.embedding_dim)))
+        x = self.src_dropout(
+            self.encoder.placed(self.src_emb(src) * math.sqrt(self.src_emb.embedding_dim))
+        )
         return self.encoder.through_layers(x, src == self.src_pad_idx if self.repaired else None)
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         memory = self.encode(src).transpose(0, 1)
-        padding, memory_padding = tgt == self.tgt_pad_idx, src == self.src_pad_idx if self.repaired else None
+        padding, memory_padding = (
+            tgt == self.tgt_pad_idx,
+            src == self.src_pad_idx if self.repaired else None,
+        )
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
         x = self.pos_enc(self.tgt_emb(tgt.T) * math.sqrt(self.tgt_emb.embedding_dim))
         self.decoder.attention_weights = []

@@ -69,7 +69,11 @@ def record(
     module = copy.deepcopy(module).to(dtype)
     module.zero_grad(set_to_none=True)
     made = Recording()
-    wanted = {id(part): name for name, part in module.named_modules() if name and (names is None or name in names)}
+    wanted = {
+        id(part): name
+        for name, part in module.named_modules()
+        if name and (names is None or name in names)
+    }
     counts: dict[str, int] = {}
     open_calls: list[str] = []
 
@@ -78,8 +82,12 @@ def record(
         key = f"{name}#{counts.get(name, 0)}"
         counts[name] = counts.get(name, 0) + 1
         open_calls.append(key)
-        for i, tensor in enumerate({id(tensor): tensor for tensor in _floats((args, kwargs))}.values()):
-            args, kwargs = _watched((args, kwargs), tensor, f"{key}/input{f' {i}' if i else ''}", made)
+        for i, tensor in enumerate(
+            {id(tensor): tensor for tensor in _floats((args, kwargs))}.values()
+        ):
+            args, kwargs = _watched(
+                (args, kwargs), tensor, f"{key}/input{f' {i}' if i else ''}", made
+            )
         return args, kwargs
 
     def after(part: nn.Module, args: tuple, kwargs: dict, result: Any) -> Any:
@@ -103,7 +111,9 @@ def record(
     if seed is not None and output.requires_grad:
         weights = np.random.default_rng(seed).standard_normal(output.shape)
         (output * torch.from_numpy(weights).to(output.dtype)).sum().backward()
-        made.parameters = {name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None}
+        made.parameters = {
+            name: _array(p.grad) for name, p in module.named_parameters() if p.grad is not None
+        }
     return made
 
 
@@ -155,13 +165,23 @@ def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
 
 def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.from_numpy(np.array(array))
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor.long() if tensor.dtype == torch.int32 else tensor
+    return (
+        tensor.to(dtype)
+        if tensor.is_floating_point()
+        else tensor.long()
+        if tensor.dtype == torch.int32
+        else tensor
+    )
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """A copy; 16-bit floats, one kind of which NumPy does not have, as float32, which holds them exactly."""
     tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy().copy()
+    return (
+        (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor)
+        .numpy()
+        .copy()
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -179,9 +199,18 @@ def main(arguments: Sequence[str]) -> None:
     module = getattr(importlib.import_module(where), name)()
     if not isinstance(module, nn.Module):
         raise TypeError(f"it gives {type(module).__name__}, which is no torch.nn.Module")
-    state = {name.removeprefix("state/"): tensor for name, tensor in load_file(request).items() if name.startswith("state/")}
+    state = {
+        name.removeprefix("state/"): tensor
+        for name, tensor in load_file(request).items()
+        if name.startswith("state/")
+    }
     if state:
-        module.to(max((tensor.dtype for tensor in state.values()), key=lambda dtype: dtype.itemsize * dtype.is_floating_point))
+        module.to(
+            max(
+                (tensor.dtype for tensor in state.values()),
+                key=lambda dtype: dtype.itemsize * dtype.is_floating_point,
+            )
+        )
         module.load_state_dict(state)
     arrays, order = {}, {}
     for dtype in settings["dtypes"]:
@@ -193,5 +222,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.getcwd()  # not this file's folder, whose neighbours would go for modules of the same names
+    sys.path[0] = (
+        os.getcwd()
+    )  # not this file's folder, whose neighbours would go for modules of the same names
     main(sys.argv[1:])

@@ -54,8 +54,17 @@ class TorchTransformer(nn.Module):
     ):
         super().__init__()
         self.src_pad_idx, self.tgt_pad_idx, self.mask_memory = src_pad_idx, tgt_pad_idx, mask_memory
-        self.scale, self.positions, self.length = math.sqrt(d_model) if scale_embedding else 1.0, positions, max_sequence_length
-        options = {"layer_norm_eps": layer_norm_eps, "norm_first": norm_first, "bias": bias, "batch_first": True}
+        self.scale, self.positions, self.length = (
+            math.sqrt(d_model) if scale_embedding else 1.0,
+            positions,
+            max_sequence_length,
+        )
+        options = {
+            "layer_norm_eps": layer_norm_eps,
+            "norm_first": norm_first,
+            "bias": bias,
+            "batch_first": True,
+        }
         sizes = (d_model, nhead, dim_feedforward, dropout)
         norm = {"eps": layer_norm_eps, "bias": bias}
         encoder_layer = nn.TransformerEncoderLayer(*sizes, activation=encoder_activation, **options)
@@ -64,15 +73,23 @@ class TorchTransformer(nn.Module):
             d_model,
             nhead,
             custom_encoder=nn.TransformerEncoder(
-                encoder_layer, num_encoder_layers, nn.LayerNorm(d_model, **norm) if encoder_norm else None, enable_nested_tensor=False
+                encoder_layer,
+                num_encoder_layers,
+                nn.LayerNorm(d_model, **norm) if encoder_norm else None,
+                enable_nested_tensor=False,
             ),
             custom_decoder=nn.TransformerDecoder(
-                decoder_layer, num_decoder_layers, nn.LayerNorm(d_model, **norm) if decoder_norm else None
+                decoder_layer,
+                num_decoder_layers,
+                nn.LayerNorm(d_model, **norm) if decoder_norm else None,
             ),
             batch_first=True,
         )
         self.encoder, self.decoder = stock.encoder, stock.decoder
-        for layer in [*self.encoder.layers, *self.decoder.layers]:  # the stock layers take one rate for all three
+        for layer in [
+            *self.encoder.layers,
+            *self.decoder.layers,
+        ]:  # the stock layers take one rate for all three
             layer.dropout.p = activation_dropout
             layer.self_attn.dropout = attention_dropout
         for layer in self.decoder.layers:
@@ -91,7 +108,10 @@ class TorchTransformer(nn.Module):
         if self.positions == "sinusoidal":
             self.register_buffer("sinusoids", sinusoids(self.length, d_model), persistent=False)
         if self.positions == "learned":
-            self.src_pos, self.tgt_pos = nn.Embedding(self.length, d_model), nn.Embedding(self.length, d_model)
+            self.src_pos, self.tgt_pos = (
+                nn.Embedding(self.length, d_model),
+                nn.Embedding(self.length, d_model),
+            )
 
     def _embed(self, ids: Tensor, side: str) -> Tensor:
         x = getattr(self, f"{side}_emb")(ids) * self.scale

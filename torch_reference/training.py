@@ -16,9 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jax_transformer import torch_bridge
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import torch_bridge
-from jax_transformer.data import batches, encoding, hub, pair_files, parallel_text, phrases, tokenizer
+from jax_transformer.data import (
+    batches,
+    encoding,
+    hub,
+    pair_files,
+    parallel_text,
+    phrases,
+    tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,34 @@ class Run:
 def read(folder: Path) -> Run:
     """The run. Raises ValueError where its text or tokenizer is no longer the one that it began with, or where this loop lacks what it asks for."""
     config = TransformerConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    options, recorded = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("train_config.json", "data.json"))
+    options, recorded = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("train_config.json", "data.json")
+    )
     if options["optimizer"]["ema"]:
-        raise ValueError(f"{folder}: optimizer.ema={options['optimizer']['ema']}, and this loop keeps no moving average")
+        raise ValueError(
+            f"{folder}: optimizer.ema={options['optimizer']['ema']}, and this loop keeps no moving average"
+        )
     if config.compute_dtype is not None:
-        raise ValueError(f"{folder}: compute_dtype={config.compute_dtype}, and this loop computes in its parameters' dtype")
+        raise ValueError(
+            f"{folder}: compute_dtype={config.compute_dtype}, and this loop computes in its parameters' dtype"
+        )
     data, words, pairs = options["data"], tokenizer.load_folder(folder), read_pairs(options["data"])
-    for name, now in (("train_sha256", parallel_text.content_hash(pairs)), ("tokenizer_sha256", words.hash)):
+    for name, now in (
+        ("train_sha256", parallel_text.content_hash(pairs)),
+        ("tokenizer_sha256", words.hash),
+    ):
         if recorded[name] != now:
-            raise ValueError(f"{folder}: {name} is {now}, and was {recorded[name]} when the run began")
+            raise ValueError(
+                f"{folder}: {name} is {now}, and was {recorded[name]} when the run began"
+            )
     limits = (data[f"max_{side}_length"] or config.longest for side in ("source", "target"))
-    text = encoding.encode_pairs(pairs, words.source, words.target, *limits, cut=data["too_long"] == "cut")
-    plan = batches.BatchPlan(text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options["seed"])
+    text = encoding.encode_pairs(
+        pairs, words.source, words.target, *limits, cut=data["too_long"] == "cut"
+    )
+    plan = batches.BatchPlan(
+        text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options["seed"]
+    )
     return Run(config, options, text, plan)
 
 
@@ -60,11 +84,17 @@ def read_pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
     fields = data["source_field"], data["target_field"]
     if data["train_source"]:
         files = zip(data["train_source"], data["train_target"], strict=True)
-        return parallel_text.joined([parallel_text.read_pairs(source, target) for source, target in files]).pairs
+        return parallel_text.joined(
+            [parallel_text.read_pairs(source, target) for source, target in files]
+        ).pairs
     if data["train"]:
-        return parallel_text.joined([pair_files.read_pairs(path, *fields) for path in data["train"]]).pairs
+        return parallel_text.joined(
+            [pair_files.read_pairs(path, *fields) for path in data["train"]]
+        ).pairs
     if data["dataset"]:
-        return hub.read_pairs(data["dataset"], data["dataset_config"], data["train_split"], *fields).pairs
+        return hub.read_pairs(
+            data["dataset"], data["dataset_config"], data["train_split"], *fields
+        ).pairs
     return phrases.load()["train"]
 
 
@@ -92,17 +122,26 @@ class Loop:
             eps=rule["epsilon"],
             weight_decay=rule["weight_decay"],
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.adam, lambda step: relative_rate(step, *schedule))
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.adam, lambda step: relative_rate(step, *schedule)
+        )
 
     def state(self) -> dict[str, Any]:
         """What ``torch.save`` is given."""
         parts = {"model": self.module, "optimizer": self.adam, "scheduler": self.scheduler}
-        return {name: part.state_dict() for name, part in parts.items()} | {"step": self.step, "config": self.run.config.to_json()}
+        return {name: part.state_dict() for name, part in parts.items()} | {
+            "step": self.step,
+            "config": self.run.config.to_json(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from another loop's state, in the dtype of its weights."""
         self.module.to(next(iter(state["model"].values())).dtype)
-        for name, part in (("model", self.module), ("optimizer", self.adam), ("scheduler", self.scheduler)):
+        for name, part in (
+            ("model", self.module),
+            ("optimizer", self.adam),
+            ("scheduler", self.scheduler),
+        ):
             part.load_state_dict(state[name])
         self.step = state["step"]
 
@@ -111,10 +150,15 @@ class Loop:
         rule = self.run.options["optimizer"]
         self.module.train()
         for _ in range(updates):
-            torch.manual_seed((self.run.options["seed"] * 2**32 + self.step) % 2**64)  # a function of the step: dropout goes on as it was
+            torch.manual_seed(
+                (self.run.options["seed"] * 2**32 + self.step) % 2**64
+            )  # a function of the step: dropout goes on as it was
             first = self.step * rule["accumulate"]
             group = [self.run.batch(first + i) for i in range(rule["accumulate"])]
-            tokens = max(1, sum(int((target != self.run.config.target_pad_id).sum()) for _, _, target in group))
+            tokens = max(
+                1,
+                sum(int((target != self.run.config.target_pad_id).sum()) for _, _, target in group),
+            )
             self.adam.zero_grad()
             total = 0.0
             for batch in group:
@@ -128,17 +172,30 @@ class Loop:
             self.step += 1
             yield total
 
-    def _summed_loss(self, source: Tensor, before: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    def _summed_loss(
+        self, source: Tensor, before: Tensor, target: Tensor, smoothing: float
+    ) -> Tensor:
         logits, pad = self.module(source, before).flatten(0, 1), self.run.config.target_pad_id
-        return nn.functional.cross_entropy(logits, target.flatten(), ignore_index=pad, label_smoothing=smoothing, reduction="sum")
+        return nn.functional.cross_entropy(
+            logits, target.flatten(), ignore_index=pad, label_smoothing=smoothing, reduction="sum"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m torch_reference.training", description=__doc__)
-    parser.add_argument("run", type=Path, help="a run folder, as `train` of jax_transformer makes it")
+    parser.add_argument(
+        "run", type=Path, help="a run folder, as `train` of jax_transformer makes it"
+    )
     parser.add_argument("--steps", type=int, required=True, help="how many updates to make")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="where to save the state behind them")
-    parser.add_argument("--from", dest="begin", type=Path, help="a checkpoint to go on from; without one, the twin's own initial weights")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="where to save the state behind them"
+    )
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        type=Path,
+        help="a checkpoint to go on from; without one, the twin's own initial weights",
+    )
     told = parser.parse_args()
     run = read(told.run)
     torch.manual_seed(run.options["seed"])

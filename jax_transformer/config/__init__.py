@@ -1,6 +1,6 @@
 """The description of one encoder-decoder: frozen dataclasses that check themselves, and the enums that they are made of."""
 
-from jax_transformer.config.dialects import (
+from jax_transformer.config.enums import (
     Activation,
     DropoutMasks,
     DropoutSite,

@@ -3,7 +3,16 @@
 import math
 from typing import TYPE_CHECKING
 
-from jax_transformer.config.dialects import Mask, Part, PositionIndex, Positions, PositionsAt, Residual, Sinusoids, Tying
+from jax_transformer.config.enums import (
+    Mask,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Residual,
+    Sinusoids,
+    Tying,
+)
 from jax_transformer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +22,15 @@ _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 def check_sizes(config: "TransformerConfig") -> None:
-    for name in ("source_vocab_size", "target_vocab_size", "d_model", "num_heads", "d_ff", "max_length", "head_dim"):
+    for name in (
+        "source_vocab_size",
+        "target_vocab_size",
+        "d_model",
+        "num_heads",
+        "d_ff",
+        "max_length",
+        "head_dim",
+    ):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
@@ -25,26 +42,45 @@ def check_sizes(config: "TransformerConfig") -> None:
                 raise ConfigError(f"{name}.{field}={value} must be at least {least}")
         if config.head_dim is None and config.d_model % config.heads(stack):
             which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
-            raise ConfigError(f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}")
+            raise ConfigError(
+                f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
+            )
         check_relative(name, stack)
     for name in ("encoder", "decoder"):
         exponent = getattr(config, name).position_exponent
         if not 0 < exponent < math.inf:
             raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
-        if getattr(config, name).position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
-            raise ConfigError(f"max_length={config.max_length} must be at least 2: {name}.position_index='truncated_cosine' reads row 1")
+        if (
+            getattr(config, name).position_index is PositionIndex.TRUNCATED_COSINE
+            and config.max_length < 2
+        ):
+            raise ConfigError(
+                f"max_length={config.max_length} must be at least 2: {name}.position_index='truncated_cosine' reads row 1"
+            )
     if config.embedding_dropouts < 1:
         raise ConfigError(f"embedding_dropouts={config.embedding_dropouts} must be at least 1")
     sinusoidal = (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
-    if config.d_model % 2 and (config.encoder.positions in sinusoidal or config.decoder.positions in sinusoidal):
+    if config.d_model % 2 and (
+        config.encoder.positions in sinusoidal or config.decoder.positions in sinusoidal
+    ):
         raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
-    if Sinusoids.TENSOR2TENSOR in (config.encoder.sinusoids, config.decoder.sinusoids) and config.d_model < 4:
-        raise ConfigError(f"d_model={config.d_model} must be at least 4: the first and the last of tensor2tensor's wavelengths differ")
-    if config.tying in (Tying.ALL, Tying.EMBEDDINGS) and config.source_vocab_size != config.target_vocab_size:
+    if (
+        Sinusoids.TENSOR2TENSOR in (config.encoder.sinusoids, config.decoder.sinusoids)
+        and config.d_model < 4
+    ):
+        raise ConfigError(
+            f"d_model={config.d_model} must be at least 4: the first and the last of tensor2tensor's wavelengths differ"
+        )
+    if (
+        config.tying in (Tying.ALL, Tying.EMBEDDINGS)
+        and config.source_vocab_size != config.target_vocab_size
+    ):
         sizes = f"source_vocab_size={config.source_vocab_size}, target_vocab_size={config.target_vocab_size}"
         raise ConfigError(f"tying='{config.tying.value}' needs one vocabulary: {sizes}")
     if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}")
+        raise ConfigError(
+            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+        )
 
 
 def check_relative(name: str, stack: "StackConfig") -> None:
@@ -54,19 +90,31 @@ def check_relative(name: str, stack: "StackConfig") -> None:
     directions = 1 if Mask.CAUSAL in stack.self_mask else 2
     least, single = 2 * directions, stack.relative_buckets // directions // 2
     if stack.relative_buckets < least or stack.relative_buckets % directions:
-        raise ConfigError(f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, at least {least}")
+        raise ConfigError(
+            f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, at least {least}"
+        )
     if stack.relative_max_distance <= single:
         distance = f"{name}.relative_max_distance={stack.relative_max_distance}"
-        raise ConfigError(f"{distance} must be over the {single} distances that have a bucket of their own")
+        raise ConfigError(
+            f"{distance} must be over the {single} distances that have a bucket of their own"
+        )
     if Part.SELF not in stack.parts:
-        raise ConfigError(f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention")
+        raise ConfigError(
+            f"{name}.positions={stack.positions.value!r}: its blocks have no self-attention"
+        )
 
 
 def check_rates(config: "TransformerConfig") -> None:
-    rates = {name: getattr(config, name) for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")}
+    rates = {
+        name: getattr(config, name)
+        for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+    }
     for stack in ("encoder", "decoder"):
         rates[f"{stack}.attention_dropout"] = getattr(config, stack).attention_dropout or 0.0
-        rates |= {f"{stack}.branches[{i}].dropout": b.dropout or 0.0 for i, b in enumerate(getattr(config, stack).branches)}
+        rates |= {
+            f"{stack}.branches[{i}].dropout": b.dropout or 0.0
+            for i, b in enumerate(getattr(config, stack).branches)
+        }
     for name, rate in rates.items():
         if not 0.0 <= rate < 1.0:
             raise ConfigError(f"{name}={rate} must be at least 0 and below 1")
@@ -75,7 +123,9 @@ def check_rates(config: "TransformerConfig") -> None:
 
 
 def check_ids(config: "TransformerConfig") -> None:
-    sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size)
+    sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(
+        ("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size
+    )
     for name, size in sizes.items():
         if not 0 <= getattr(config, name) < size:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
@@ -87,16 +137,24 @@ def check_stacks(config: "TransformerConfig") -> None:
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
         if not stack.branches or not all(branch.parts for branch in stack.branches):
-            raise ConfigError(f"{name}.branches: every block needs a branch, and every branch a part")
+            raise ConfigError(
+                f"{name}.branches: every block needs a branch, and every branch a part"
+            )
         if (Part.CROSS in stack.parts) != (name == "decoder"):
-            raise ConfigError(f"{name}.branches: cross_attention belongs in every decoder block and in no encoder block")
+            raise ConfigError(
+                f"{name}.branches: cross_attention belongs in every decoder block and in no encoder block"
+            )
         if any(len(branch.parts) != 1 for branch in stack.idle):
             raise ConfigError(f"{name}.idle: an idle branch has one part")
         if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in stack.parts:
-            raise ConfigError(f"{name}.positions_at='feed_forward': its blocks have no feed-forward")
+            raise ConfigError(
+                f"{name}.positions_at='feed_forward': its blocks have no feed-forward"
+            )
     for branch in config.encoder.branches:
         if branch.residual is Residual.MEMORY:
-            raise ConfigError("encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder")
+            raise ConfigError(
+                "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
+            )
     wrong = {
         "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
         "encoder.cross_mask": (config.encoder.cross_mask, set()),
@@ -106,4 +164,6 @@ def check_stacks(config: "TransformerConfig") -> None:
     for name, (masks, allowed) in wrong.items():
         for mask in masks:
             if mask not in allowed:
-                raise ConfigError(f"{name}: {mask.value!r} has no meaning there (it knows {', '.join(sorted(allowed)) or 'none'})")
+                raise ConfigError(
+                    f"{name}: {mask.value!r} has no meaning there (it knows {', '.join(sorted(allowed)) or 'none'})"
+                )

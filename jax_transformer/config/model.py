@@ -11,9 +11,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer import codec
-from jax_transformer.config import checks
-from jax_transformer.config.dialects import (
+from jax_transformer.config import checks, codec
+from jax_transformer.config.enums import (
     Activation,
     DropoutMasks,
     DropoutSite,
@@ -149,7 +148,12 @@ class TransformerConfig:
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        for check in (checks.check_sizes, checks.check_rates, checks.check_ids, checks.check_stacks):
+        for check in (
+            checks.check_sizes,
+            checks.check_rates,
+            checks.check_ids,
+            checks.check_stacks,
+        ):
             check(self)
 
     @property
@@ -170,9 +174,14 @@ class TransformerConfig:
         """The most tokens that a source or target may have: ``max_length``, or as many as have a row in the tables of both stacks."""
         found = self.max_length
         for stack in (self.encoder, self.decoder):
-            if stack.positions is not Positions.NONE and stack.position_index is PositionIndex.TRUNCATED_COSINE:
+            if (
+                stack.positions is not Positions.NONE
+                and stack.position_index is PositionIndex.TRUNCATED_COSINE
+            ):
                 rows = (position_row(stack.position_index, i) for i in range(found))
-                found = next((i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found)
+                found = next(
+                    (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found
+                )
         return found
 
     @property
@@ -187,9 +196,13 @@ class TransformerConfig:
         attends = Part.SELF in decoder.parts
         reasons = {
             "its self-attention is not causal": attends and Mask.CAUSAL not in decoder.self_mask,
-            "its self-attention sums the values of all tokens, those to come among them": attends and decoder.mixing is Mixing.SUMMED,
+            "its self-attention sums the values of all tokens, those to come among them": attends
+            and decoder.mixing is Mixing.SUMMED,
             "its attention merges heads across positions": decoder.head_merge is HeadMerge.RAW,
-            "its blocks attend to themselves twice": sum(branch.parts.count(Part.SELF) for branch in decoder.branches) > 1,
+            "its blocks attend to themselves twice": sum(
+                branch.parts.count(Part.SELF) for branch in decoder.branches
+            )
+            > 1,
             "it adds the memory position by position": self.equal_lengths,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -208,7 +221,11 @@ class TransformerConfig:
         ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and ``pad_id`` (both sides). Enums may be given by
         value. Raises ConfigError for an unknown name."""
         fields = {field.name for field in dataclasses.fields(self)}
-        nested = {f"{stack}.{field.name}" for stack in ("encoder", "decoder") for field in dataclasses.fields(StackConfig)}
+        nested = {
+            f"{stack}.{field.name}"
+            for stack in ("encoder", "decoder")
+            for field in dataclasses.fields(StackConfig)
+        }
         known = sorted(fields | nested | set(_SHORTHANDS))
         expanded: dict[str, Any] = {}
         for name, value in changes.items():
@@ -218,7 +235,9 @@ class TransformerConfig:
         data = dataclasses.asdict(self)
         for name, value in expanded.items():
             owner, _, leaf = name.rpartition(".")
-            (data[owner] if owner else data)[leaf] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            (data[owner] if owner else data)[leaf] = (
+                dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+            )  # type: ignore[arg-type]
         return codec.from_json(type(self), json.dumps(data, default=_plain))
 
 
@@ -227,12 +246,18 @@ def position_row(rule: PositionIndex, position: int) -> int:
     if rule is not PositionIndex.TRUNCATED_COSINE:
         return position
     cosine = math.cos(2 * math.pi * 0.73 * position)
-    return int(struct.unpack("f", struct.pack("f", cosine))[0])  # in float32 cos(73π) is -1, in float64 a little more
+    return int(
+        struct.unpack("f", struct.pack("f", cosine))[0]
+    )  # in float32 cos(73π) is -1, in float64 a little more
 
 
 def _plain(value: Any) -> Any:
     """What JSON has no form of: a branch, or a NumPy number given as a size."""
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value.item()
+    return (
+        dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+        else value.item()
+    )
 
 
 _SHORTHANDS = {

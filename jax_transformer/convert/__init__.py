@@ -6,21 +6,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax_transformer.convert.optimizer import from_torch as optimizer_from_torch
     from jax_transformer.convert.optimizer import to_torch as optimizer_to_torch
-    from jax_transformer.convert.state_dict import from_torch, into_torch, to_torch, weight_table
+    from jax_transformer.state_dict import from_torch, into_torch, to_torch, weight_table
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
 # What knows run folders stands on a higher floor; this is the front door to it
 _FILES = ("load", "plan", "save")
 _OPTIMIZER = ("optimizer_from_torch", "optimizer_to_torch")
 
-__all__ = ["from_torch", "into_torch", "load", "optimizer_from_torch", "optimizer_to_torch", "plan", "save", "to_torch", "weight_table"]
+__all__ = [
+    "from_torch",
+    "into_torch",
+    "load",
+    "optimizer_from_torch",
+    "optimizer_to_torch",
+    "plan",
+    "save",
+    "to_torch",
+    "weight_table",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ARRAYS:
-        return getattr(importlib.import_module("jax_transformer.convert.state_dict"), name)
+        return getattr(importlib.import_module("jax_transformer.state_dict"), name)
     if name in _OPTIMIZER:
-        return getattr(importlib.import_module("jax_transformer.convert.optimizer"), name.removeprefix("optimizer_"))
+        return getattr(
+            importlib.import_module("jax_transformer.convert.optimizer"),
+            name.removeprefix("optimizer_"),
+        )
     if name in _FILES:
-        return getattr(importlib.import_module("jax_transformer.training.exchange.library"), name)
+        return getattr(importlib.import_module("jax_transformer.convert.library"), name)
     raise AttributeError(f"module 'jax_transformer.convert' has no attribute {name!r}")

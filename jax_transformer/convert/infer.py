@@ -5,15 +5,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer import presets
+from jax_transformer.architectures import presets
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert.rules import Shape
 from jax_transformer.errors import ConfigError
+from jax_transformer.weights.rules import Shape
 
 Shapes = Mapping[str, Shape]
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size")
 # A length that stands in a shape tells which size it is, since each of these is another prime
-_PROBE = {"source_vocab_size": 10007, "target_vocab_size": 20011, "d_model": 2 * 1009, "d_ff": 4001, "max_length": 6007, "head_dim": 3001}
+_PROBE = {
+    "source_vocab_size": 10007,
+    "target_vocab_size": 20011,
+    "d_model": 2 * 1009,
+    "d_ff": 4001,
+    "max_length": 6007,
+    "head_dim": 3001,
+}
 _HEADS = 1
 
 
@@ -28,13 +35,20 @@ class Inferred:
     """What they do not say, and so is the preset's."""
 
 
-def infer(preset: str, given: Mapping[str, Any], found: Shapes, shapes_of: Callable[[TransformerConfig], Shapes]) -> Inferred:
+def infer(
+    preset: str,
+    given: Mapping[str, Any],
+    found: Shapes,
+    shapes_of: Callable[[TransformerConfig], Shapes],
+) -> Inferred:
     """The preset at the sizes of ``found``. What is ``given`` is not inferred; ``shapes_of`` tells what shapes the weights of a configuration have.
 
     Raises ConfigError where the sizes that were found are none that a model can have.
     """
     structure = {name: value for name, value in given.items() if name not in _SIZES}
-    probe = presets.preset(preset, **(structure | _probe_sizes(preset, structure) | {"num_layers": 1}))
+    probe = presets.preset(
+        preset, **(structure | _probe_sizes(preset, structure) | {"num_layers": 1})
+    )
     known = _expanded(given)
     sizes: dict[str, int] = {}
     for stack in ("encoder", "decoder"):
@@ -53,13 +67,28 @@ def infer(preset: str, given: Mapping[str, Any], found: Shapes, shapes_of: Calla
         config = presets.preset(preset, **{**sizes, **given})
     except ConfigError as error:
         said = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ConfigError(f"{error} (from the shapes: {said or 'nothing'}; --set name=value says what they do not)") from None
-    kept = {name: getattr(config, name) for name in ("num_heads", "max_length") if name not in sizes and name not in known}
+        raise ConfigError(
+            f"{error} (from the shapes: {said or 'nothing'}; --set name=value says what they do not)"
+        ) from None
+    kept = {
+        name: getattr(config, name)
+        for name in ("num_heads", "max_length")
+        if name not in sizes and name not in known
+    }
     return Inferred(config, sizes, kept)
 
 
 _SIZES = frozenset(
-    [*_PROBE, "num_heads", "num_layers", "encoder_layers", "decoder_layers", "encoder.layers", "decoder.layers", "vocab_size"]
+    [
+        *_PROBE,
+        "num_heads",
+        "num_layers",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder.layers",
+        "decoder.layers",
+        "vocab_size",
+    ]
 )
 
 
@@ -67,12 +96,20 @@ def _expanded(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, under the names of the fields."""
     both = {"vocab_size": _VOCABULARIES, "num_layers": ("encoder.layers", "decoder.layers")}
     single = {"encoder_layers": ("encoder.layers",), "decoder_layers": ("decoder.layers",)}
-    return {field: value for name, value in given.items() for field in (both | single).get(name, (name,))}
+    return {
+        field: value
+        for name, value in given.items()
+        for field in (both | single).get(name, (name,))
+    }
 
 
 def _probe_sizes(preset: str, structure: Mapping[str, Any]) -> dict[str, Any]:
     tied = presets.preset(preset, **structure).tying is Tying.ALL
-    return dict[str, Any](_PROBE) | {"num_heads": _HEADS} | ({"source_vocab_size": _PROBE["target_vocab_size"]} if tied else {})
+    return (
+        dict[str, Any](_PROBE)
+        | {"num_heads": _HEADS}
+        | ({"source_vocab_size": _PROBE["target_vocab_size"]} if tied else {})
+    )
 
 
 def _layers(one: Shapes, two: Shapes, found: Shapes) -> int:
@@ -102,14 +139,24 @@ def _seen(probed: Shapes, found: Shapes, probe: TransformerConfig) -> dict[str, 
     return {name: counter.most_common(1)[0][0] for name, counter in votes.items() if counter}
 
 
-def _heads(preset: str, known: Mapping[str, Any], sizes: Mapping[str, int], inner: int) -> dict[str, int]:
+def _heads(
+    preset: str, known: Mapping[str, Any], sizes: Mapping[str, int], inner: int
+) -> dict[str, int]:
     """What the width of all heads together says: their number where the width of one is known, else that width where it is not the usual one."""
     d_model = known.get("d_model", sizes.get("d_model"))
     times = presets.PRESETS[preset].multiples.get("head_dim")
-    width = known.get("head_dim") or (times * d_model if times and d_model else presets.PRESETS[preset].config.head_dim)
+    width = known.get("head_dim") or (
+        times * d_model if times and d_model else presets.PRESETS[preset].config.head_dim
+    )
     if width and "num_heads" not in known and isinstance(width, int) and inner % width == 0:
         return {"num_heads": inner // width}
     heads = known.get("num_heads", presets.PRESETS[preset].config.num_heads)
-    if not width and isinstance(heads, int) and heads > 0 and inner != d_model and inner % heads == 0:
+    if (
+        not width
+        and isinstance(heads, int)
+        and heads > 0
+        and inner != d_model
+        and inner % heads == 0
+    ):
         return {"head_dim": inner // heads}
     return {}

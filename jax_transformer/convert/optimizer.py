@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert import optimizer_groups, rules
+from jax_transformer.convert import optimizer_groups
 from jax_transformer.convert.optimizer_groups import SGD
-from jax_transformer.convert.rules import Alias, Rule, Shape, Table
 from jax_transformer.errors import InputError, nearest
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Rule, Shape, Table
 
 Arrays = dict[str, np.ndarray]
 
@@ -42,7 +43,12 @@ class Moments:
 
 
 def from_torch(
-    state: Mapping[str, Any], table: Table, shapes: Mapping[str, Shape], parameter_names: Sequence[str], *, kind: str | None = None
+    state: Mapping[str, Any],
+    table: Table,
+    shapes: Mapping[str, Shape],
+    parameter_names: Sequence[str],
+    *,
+    kind: str | None = None,
 ) -> Moments:
     """The moments in the ``state_dict()`` of a torch.optim optimizer, its tensors given as arrays.
 
@@ -63,18 +69,34 @@ def from_torch(
     numbers = [number for group in groups for number in group["params"]]
     names = _canonical(table, parameter_names)
     problems = list(_check_names(groups, numbers, parameter_names, names, table, shapes))
-    problems += [f"a state of parameter {number}, of which there is none" for number in states if number not in set(numbers)]
+    problems += [
+        f"a state of parameter {number}, of which there is none"
+        for number in states
+        if number not in set(numbers)
+    ]
     _refuse("the optimizer's state does not fit the model", problems)
-    by_name = {name: states[number] for name, number in zip(names, numbers, strict=True) if number in states}
+    by_name = {
+        name: states[number]
+        for name, number in zip(names, numbers, strict=True)
+        if number in states
+    }
     trained = rules.restrict(table, shapes)
     counts, first, second = _read_states(found, by_name, trained, shapes, names)
-    decays = [float(optimizer_groups.plain(group["weight_decay"])) for group in groups for _ in group["params"]]
+    decays = [
+        float(optimizer_groups.plain(group["weight_decay"]))
+        for group in groups
+        for _ in group["params"]
+    ]
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
-    return Moments(found, counts, first, second, optimizer_groups.hyperparameters(found, groups[0]), decay)
+    return Moments(
+        found, counts, first, second, optimizer_groups.hyperparameters(found, groups[0]), decay
+    )
 
 
-def to_torch(moments: Moments, table: Table, shapes: Mapping[str, Shape], parameter_names: Sequence[str]) -> dict[str, Any]:
+def to_torch(
+    moments: Moments, table: Table, shapes: Mapping[str, Shape], parameter_names: Sequence[str]
+) -> dict[str, Any]:
     """The ``state_dict()`` that the torch.optim optimizer would have: plain containers with arrays, the inverse of :func:`from_torch`.
 
     Neighbours in ``parameter_names`` with the same weight decay make one group. Arguments and errors as there.
@@ -86,15 +108,24 @@ def to_torch(moments: Moments, table: Table, shapes: Mapping[str, Shape], parame
         for what, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
             several = {values[part] for part in parts.get(name, ()) if part in values}
             if len(several) > 1:
-                problems.append(f"{name} would have {len(several)} {what}: {', '.join(map(str, sorted(several)))}")
+                problems.append(
+                    f"{name} would have {len(several)} {what}: {', '.join(map(str, sorted(several)))}"
+                )
     _refuse("the optimizer's state does not fit the model", problems)
     trained = rules.restrict(table, shapes)
     states = _write_states(moments, trained)
     state = {number: states[name] for number, name in enumerate(names) if name in states}
     groups, begin = [], 0
-    for decay, members in itertools.groupby(names, key=lambda name: moments.weight_decay[parts[name][0]]):
+    for decay, members in itertools.groupby(
+        names, key=lambda name: moments.weight_decay[parts[name][0]]
+    ):
         end = begin + len(list(members))
-        groups.append({**optimizer_groups.settings(moments.kind, moments.hyperparameters, decay), "params": list(range(begin, end))})
+        groups.append(
+            {
+                **optimizer_groups.settings(moments.kind, moments.hyperparameters, decay),
+                "params": list(range(begin, end)),
+            }
+        )
         begin = end
     return {"state": state, "param_groups": groups}
 
@@ -138,8 +169,14 @@ def _check_names(
     for given, name in zip(parameter_names, names, strict=True):
         if name not in known:
             yield f"unknown parameter {given}{nearest(name, known)}"
-    yield from (f"{name} is there more than once" for name in sorted(set(names)) if names.count(name) > 1)
-    absent = [rule.torch for rule in rules.restrict(table, shapes) if isinstance(rule, Rule) and rule.torch not in set(names)]
+    yield from (
+        f"{name} is there more than once" for name in sorted(set(names)) if names.count(name) > 1
+    )
+    absent = [
+        rule.torch
+        for rule in rules.restrict(table, shapes)
+        if isinstance(rule, Rule) and rule.torch not in set(names)
+    ]
     yield from (f"{name} is trained here and is no parameter of the optimizer" for name in absent)
     said = [name for group in groups for name in group.get("param_names", ())]
     for ours, theirs in zip(parameter_names, said, strict=False):
@@ -149,16 +186,26 @@ def _check_names(
 
 
 def _read_states(
-    kind: str, states: Mapping[str, Mapping[str, Any]], trained: Table, shapes: Mapping[str, Shape], names: Sequence[str]
+    kind: str,
+    states: Mapping[str, Mapping[str, Any]],
+    trained: Table,
+    shapes: Mapping[str, Shape],
+    names: Sequence[str],
 ) -> tuple[dict[str, int], Arrays, Arrays]:
     """Counts, first and second moments by Flax name."""
     keys, expected = _SGD_STATE if kind == SGD else _ADAM_STATE, rules.torch_shapes(trained, shapes)
-    problems = [f"{name} has a state, but is not trained here" for name in names if name not in expected and _kept(states.get(name))]
+    problems = [
+        f"{name} has a state, but is not trained here"
+        for name in names
+        if name not in expected and _kept(states.get(name))
+    ]
     held = {name: _kept(states.get(name)) for name in expected}
     stepped = [name for name in expected if held[name]]
     if kind != SGD and stepped:
         problems += [
-            f"{name} has no state: it had no gradient yet, and Optax counts for all at once" for name in expected if not held[name]
+            f"{name} has no state: it had no gradient yet, and Optax counts for all at once"
+            for name in expected
+            if not held[name]
         ]
     for name in stepped:
         problems += _check_state(name, held[name], keys, expected[name])
@@ -167,13 +214,22 @@ def _read_states(
         return {part: 0 for part in shapes if kind != SGD}, {}, {}
     dtype = held[stepped[0]][keys[-1]].dtype
     moments = [
-        rules.to_flax(trained, {name: held[name].get(key, np.zeros(expected[name], dtype)) for name in expected}, shapes)
+        rules.to_flax(
+            trained,
+            {name: held[name].get(key, np.zeros(expected[name], dtype)) for name in expected},
+            shapes,
+        )
         for key in keys
         if key != "step"
     ]
     if kind == SGD:
         return {}, moments[0], {}
-    counts = {part: _count(held[rule.torch]["step"]) for rule in trained if isinstance(rule, Rule) for part in rule.flax}
+    counts = {
+        part: _count(held[rule.torch]["step"])
+        for rule in trained
+        if isinstance(rule, Rule)
+        for part in rule.flax
+    }
     return counts, moments[0], moments[1]
 
 
@@ -182,7 +238,9 @@ def _kept(state: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (state or {}).items() if value is not None}
 
 
-def _check_state(name: str, state: Mapping[str, Any], keys: Sequence[str], shape: Shape) -> Iterator[str]:
+def _check_state(
+    name: str, state: Mapping[str, Any], keys: Sequence[str], shape: Shape
+) -> Iterator[str]:
     if state.keys() != set(keys):
         yield f"{name} has the state {', '.join(map(str, state))}, expected {', '.join(keys)}"
         return
@@ -211,9 +269,18 @@ def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]
     if moments.kind == SGD:
         return {name: {"momentum_buffer": array} for name, array in first.items()}
     second = rules.to_torch(trained, moments.second)
-    counts = {rule.torch: moments.counts[rule.flax[0]] for rule in trained if isinstance(rule, Rule)}
+    counts = {
+        rule.torch: moments.counts[rule.flax[0]] for rule in trained if isinstance(rule, Rule)
+    }
     # torch keeps the count in float32, whatever its parameters are in
-    return {name: {"step": np.array(counts[name], np.float32), "exp_avg": first[name], "exp_avg_sq": second[name]} for name in first}
+    return {
+        name: {
+            "step": np.array(counts[name], np.float32),
+            "exp_avg": first[name],
+            "exp_avg_sq": second[name],
+        }
+        for name in first
+    }
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:

@@ -11,7 +11,9 @@ ADAMW, ADAM, SGD = "adamw", "adam", "sgd"
 # Settings that a group may have without any effect on the numbers: whose parameters they are, and which kernel computes the step
 _NEUTRAL = frozenset("params param_names foreach fused capturable differentiable".split())
 _OPTIONS = {
-    ADAM: frozenset("lr initial_lr betas eps weight_decay amsgrad maximize decoupled_weight_decay".split()),
+    ADAM: frozenset(
+        "lr initial_lr betas eps weight_decay amsgrad maximize decoupled_weight_decay".split()
+    ),
     SGD: frozenset("lr initial_lr momentum dampening weight_decay nesterov maximize".split()),
 }
 # A setting that one optimizer of torch.optim alone has: what to call the others when they are refused
@@ -30,16 +32,27 @@ _FOREIGN = {
 
 def parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
     """The groups and the states of an optimizer's ``state_dict()``. Raises InputError where it is none."""
-    groups, states = (state.get(name) if isinstance(state, Mapping) else None for name in ("param_groups", "state"))
+    groups, states = (
+        state.get(name) if isinstance(state, Mapping) else None
+        for name in ("param_groups", "state")
+    )
     if not isinstance(groups, list | tuple) or not groups or not isinstance(states, Mapping):
-        raise InputError("no optimizer's state_dict: it needs 'param_groups', a list, and 'state', a dict")
+        raise InputError(
+            "no optimizer's state_dict: it needs 'param_groups', a list, and 'state', a dict"
+        )
     for i, group in enumerate(groups):
         numbers = group.get("params") if isinstance(group, Mapping) else None
-        if not isinstance(numbers, list | tuple) or not all(type(number) is int for number in numbers):
-            raise InputError(f"param_groups[{i}] of the optimizer is no dict with a list of numbers 'params'")
+        if not isinstance(numbers, list | tuple) or not all(
+            type(number) is int for number in numbers
+        ):
+            raise InputError(
+                f"param_groups[{i}] of the optimizer is no dict with a list of numbers 'params'"
+            )
     for number, kept in states.items():
         if not isinstance(kept, Mapping):
-            raise InputError(f"the optimizer's state of parameter {number} is a {type(kept).__name__}, not a dict")
+            raise InputError(
+                f"the optimizer's state of parameter {number} is a {type(kept).__name__}, not a dict"
+            )
     return list(groups), states
 
 
@@ -47,7 +60,13 @@ def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
     """Which optimizer has groups of these settings; ``given`` decides between Adam and AdamW where they do not say. Raises InputError where
     it is none whose arithmetic is that of Optax's."""
     group = groups[0]
-    family = ADAM if {"betas", "amsgrad"} <= group.keys() else SGD if {"momentum", "dampening"} <= group.keys() else None
+    family = (
+        ADAM
+        if {"betas", "amsgrad"} <= group.keys()
+        else SGD
+        if {"momentum", "dampening"} <= group.keys()
+        else None
+    )
     foreign = sorted(group.keys() - _NEUTRAL - (_OPTIONS[family] if family else set()))
     name = next((_FOREIGN[key] for key in foreign if key in _FOREIGN), None)
     if name is None and family is None and "betas" in group:
@@ -56,9 +75,16 @@ def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
         raise InputError(
             f"the optimizer is {name or 'of an unknown kind'}: only the state of AdamW, Adam and SGD with momentum can be carried"
         )
-    missing = sorted({"lr", "weight_decay", *(("eps",) if family is ADAM else ("nesterov",))} - group.keys())
+    missing = sorted(
+        {"lr", "weight_decay", *(("eps",) if family is ADAM else ("nesterov",))} - group.keys()
+    )
     if foreign or missing:
-        what = ", ".join([*(f"unknown setting {key!r}" for key in foreign), *(f"no setting {key!r}" for key in missing)])
+        what = ", ".join(
+            [
+                *(f"unknown setting {key!r}" for key in foreign),
+                *(f"no setting {key!r}" for key in missing),
+            ]
+        )
         raise InputError(f"the optimizer's state cannot be carried: {what}")
     if family is SGD:
         return SGD
@@ -66,7 +92,9 @@ def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
     if decoupled is not None:
         return ADAMW if decoupled else ADAM
     if given is None and any(group.get("weight_decay") for group in groups):
-        raise InputError("the optimizer is Adam or AdamW, which differ in weight decay, and this older file does not say which")
+        raise InputError(
+            "the optimizer is Adam or AdamW, which differ in weight decay, and this older file does not say which"
+        )
     return given or ADAMW
 
 
@@ -85,7 +113,8 @@ def problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             if name in group and not _is_number(group[name]):
                 yield f"param_groups[{i}] has {name}={group[name]!r}, not a number"
         if "betas" in group and not (
-            isinstance(group["betas"], list | tuple) and [_is_number(beta) for beta in group["betas"]] == [True, True]
+            isinstance(group["betas"], list | tuple)
+            and [_is_number(beta) for beta in group["betas"]] == [True, True]
         ):
             yield f"param_groups[{i}] has betas={group['betas']!r}, not two numbers"
     for i, group in enumerate(groups[1:], 1):
@@ -106,10 +135,27 @@ def settings(kind: str, given: Mapping[str, Any], weight_decay: float) -> dict[s
     same = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
     base = {"initial_lr": given["initial_lr"]} if "initial_lr" in given else {}
     if kind == SGD:
-        own = {"momentum": given["momentum"], "dampening": 0.0, "weight_decay": weight_decay, "nesterov": given["nesterov"]}
+        own = {
+            "momentum": given["momentum"],
+            "dampening": 0.0,
+            "weight_decay": weight_decay,
+            "nesterov": given["nesterov"],
+        }
         return {"lr": given["lr"], **own, **same, **base}
-    own = {"betas": tuple(given["betas"]), "eps": given["eps"], "weight_decay": weight_decay, "amsgrad": False}
-    return {"lr": given["lr"], **own, **same, "capturable": False, "decoupled_weight_decay": kind == ADAMW, **base}
+    own = {
+        "betas": tuple(given["betas"]),
+        "eps": given["eps"],
+        "weight_decay": weight_decay,
+        "amsgrad": False,
+    }
+    return {
+        "lr": given["lr"],
+        **own,
+        **same,
+        "capturable": False,
+        "decoupled_weight_decay": kind == ADAMW,
+        **base,
+    }
 
 
 def plain(value: Any) -> Any:

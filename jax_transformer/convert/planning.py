@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
 from jax_transformer.errors import InputError, nearest
+from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,24 @@ def to_flax(
     moves, dropped = [], []
     for rule in table:
         if isinstance(rule, Alias):
-            dropped.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it; that the two are equal is checked"))
+            dropped.append(
+                Note(
+                    rule.torch,
+                    f"repeats {rule.of}, with which the model ties it; that the two are equal is checked",
+                )
+            )
             continue
         before = found[rule.torch]
         after = tuple(Described(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax)
-        moves.append(Move((rule.torch,), rule.flax, _operation(rule, back=False, changes=before.dtype != after[0].dtype), (before,), after))
+        moves.append(
+            Move(
+                (rule.torch,),
+                rule.flax,
+                _operation(rule, back=False, changes=before.dtype != after[0].dtype),
+                (before,),
+                after,
+            )
+        )
     return tuple(moves), tuple(dropped)
 
 
@@ -122,7 +135,15 @@ def to_torch(
             continue
         before = tuple(found[name] for name in rule.flax)
         after = Described(shapes[rule.torch], cast(before[0].dtype, dtype))
-        moves.append(Move(rule.flax, (rule.torch,), _operation(rule, back=True, changes=before[0].dtype != after.dtype), before, (after,)))
+        moves.append(
+            Move(
+                rule.flax,
+                (rule.torch,),
+                _operation(rule, back=True, changes=before[0].dtype != after.dtype),
+                before,
+                (after,),
+            )
+        )
     return tuple(moves), tuple(derived)
 
 
@@ -131,14 +152,21 @@ def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
     moves = []
     for name, before in found.items():
         after = Described(before.shape, cast(before.dtype, dtype))
-        moves.append(Move((name,), (name,), "same" if after == before else "cast", (before,), (after,)))
+        moves.append(
+            Move((name,), (name,), "same" if after == before else "cast", (before,), (after,))
+        )
     return tuple(moves)
 
 
 def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
     """The plan of what is really there: a move of a tensor that the source does not hold is a note of what it is made of."""
     reasons = {note.name: note.reason for note in completed}
-    made = [Note(name, reasons[move.source[0]]) for move in plan.moves if move.source[0] in reasons for name in move.target]
+    made = [
+        Note(name, reasons[move.source[0]])
+        for move in plan.moves
+        if move.source[0] in reasons
+        for name in move.target
+    ]
     moves = tuple(move for move in plan.moves if move.source[0] not in reasons)
     dropped = tuple(note for note in plan.dropped if note.name not in reasons)
     return replace(plan, moves=moves, derived=(*plan.derived, *made), dropped=dropped)
@@ -146,10 +174,18 @@ def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
 
 def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
     """The plan where the target does not hold these tensors of its own, which whoever loads it makes for himself."""
-    lost = [Note(name, reasons[move.target[0]]) for move in plan.moves if move.target[0] in reasons for name in move.source]
+    lost = [
+        Note(name, reasons[move.target[0]])
+        for move in plan.moves
+        if move.target[0] in reasons
+        for name in move.source
+    ]
     moves = tuple(move for move in plan.moves if move.target[0] not in reasons)
     return replace(
-        plan, moves=moves, derived=tuple(note for note in plan.derived if note.name not in reasons), dropped=(*plan.dropped, *lost)
+        plan,
+        moves=moves,
+        derived=tuple(note for note in plan.derived if note.name not in reasons),
+        dropped=(*plan.dropped, *lost),
     )
 
 
@@ -158,10 +194,14 @@ def problems(found: Tensors, expected: Mapping[str, Shape]) -> list[str]:
     free = sorted(expected.keys() - found.keys())
     wrong = [f"missing {name} {expected[name]}" for name in free]
     for name in sorted(found.keys() - expected.keys()):
-        wrong.append(f"unexpected {plain(name)} {found[name].shape}{nearest(name, free or sorted(expected))}")
+        wrong.append(
+            f"unexpected {plain(name)} {found[name].shape}{nearest(name, free or sorted(expected))}"
+        )
     for name in sorted(expected.keys() & found.keys()):
         if found[name].shape != expected[name]:
-            wrong.append(f"mis-shaped {name}: the checkpoint has {found[name].shape}, the model {expected[name]}")
+            wrong.append(
+                f"mis-shaped {name}: the checkpoint has {found[name].shape}, the model {expected[name]}"
+            )
         if not is_float(found[name].dtype):
             wrong.append(f"{name} is {found[name].dtype}, and weights are floating-point numbers")
     return wrong
@@ -169,7 +209,11 @@ def problems(found: Tensors, expected: Mapping[str, Shape]) -> list[str]:
 
 def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
     """The tensors that are not what they must repeat."""
-    aliases = [rule for rule in table if isinstance(rule, Alias) and rule.torch in state and rule.of in state]
+    aliases = [
+        rule
+        for rule in table
+        if isinstance(rule, Alias) and rule.torch in state and rule.of in state
+    ]
     return [
         f"{alias.torch} differs from {alias.of}, but the model ties them"
         for alias in aliases
@@ -180,12 +224,16 @@ def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
 def refuse(wrong: Sequence[str]) -> None:
     """Raises one InputError with all of ``wrong``, where there is any."""
     if wrong:
-        raise InputError(f"the weights do not fit the model ({len(wrong)} problems): {'; '.join(wrong)}")
+        raise InputError(
+            f"the weights do not fit the model ({len(wrong)} problems): {'; '.join(wrong)}"
+        )
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two arrays are one another bit for bit."""
-    return one is other or (one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    return one is other or (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
 def plain(name: str) -> str:
@@ -213,8 +261,14 @@ def _operation(rule: Rule, *, back: bool, changes: bool) -> str:
         }
         words.append(names[rule.several][back])
     if rule.each is not Each.SAME:
-        words.append(rule.each.value if not back or rule.each is Each.TRANSPOSE else f"undo {rule.each.value}")
-    return ", ".join([*(reversed(words) if back else words), *(["cast"] if changes else [])]) or "same"
+        words.append(
+            rule.each.value
+            if not back or rule.each is Each.TRANSPOSE
+            else f"undo {rule.each.value}"
+        )
+    return (
+        ", ".join([*(reversed(words) if back else words), *(["cast"] if changes else [])]) or "same"
+    )
 
 
 def ties_of(table: Table) -> list[tuple[str, ...]]:
@@ -230,7 +284,9 @@ def without_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The same under names without ``prefix``. Raises InputError where a name does not begin with it."""
     others = [name for name in tensors if not name.startswith(prefix)]
     if others:
-        raise InputError(f"--strip-prefix {prefix}: {len(others)} of {len(tensors)} names do not begin with it, first {others[0]}")
+        raise InputError(
+            f"--strip-prefix {prefix}: {len(others)} of {len(tensors)} names do not begin with it, first {others[0]}"
+        )
     return {name[len(prefix) :]: value for name, value in tensors.items()}
 
 
@@ -238,7 +294,14 @@ def wrapper_prefix(names: Sequence[str]) -> str:
     """What DataParallel and torch.compile have put before every name, as ``module.`` and ``_orig_mod.``; nothing where they have not."""
     prefix = ""
     while names:
-        more = next((word for word in ("module.", "_orig_mod.") if all(name.startswith(prefix + word) for name in names)), None)
+        more = next(
+            (
+                word
+                for word in ("module.", "_orig_mod.")
+                if all(name.startswith(prefix + word) for name in names)
+            ),
+            None,
+        )
         if more is None:
             break
         prefix += more

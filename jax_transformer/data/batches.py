@@ -31,23 +31,33 @@ class Batch(NamedTuple):
     """what stands before a target, tokens, what stands behind it, pad …; filler: pad …"""
 
 
-def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4) -> tuple[int, ...]:
+def choose_widths(
+    lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
+) -> tuple[int, ...]:
     """The at most ``count`` bucket widths, ascending, that pad ``lengths`` the least: exact, by dynamic programming over their histogram.
 
     Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the longest pair.
     """
     if min(count, max_length, multiple) < 1:
-        raise errors.ConfigError(f"count={count}, max_length={max_length} and multiple={multiple} must be positive")
+        raise errors.ConfigError(
+            f"count={count}, max_length={max_length} and multiple={multiple} must be positive"
+        )
     if len(lengths) == 0 or lengths.max() > max_length:
-        raise errors.ConfigError(f"{len(lengths)} lengths up to {lengths.max(initial=0)} do not fit max_length={max_length}")
+        raise errors.ConfigError(
+            f"{len(lengths)} lengths up to {lengths.max(initial=0)} do not fit max_length={max_length}"
+        )
     # An optimal width is always that of some pair: only these are candidates.
-    widths, pairs = np.unique(np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True)
+    widths, pairs = np.unique(
+        np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True
+    )
     below = np.concatenate([[0], np.cumsum(pairs)])
     # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so far; one bucket to begin with.
     least = np.concatenate([[0], widths * below[1:]])
     begins = []  # begins[k][j]: the width at which the last of k + 2 buckets begins
     for _ in range(min(count, len(widths)) - 1):
-        totals = [least[:j] + widths[j - 1] * (below[j] - below[:j]) for j in range(1, len(widths) + 1)]
+        totals = [
+            least[:j] + widths[j - 1] * (below[j] - below[:j]) for j in range(1, len(widths) + 1)
+        ]
         begins.append([0] + [int(total.argmin()) for total in totals])
         least = np.array([0] + [total.min() for total in totals])
     chosen = [len(widths)]
@@ -56,11 +66,18 @@ def choose_widths(lengths: Int[np.ndarray, " n"], count: int, max_length: int, m
     return tuple(int(widths[j - 1]) for j in reversed(chosen) if j > 0)
 
 
-def rows_per_batch(widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[int, ...]:
+def rows_per_batch(
+    widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1
+) -> tuple[int, ...]:
     """How many rows of each width hold ``tokens_per_batch`` positions, in multiples of ``rows_multiple`` (devices that share a batch)."""
     if min(tokens_per_batch, rows_multiple) < 1:
-        raise errors.ConfigError(f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} must be positive")
-    return tuple(max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple) for width in widths)
+        raise errors.ConfigError(
+            f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} must be positive"
+        )
+    return tuple(
+        max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple)
+        for width in widths
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +89,9 @@ class BatchPlan:
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     seed: int
-    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(default_factory=dict, init=False, repr=False)
+    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @functools.cached_property
@@ -84,7 +103,9 @@ class BatchPlan:
     def _batches_per_bucket(self) -> tuple[int, ...]:
         """The same in every epoch, because it depends on how many pairs a bucket has and not on which."""
         counts, left = [], 0
-        for pairs, rows in zip(np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True):
+        for pairs, rows in zip(
+            np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True
+        ):
             full, left = divmod(int(pairs) + left, rows)
             counts.append(full)
         counts[-1] += left > 0
@@ -96,7 +117,12 @@ class BatchPlan:
 
     def fill(self) -> float:
         """The share of positions that hold a token and not padding."""
-        cells = sum(2 * count * rows * width for count, rows, width in zip(self._batches_per_bucket, self.rows, self.widths, strict=True))
+        cells = sum(
+            2 * count * rows * width
+            for count, rows, width in zip(
+                self._batches_per_bucket, self.rows, self.widths, strict=True
+            )
+        )
         return int(self.lengths.sum()) / cells
 
     def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
@@ -131,16 +157,32 @@ class BatchPlan:
             return self._epochs[epoch][position]
 
 
-def make_batch(encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int) -> Batch:
+def make_batch(
+    encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int
+) -> Batch:
     """The arrays of a batch: new ones each time, because JAX may still read a batch's memory while the next is made."""
     ids, (reads, writes) = encoded.ids, encoded.frames
-    source = pad_rows([encoded.sources[i] for i in indices.tolist()], width, rows, pad_id=ids.source_pad, around=reads)
-    target_out = pad_rows([encoded.targets[i] for i in indices.tolist()], width, rows, pad_id=ids.target_pad, around=writes)
+    source = pad_rows(
+        [encoded.sources[i] for i in indices.tolist()],
+        width,
+        rows,
+        pad_id=ids.source_pad,
+        around=reads,
+    )
+    target_out = pad_rows(
+        [encoded.targets[i] for i in indices.tolist()],
+        width,
+        rows,
+        pad_id=ids.target_pad,
+        around=writes,
+    )
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
     target_in = np.empty_like(target_out)
     target_in[:, 0] = ids.target_bos
-    target_in[:, 1:] = np.where(np.arange(1, width) < lengths[:, None], target_out[:, :-1], ids.target_pad)
+    target_in[:, 1:] = np.where(
+        np.arange(1, width) < lengths[:, None], target_out[:, :-1], ids.target_pad
+    )
     target_out[len(indices) :] = ids.target_pad
     return Batch(source, target_in, target_out)
 
@@ -160,7 +202,9 @@ def pad_rows(
     lengths[: len(sources)] = [len(source) for source in sources]
     padded = np.full((rows, width), pad_id, np.int32)
     columns = np.arange(width) - len(prefix)
-    padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate([np.asarray(source, np.int32) for source in sources])
+    padded[(columns >= 0) & (columns < lengths[:, None])] = np.concatenate(
+        [np.asarray(source, np.int32) for source in sources]
+    )
     padded[:, : len(prefix)] = prefix
     for behind, token in enumerate(suffix, len(prefix)):
         padded[np.arange(rows), lengths + behind] = token
@@ -206,7 +250,9 @@ class _Steps:
         return make_batch(self.encoded, indices, self.plan.widths[bucket], self.plan.rows[bucket])
 
 
-def eval_batches(encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int, ...]) -> list[tuple[np.ndarray, Batch]]:
+def eval_batches(
+    encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int, ...]
+) -> list[tuple[np.ndarray, Batch]]:
     """Every pair once, in order of length, with the indices that put results back in place: result[indices] = outputs[: len(indices)]."""
     groups = _by_length(encoded.lengths.max(axis=1), widths, rows)
     return [(indices, make_batch(encoded, indices, widths[k], rows[k])) for k, indices in groups]
@@ -223,11 +269,23 @@ def source_batches(
 ) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
     """As ``eval_batches``, for sources alone (ids without special tokens); ``eos_id`` or ``around`` as of :func:`pad_rows`."""
     around = around or Around((), () if eos_id is None else (eos_id,))
-    groups = _by_length(np.array([len(source) + around.size for source in sources], np.int64), widths, rows)
-    return [(indices, pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, around=around)) for k, indices in groups]
+    groups = _by_length(
+        np.array([len(source) + around.size for source in sources], np.int64), widths, rows
+    )
+    return [
+        (
+            indices,
+            pad_rows(
+                [sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, around=around
+            ),
+        )
+        for k, indices in groups
+    ]
 
 
-def _by_length(lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
+def _by_length(
+    lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ...]
+) -> Iterator[tuple[int, np.ndarray]]:
     """Bucket by bucket, the indices of each batch, shortest first."""
     order = np.argsort(lengths, kind="stable")
     buckets = _narrowest(lengths, widths)[order]
@@ -240,7 +298,9 @@ def _by_length(lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ..
 def _narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
     """The first bucket that holds each length, as int16, which NumPy sorts by radix."""
     if lengths.max(initial=0) > widths[-1]:
-        raise errors.ConfigError(f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}")
+        raise errors.ConfigError(
+            f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}"
+        )
     return np.searchsorted(widths, lengths).astype(np.int16)
 
 

@@ -58,13 +58,24 @@ class EncodedPairs:
     @property
     def frames(self) -> tuple[Around, Around]:
         """``around``, told in any case."""
-        return self.around or (Around((), (self.ids.source_eos,)), Around((), (self.ids.target_eos,)))
+        return self.around or (
+            Around((), (self.ids.source_eos,)),
+            Around((), (self.ids.target_eos,)),
+        )
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
         """Of source and target, with the special tokens of each."""
         more = np.array([frame.size for frame in self.frames])
-        return np.array([(len(source), len(target)) for source, target in zip(self.sources, self.targets, strict=True)]) + more
+        return (
+            np.array(
+                [
+                    (len(source), len(target))
+                    for source, target in zip(self.sources, self.targets, strict=True)
+                ]
+            )
+            + more
+        )
 
 
 def encode_pairs(
@@ -96,7 +107,10 @@ def encode_pairs(
     for start in range(0, len(hopeful), CHUNK):
         chunk = hopeful[start : start + CHUNK]
         columns = [
-            tokenizers[side].encode_batch([tokenizers[side].beginning(pairs[i][side], rooms[side] + 1) for i in chunk]) for side in (0, 1)
+            tokenizers[side].encode_batch(
+                [tokenizers[side].beginning(pairs[i][side], rooms[side] + 1) for i in chunk]
+            )
+            for side in (0, 1)
         ]
         for i, source, target in zip(chunk, *columns, strict=True):
             too_long = len(source) > rooms[0] or len(target) > rooms[1]
@@ -106,15 +120,34 @@ def encode_pairs(
                 sides[0].append(np.array(source[: rooms[0]], np.int32))
                 sides[1].append(np.array(target[: rooms[1]], np.int32))
     if not kept:
-        limit = f"max_length={limits[0]}" if limits[0] == limits[1] else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
-        raise errors.InputError(f"none of the {len(pairs)} pairs is within {limit} tokens; raise it, or shorten the lines")
+        limit = (
+            f"max_length={limits[0]}"
+            if limits[0] == limits[1]
+            else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
+        )
+        raise errors.InputError(
+            f"none of the {len(pairs)} pairs is within {limit} tokens; raise it, or shorten the lines"
+        )
     ids = SpecialIds(
-        source_tokenizer.pad_id, source_tokenizer.eos_id, target_tokenizer.pad_id, target_tokenizer.bos_id, target_tokenizer.eos_id
+        source_tokenizer.pad_id,
+        source_tokenizer.eos_id,
+        target_tokenizer.pad_id,
+        target_tokenizer.bos_id,
+        target_tokenizer.eos_id,
     )
-    return EncodedPairs(*sides, ids, np.array(kept), dropped_long=len(pairs) - len(kept), cut_long=cut_long, around=around)
+    return EncodedPairs(
+        *sides,
+        ids,
+        np.array(kept),
+        dropped_long=len(pairs) - len(kept),
+        cut_long=cut_long,
+        around=around,
+    )
 
 
-def encode_sources(lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = "") -> list[list[int]]:
+def encode_sources(
+    lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = ""
+) -> list[list[int]]:
     """The ids of lines to be translated. Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
     special tokens included; a huge line is refused without being encoded."""
     more = around_of(tokenizer).size
@@ -123,7 +156,9 @@ def encode_sources(lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, m
     encoded = tokenizer.encode_batch(lines[:hopeless])
     for number, ids in enumerate(encoded, 1):
         if len(ids) + more > max_length:
-            raise errors.InputError(f"{where}line {number} is {len(ids) + more} tokens long, over the model's max_length={max_length}")
+            raise errors.InputError(
+                f"{where}line {number} is {len(ids) + more} tokens long, over the model's max_length={max_length}"
+            )
     if hopeless < len(lines):
         raise errors.InputError(
             f"{where}line {hopeless + 1} is at least {fewest[hopeless]} tokens long, over the model's max_length={max_length}"
@@ -136,6 +171,11 @@ def around_of(tokenizer: Tokenizer | TokenizerPair) -> Around:
     return Around(tokenizer.prefix, tokenizer.suffix)
 
 
-def _hopeless(pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]) -> bool:
+def _hopeless(
+    pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]
+) -> bool:
     """Whether a side is too long by its characters alone."""
-    return any(tokenizer.fewest_tokens(line) > room for tokenizer, line, room in zip(tokenizers, pair, rooms, strict=True))
+    return any(
+        tokenizer.fewest_tokens(line) > room
+        for tokenizer, line, room in zip(tokenizers, pair, rooms, strict=True)
+    )

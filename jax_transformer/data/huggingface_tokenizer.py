@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import SupportsInt
 
-from jax_transformer.convert.files import json_text, whole
-from jax_transformer.convert.files.whole import shown
 from jax_transformer.data import huggingface_words
 from jax_transformer.data.huggingface_files import Kind
 from jax_transformer.data.huggingface_words import Opened, Words
 from jax_transformer.data.tokenizer import HUGGINGFACE_FOLDER, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import atomic, json_text
+from jax_transformer.storage.atomic import shown
 
 LANGUAGES_FILE = "languages.json"  # of a run folder: what its tokenizer was loaded with
 Around = tuple[tuple[int, ...], tuple[int, ...]]
@@ -25,7 +25,16 @@ Around = tuple[tuple[int, ...], tuple[int, ...]]
 class Side(Tokenizer):
     """What reads sources or writes targets: a ``Tokenizer`` with ids of its own around a line."""
 
-    def __init__(self, words: Words, around: Around | ConfigError, *, pad_id: int, bos_id: int, eos_id: int, digest: str) -> None:
+    def __init__(
+        self,
+        words: Words,
+        around: Around | ConfigError,
+        *,
+        pad_id: int,
+        bos_id: int,
+        eos_id: int,
+        digest: str,
+    ) -> None:
         self._words, self._around, self._digest = words, around, digest
         self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
         self.vocab_size = words.size
@@ -72,7 +81,9 @@ class Side(Tokenizer):
 
     def save(self, path: str | Path) -> None:
         """Raises ConfigError: the files belong to both sides."""
-        raise ConfigError(f"{path}: one side of a Hugging Face tokenizer is not saved alone; use HuggingFaceTokenizer.save")
+        raise ConfigError(
+            f"{path}: one side of a Hugging Face tokenizer is not saved alone; use HuggingFaceTokenizer.save"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,10 +120,14 @@ class HuggingFaceTokenizer(TokenizerPair):
         """All of the line."""
         return self.source.beginning(line, tokens)
 
-    def with_languages(self, source_lang: str | None = None, target_lang: str | None = None) -> "HuggingFaceTokenizer":
+    def with_languages(
+        self, source_lang: str | None = None, target_lang: str | None = None
+    ) -> "HuggingFaceTokenizer":
         """The same between other languages; one that is None stays. Raises ConfigError for a language that it has not."""
         _check_languages(self.opened, source_lang, target_lang)
-        return _assembled(self.opened, source_lang or self.source_lang, target_lang or self.target_lang)
+        return _assembled(
+            self.opened, source_lang or self.source_lang, target_lang or self.target_lang
+        )
 
     def forced_bos_id(self, target_lang: str | None = None) -> int | None:
         """The id that a translation into ``target_lang`` has to begin with, behind the decoder's start.
@@ -131,11 +146,13 @@ class HuggingFaceTokenizer(TokenizerPair):
     def save(self, folder: str | Path) -> None:
         """Write the files that it was read from, byte for byte, into a folder that is there."""
         for name, content in self.opened.files.items():
-            with whole.written(Path(folder) / name) as temporary:
+            with atomic.written(Path(folder) / name) as temporary:
                 temporary.write_bytes(content)
 
 
-def load_huggingface(folder: str | Path, *, source_lang: str | None = None, target_lang: str | None = None) -> HuggingFaceTokenizer:
+def load_huggingface(
+    folder: str | Path, *, source_lang: str | None = None, target_lang: str | None = None
+) -> HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face folder.
 
     ``source_lang`` and ``target_lang`` are codes of its ``languages`` (``en_XX``, ``eng_Latn``, ``en``; of a Marian model with several target
@@ -145,13 +162,17 @@ def load_huggingface(folder: str | Path, *, source_lang: str | None = None, targ
     opened = huggingface_words.open_folder(Path(folder))
     told = opened.told
     _check_languages(opened, source_lang, target_lang)
-    return _assembled(opened, source_lang or told.text("src_lang"), target_lang or told.text("tgt_lang"))
+    return _assembled(
+        opened, source_lang or told.text("src_lang"), target_lang or told.text("tgt_lang")
+    )
 
 
 def _check_languages(opened: Opened, source_lang: str | None, target_lang: str | None) -> None:
     """Raises ConfigError for a language that would be without effect."""
     if source_lang is not None and opened.told.kind is Kind.MARIAN:
-        raise ConfigError(f"{opened.told.folder}: a Marian model reads one language; leave out source_lang={source_lang!r}")
+        raise ConfigError(
+            f"{opened.told.folder}: a Marian model reads one language; leave out source_lang={source_lang!r}"
+        )
     for words, language in ((opened.source, source_lang), (opened.target, target_lang)):
         if language is not None and not opened.languages:
             opened.language_id(words, language)
@@ -161,8 +182,14 @@ def load_run(folder: Path) -> HuggingFaceTokenizer:
     """The tokenizer of a run folder that came of a Hugging Face folder, between the languages that it was saved with."""
     chosen = json_text.read(folder / LANGUAGES_FILE) if (folder / LANGUAGES_FILE).exists() else {}
     known = {"source_lang", "target_lang"}
-    if not isinstance(chosen, dict) or set(chosen) - known or not all(isinstance(code, str | None) for code in chosen.values()):
-        raise InputError(f"{folder / LANGUAGES_FILE}: {shown(chosen)} is no object of source_lang and target_lang")
+    if (
+        not isinstance(chosen, dict)
+        or set(chosen) - known
+        or not all(isinstance(code, str | None) for code in chosen.values())
+    ):
+        raise InputError(
+            f"{folder / LANGUAGES_FILE}: {shown(chosen)} is no object of source_lang and target_lang"
+        )
     return load_huggingface(folder / HUGGINGFACE_FOLDER, **chosen)
 
 
@@ -173,11 +200,13 @@ def save_run(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
     tokenizer.save(inner)
     chosen = {"source_lang": tokenizer.source_lang, "target_lang": tokenizer.target_lang}
     if any(chosen.values()):
-        with whole.written(folder / LANGUAGES_FILE) as temporary:
+        with atomic.written(folder / LANGUAGES_FILE) as temporary:
             temporary.write_text(json.dumps(chosen) + "\n", encoding="utf-8")
 
 
-def _assembled(opened: Opened, source_lang: str | None, target_lang: str | None) -> HuggingFaceTokenizer:
+def _assembled(
+    opened: Opened, source_lang: str | None, target_lang: str | None
+) -> HuggingFaceTokenizer:
     kind = opened.told.kind
     if kind is not Kind.MARIAN:
         source_lang = source_lang or opened.default_language
@@ -188,25 +217,42 @@ def _assembled(opened: Opened, source_lang: str | None, target_lang: str | None)
         start = opened.start_id
         if kind is Kind.MBART and target_lang is not None:
             start = opened.language_id(opened.target, target_lang)
-        sides.append(Side(words, around, pad_id=opened.pad_id, bos_id=start, eos_id=opened.id_of(words, opened.told.eos), digest=digest))
+        sides.append(
+            Side(
+                words,
+                around,
+                pad_id=opened.pad_id,
+                bos_id=start,
+                eos_id=opened.id_of(words, opened.told.eos),
+                digest=digest,
+            )
+        )
     source, target = sides
     return HuggingFaceTokenizer(source, target, opened, source_lang, target_lang)
 
 
-def _around(opened: Opened, words: Words, language: str | None, target_lang: str | None, *, reads: bool) -> Around | ConfigError:
+def _around(
+    opened: Opened, words: Words, language: str | None, target_lang: str | None, *, reads: bool
+) -> Around | ConfigError:
     """What stands before and behind a line; an error to be raised by whoever asks for it where a language is missing."""
     told = opened.told
     end = (opened.id_of(words, told.eos),)
     match told.kind:
         case Kind.BART:
-            return (opened.id_of(words, told.named["cls_token"].content),), (opened.id_of(words, told.named["sep_token"].content),)
+            return (opened.id_of(words, told.named["cls_token"].content),), (
+                opened.id_of(words, told.named["sep_token"].content),
+            )
         case Kind.MARIAN if reads and target_lang is not None and opened.languages:
             return (opened.language_id(words, target_lang),), end
         case Kind.MBART | Kind.MBART50 | Kind.NLLB | Kind.M2M_100:
             if language is None:
                 side = "source_lang" if reads else "target_lang"
-                return ConfigError(f"{told.folder}: give {side}, one of {', '.join(opened.languages[:8])}, ...")
+                return ConfigError(
+                    f"{told.folder}: give {side}, one of {', '.join(opened.languages[:8])}, ..."
+                )
             code = (opened.language_id(words, language),)
-            behind = told.kind is Kind.MBART or (told.kind is Kind.NLLB and told.flag("legacy_behaviour"))
+            behind = told.kind is Kind.MBART or (
+                told.kind is Kind.NLLB and told.flag("legacy_behaviour")
+            )
             return ((), end + code) if behind else (code, end)
     return (), end

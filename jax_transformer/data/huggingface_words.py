@@ -7,14 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from jax_transformer.convert.files import whole
-from jax_transformer.convert.files.whole import shown
-from jax_transformer.data import fast_words, huggingface_files, language_codes, piece_words, sentencepiece_model
+from jax_transformer.data import (
+    fast_words,
+    huggingface_files,
+    language_codes,
+    piece_words,
+    sentencepiece_model,
+)
 from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.storage import atomic
+from jax_transformer.storage.atomic import shown
 
 LONGEST = 200_000_000  # of one file
-_BESIDE = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 _VOCABULARIES: dict[Kind, tuple[str, ...]] = {
     Kind.MARIAN: ("source.spm", "target.spm", "vocab.json"),
     Kind.M2M_100: ("sentencepiece.bpe.model", "vocab.json"),
@@ -25,9 +37,20 @@ _VOCABULARIES: dict[Kind, tuple[str, ...]] = {
     Kind.MBART50: ("sentencepiece.bpe.model",),
     Kind.NLLB: ("sentencepiece.bpe.model",),
 }
-_DEFAULT_LANGUAGE = {Kind.MBART: "en_XX", Kind.MBART50: "en_XX", Kind.NLLB: "eng_Latn", Kind.M2M_100: "en"}
+_DEFAULT_LANGUAGE = {
+    Kind.MBART: "en_XX",
+    Kind.MBART50: "en_XX",
+    Kind.NLLB: "eng_Latn",
+    Kind.M2M_100: "en",
+}
 # How a family writes a language as a token
-_WRITTEN = {Kind.MARIAN: ">>{}<<", Kind.M2M_100: "__{}__", Kind.MBART: "{}", Kind.MBART50: "{}", Kind.NLLB: "{}"}
+_WRITTEN = {
+    Kind.MARIAN: ">>{}<<",
+    Kind.M2M_100: "__{}__",
+    Kind.MBART: "{}",
+    Kind.MBART50: "{}",
+    Kind.NLLB: "{}",
+}
 _PATTERNS = {
     Kind.MARIAN: re.compile(">>([^<>]+)<<"),
     Kind.M2M_100: re.compile("__([a-z]{2,3})__"),
@@ -96,9 +119,16 @@ class Opened:
         """The id of a language. Raises ConfigError where it is none of the folder's."""
         if language not in self.languages:
             if not self.languages:
-                raise ConfigError(f"{self.told.folder}: its tokenizer has no languages; leave out {shown(language)}")
-            near = nearest(language, list(self.languages)) or f"; it has {', '.join(self.languages[:8])}, ..."
-            raise ConfigError(f"{self.told.folder}: its tokenizer has no language {shown(language)}{near}")
+                raise ConfigError(
+                    f"{self.told.folder}: its tokenizer has no languages; leave out {shown(language)}"
+                )
+            near = (
+                nearest(language, list(self.languages))
+                or f"; it has {', '.join(self.languages[:8])}, ..."
+            )
+            raise ConfigError(
+                f"{self.told.folder}: its tokenizer has no language {shown(language)}{near}"
+            )
         return self.id_of(words, _WRITTEN[self.told.kind].format(language))
 
     @property
@@ -122,16 +152,25 @@ def open_folder(folder: Path) -> Opened:
         raise InputError(f"{folder}: no such folder")
     told = huggingface_files.describe(folder)
     files = {name: _bytes(folder / name) for name in _BESIDE if (folder / name).exists()}
-    wanted = [*_VOCABULARIES[told.kind], *(["target_vocab.json"] if told.flag("separate_vocabs") else [])]
+    wanted = [
+        *_VOCABULARIES[told.kind],
+        *(["target_vocab.json"] if told.flag("separate_vocabs") else []),
+    ]
     missing = [name for name in wanted if not (folder / name).is_file()]
     # Marian's and M2M100's own files are what transformers reads, beside a tokenizer.json that others may have made
     own = told.kind in (Kind.MARIAN, Kind.M2M_100)
     if (folder / "tokenizer.json").exists() and (missing or not own):
         files["tokenizer.json"] = _bytes(folder / "tokenizer.json")
-        source: Words = fast_words.from_json(folder / "tokenizer.json", files["tokenizer.json"], told)
+        source: Words = fast_words.from_json(
+            folder / "tokenizer.json", files["tokenizer.json"], told
+        )
         target = source
     elif missing:
-        there = sorted(name for path in folder.iterdir() if (name := path.name).endswith((".json", ".spm", ".model", ".txt")))
+        there = sorted(
+            name
+            for path in folder.iterdir()
+            if (name := path.name).endswith((".json", ".spm", ".model", ".txt"))
+        )
         needs = " and ".join(missing)
         raise InputError(
             f"{folder}: no {needs}{'' if own else ', nor tokenizer.json'}, for {told.kind.value}'s tokenizer (there: "
@@ -146,21 +185,29 @@ def open_folder(folder: Path) -> Opened:
 
 
 def _bytes(path: Path) -> bytes:
-    whole.check_readable(path)
+    atomic.check_readable(path)
     if path.stat().st_size > LONGEST:
-        raise InputError(f"{path}: {path.stat().st_size:,} bytes, over the {LONGEST:,} that a tokenizer's file may have")
+        raise InputError(
+            f"{path}: {path.stat().st_size:,} bytes, over the {LONGEST:,} that a tokenizer's file may have"
+        )
     return path.read_bytes()
 
 
 def _own(folder: Path, files: dict[str, bytes], told: Described) -> tuple[Words, Words]:
     """The vocabularies of source and target in the files of the family; one object where they are one."""
     if told.kind is Kind.BART:
-        words: Words = fast_words.from_merges(folder / "vocab.json", files["vocab.json"], files["merges.txt"], told)
+        words: Words = fast_words.from_merges(
+            folder / "vocab.json", files["vocab.json"], files["merges.txt"], told
+        )
         return words, words
     if told.settings.get("sp_model_kwargs"):
-        raise InputError(f"{folder / 'tokenizer_config.json'}: sp_model_kwargs is {shown(told.settings['sp_model_kwargs'])}; remove it")
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: sp_model_kwargs is {shown(told.settings['sp_model_kwargs'])}; remove it"
+        )
     models = {
-        name: sentencepiece_model.load(folder / name, content) for name, content in files.items() if name.endswith((".spm", ".model"))
+        name: sentencepiece_model.load(folder / name, content)
+        for name, content in files.items()
+        if name.endswith((".spm", ".model"))
     }
     if told.kind not in (Kind.MARIAN, Kind.M2M_100):
         name, model = next(iter(models.items()))
@@ -169,7 +216,9 @@ def _own(folder: Path, files: dict[str, bytes], told: Described) -> tuple[Words,
     path = folder / "vocab.json"
     ids = huggingface_files.vocabulary(path, files["vocab.json"])
     if told.kind is Kind.M2M_100:
-        codes = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}.get(told.text("language_codes") or "m2m100")
+        codes = {"m2m100": language_codes.M2M100, "wmt21": language_codes.WMT21}.get(
+            told.text("language_codes") or "m2m100"
+        )
         if codes is None:
             raise InputError(
                 f"{folder / 'tokenizer_config.json'}: language_codes is {shown(told.text('language_codes'))}, not m2m100 or wmt21"
@@ -178,31 +227,51 @@ def _own(folder: Path, files: dict[str, bytes], told: Described) -> tuple[Words,
         words = piece_words.PieceWords(path, ids, models["sentencepiece.bpe.model"], told)
         return words, words
     reads, writes = models["source.spm"], models["target.spm"]
-    if not told.flag("separate_vocabs"):  # transformers then joins the pieces of a target by the source's model
-        return piece_words.PieceWords(path, ids, reads, told), piece_words.PieceWords(path, ids, writes, told, joins=reads)
+    if not told.flag(
+        "separate_vocabs"
+    ):  # transformers then joins the pieces of a target by the source's model
+        return piece_words.PieceWords(path, ids, reads, told), piece_words.PieceWords(
+            path, ids, writes, told, joins=reads
+        )
     path = folder / "target_vocab.json"
     other = huggingface_files.vocabulary(path, files["target_vocab.json"])
-    return piece_words.PieceWords(folder / "vocab.json", ids, reads, told), piece_words.PieceWords(path, other, writes, told)
+    return piece_words.PieceWords(folder / "vocab.json", ids, reads, told), piece_words.PieceWords(
+        path, other, writes, told
+    )
 
 
 def _languages(told: Described, words: Words) -> tuple[str, ...]:
     if told.kind not in _PATTERNS:
         return ()
     found = [match[1] for name in words.names() if (match := _PATTERNS[told.kind].fullmatch(name))]
-    published = {Kind.MBART: language_codes.MBART, Kind.MBART50: language_codes.MBART50, Kind.NLLB: language_codes.NLLB}.get(told.kind, [])
-    return tuple(dict.fromkeys([*found, *(code for code in published if words.id_of(code) is not None)]))
+    published = {
+        Kind.MBART: language_codes.MBART,
+        Kind.MBART50: language_codes.MBART50,
+        Kind.NLLB: language_codes.NLLB,
+    }.get(told.kind, [])
+    return tuple(
+        dict.fromkeys([*found, *(code for code in published if words.id_of(code) is not None)])
+    )
 
 
 def _check(opened: Opened) -> None:
     """Raises InputError where the model's configuration and the tokenizer are not of one model."""
     told, where = opened.told, opened.told.folder / "config.json"
-    for name, words, key in (("source", opened.source, "vocab_size"), ("target", opened.target, "decoder_vocab_size")):
+    for name, words, key in (
+        ("source", opened.source, "vocab_size"),
+        ("target", opened.target, "decoder_vocab_size"),
+    ):
         size = told.model.get(key if opened.separate else "vocab_size")
         if type(size) is int and size < words.size:
             raise InputError(
                 f"{where}: a vocabulary of {size} is smaller than the tokenizer's of {words.size} ({name}); it is of another model"
             )
-    for key, expected in (("pad_token_id", opened.pad_id), ("eos_token_id", opened.id_of(opened.source, told.eos))):
+    for key, expected in (
+        ("pad_token_id", opened.pad_id),
+        ("eos_token_id", opened.id_of(opened.source, told.eos)),
+    ):
         found = told.model.get(key)
         if type(found) is int and found != expected:
-            raise InputError(f"{where}: {key} is {found}, and the tokenizer's {expected}; it is of another model")
+            raise InputError(
+                f"{where}: {key} is {found}, and the tokenizer's {expected}; it is of another model"
+            )

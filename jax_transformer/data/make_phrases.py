@@ -29,7 +29,9 @@ COMMON = 5  # the fewest pairs of a language that a word of its valid and test p
 DESTINATION = Path(__file__).with_name("phrases.tsv.xz")
 
 Write = Callable[[Locale], str]
-Template = Callable[..., Write]  # called with the generator, then with its row's arguments in TEMPLATES
+Template = Callable[
+    ..., Write
+]  # called with the generator, then with its row's arguments in TEMPLATES
 
 # Few names, so that each is seen many times: a name met only in the test would measure memory, not translation.
 TERRITORIES = "DE AT CH FR ES IT PT BE NL DK SE NO FI PL GR IE TR JP CN IN BR MX CA AU EG MA CL PE CU KE HU UA IS VN AR CO".split()
@@ -85,7 +87,9 @@ def in_groups(value: Decimal, locale: Locale) -> bool:
 def write_counted(patterns: Mapping[str, str], value: Decimal, locale: Locale) -> str:
     """Fill in the pattern of the value's plural form; one that CLDR leaves out is ``other`` (UTS 35), where Babel writes ``1 horas``."""
     pattern = patterns.get(locale.plural_form(value)) or patterns["other"]
-    return pattern.format(numbers.format_decimal(value, locale=locale, group_separator=in_groups(value, locale)))
+    return pattern.format(
+        numbers.format_decimal(value, locale=locale, group_separator=in_groups(value, locale))
+    )
 
 
 def write_unit(value: Decimal, unit: str, length: str, locale: Locale) -> str:
@@ -126,7 +130,9 @@ def date_and_time(rng: Random, style: str, months: Sequence[int] = YEAR) -> Writ
 
     def write(locale: Locale) -> str:
         joined = dates.get_datetime_format(style, locale=locale)
-        return joined.format(dates.format_time(moment, "short", locale=locale), dates.format_date(day, style, locale))
+        return joined.format(
+            dates.format_time(moment, "short", locale=locale), dates.format_date(day, style, locale)
+        )
 
     return write
 
@@ -152,29 +158,50 @@ def time_interval(rng: Random) -> Write:
 
 
 def quantity(rng: Random, units: Sequence[str], length: str) -> Write:
-    unit, value = rng.choice(units), draw_fraction(rng, 3, 1) if rng.random() < 0.3 else draw_integer(rng, 5)
+    unit, value = (
+        rng.choice(units),
+        draw_fraction(rng, 3, 1) if rng.random() < 0.3 else draw_integer(rng, 5),
+    )
     return lambda locale: write_unit(value, unit, length, locale)
 
 
 def two_durations(rng: Random) -> Write:
     """A whole number of one unit and of the next smaller one."""
     larger = rng.randrange(1, len(DURATIONS))
-    parts = [(draw_integer(rng, 2), DURATIONS[larger]), (draw_integer(rng, 2), DURATIONS[larger - 1])]
-    return lambda locale: write_list([write_unit(value, unit, "long", locale) for value, unit in parts], "standard", locale)
+    parts = [
+        (draw_integer(rng, 2), DURATIONS[larger]),
+        (draw_integer(rng, 2), DURATIONS[larger - 1]),
+    ]
+    return lambda locale: write_list(
+        [write_unit(value, unit, "long", locale) for value, unit in parts], "standard", locale
+    )
 
 
 def relative_time(rng: Random) -> Write:
-    field, direction, value = rng.choice(DURATIONS).removeprefix("duration-"), rng.choice(("future", "past")), draw_integer(rng, 3)
-    return lambda locale: write_counted(locale._data["date_fields"][field][direction], value, locale)
+    field, direction, value = (
+        rng.choice(DURATIONS).removeprefix("duration-"),
+        rng.choice(("future", "past")),
+        draw_integer(rng, 3),
+    )
+    return lambda locale: write_counted(
+        locale._data["date_fields"][field][direction], value, locale
+    )
 
 
 def price(rng: Random) -> Write:
-    currency, hundredths = rng.choice(CURRENCIES), Decimal(rng.randrange(1, 10 ** rng.randrange(3, 7)))
+    currency, hundredths = (
+        rng.choice(CURRENCIES),
+        Decimal(rng.randrange(1, 10 ** rng.randrange(3, 7))),
+    )
     value = hundredths if currency == "JPY" else hundredths.scaleb(-2)
 
     def write(locale: Locale) -> str:
-        text = numbers.format_currency(value, currency, locale=locale, group_separator=in_groups(value, locale))
-        return re.sub(r"(?<=[A-Z])(?=\d)", " ", text)  # CLDR's currencySpacing, which Babel does not read: "CHF 5", yet "A$5"
+        text = numbers.format_currency(
+            value, currency, locale=locale, group_separator=in_groups(value, locale)
+        )
+        return re.sub(
+            r"(?<=[A-Z])(?=\d)", " ", text
+        )  # CLDR's currencySpacing, which Babel does not read: "CHF 5", yet "A$5"
 
     return write
 
@@ -182,23 +209,31 @@ def price(rng: Random) -> Write:
 def named_price(rng: Random) -> Write:
     currency, value = rng.choice(CURRENCIES), draw_integer(rng, 4)
     whole = {"format": "#,##0", "currency_digits": False, "format_type": "name"}
-    return lambda locale: numbers.format_currency(value, currency, locale=locale, group_separator=in_groups(value, locale), **whole)
+    return lambda locale: numbers.format_currency(
+        value, currency, locale=locale, group_separator=in_groups(value, locale), **whole
+    )
 
 
 def decimal(rng: Random) -> Write:
     value = draw_integer(rng, 6) if rng.random() < 0.3 else draw_fraction(rng, 4, 2)
-    return lambda locale: numbers.format_decimal(value, locale=locale, group_separator=in_groups(value, locale))
+    return lambda locale: numbers.format_decimal(
+        value, locale=locale, group_separator=in_groups(value, locale)
+    )
 
 
 def percent(rng: Random) -> Write:
     value = (draw_integer(rng, 3) if rng.random() < 0.3 else draw_fraction(rng, 2, 2)).scaleb(-2)
-    return lambda locale: numbers.format_percent(value, locale.percent_formats[None].pattern.replace("0", "0.##"), locale=locale)
+    return lambda locale: numbers.format_percent(
+        value, locale.percent_formats[None].pattern.replace("0", "0.##"), locale=locale
+    )
 
 
 def compact(rng: Random) -> Write:
     tenths = Decimal(rng.randrange(10)).scaleb(-1) if rng.random() < 0.5 else 0
     value = (draw_integer(rng, 3) + tenths).scaleb(rng.choice((3, 6, 9)))
-    return lambda locale: numbers.format_compact_decimal(value, format_type="long", locale=locale, fraction_digits=1)
+    return lambda locale: numbers.format_compact_decimal(
+        value, format_type="long", locale=locale, fraction_digits=1
+    )
 
 
 def names(rng: Random, table: Callable[[Locale], Mapping], keys: Sequence) -> Write:
@@ -211,7 +246,9 @@ def names(rng: Random, table: Callable[[Locale], Mapping], keys: Sequence) -> Wr
 
 def language_of_territory(rng: Random) -> Write:
     language, territory = rng.choice(LANGUAGES), rng.choice(TERRITORIES)
-    return lambda locale: f"{locale.languages[language]} ({locale.territories[territory]})"  # CLDR's localePattern in all four
+    return lambda locale: (
+        f"{locale.languages[language]} ({locale.territories[territory]})"
+    )  # CLDR's localePattern in all four
 
 
 # name: (pairs over all languages, template, its arguments). The sizes favour short phrases, and stay below the number of forms there are.
@@ -260,14 +297,18 @@ def normalise(text: str) -> str:
     return unicodedata.normalize("NFC", re.sub("[\u00a0\u2009\u202f]", " ", text))
 
 
-def draw_pairs(rng: Random, targets: dict[str, set[str]], count: int, template: Template, *arguments: object) -> None:
+def draw_pairs(
+    rng: Random, targets: dict[str, set[str]], count: int, template: Template, *arguments: object
+) -> None:
     """Add to ``targets`` (source to its targets) until ``count`` new sources, a third for each language, are there."""
     english = Locale("en")
     for language in TARGETS:
         locale, goal = Locale(language), len(targets) + count // len(TARGETS)
         while len(targets) < goal:
             write = template(rng, *arguments)
-            targets.setdefault(f"<2{language}> {normalise(write(english))}", set()).add(normalise(write(locale)))
+            targets.setdefault(f"<2{language}> {normalise(write(english))}", set()).add(
+                normalise(write(locale))
+            )
 
 
 def words(source: str, target: str) -> set[str]:
@@ -279,7 +320,10 @@ def split_pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """The split of each pair, in order. One with a rare word, such as the only "1 megabyte", is for training: nothing else teaches it."""
     counts = Counter(word for pair in pairs for word in words(*pair))
     held_out = iter(["test"] * TEST_PAIRS + ["valid"] * VALID_PAIRS)
-    return [next(held_out, "train") if all(counts[word] >= COMMON for word in words(*pair)) else "train" for pair in pairs]
+    return [
+        next(held_out, "train") if all(counts[word] >= COMMON for word in words(*pair)) else "train"
+        for pair in pairs
+    ]
 
 
 def make_text() -> str:
@@ -288,21 +332,40 @@ def make_text() -> str:
     targets: dict[str, set[str]] = {}
     for count, template, *arguments in TEMPLATES.values():
         draw_pairs(rng, targets, count, template, *arguments)
-    pairs = [(source, found.pop()) for source, found in targets.items() if len(found) == 1]  # a source with two targets teaches nothing
+    pairs = [
+        (source, found.pop()) for source, found in targets.items() if len(found) == 1
+    ]  # a source with two targets teaches nothing
     rng.shuffle(pairs)
     header = (
         "# English phrases in German, French and Spanish. Made by jax_transformer/data/make_phrases.py; do not edit.\n"
         f"# Data from Unicode CLDR version {get_cldr_version()} via Babel version {babel.__version__}.\n"
         "# Licence: Unicode License v3 (SPDX Unicode-3.0), Copyright Unicode, Inc.; its text is in PHRASES_LICENSE.\n"
     )
-    return header + "".join(f"{split}\t{source}\t{target}\n" for split, (source, target) in zip(split_pairs(pairs), pairs, strict=True))
+    return header + "".join(
+        f"{split}\t{source}\t{target}\n"
+        for split, (source, target) in zip(split_pairs(pairs), pairs, strict=True)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_transformer.data.make_phrases", description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=DESTINATION, help="the .xz file to write (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_transformer.data.make_phrases", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=DESTINATION,
+        help="the .xz file to write (default: %(default)s)",
+    )
     output = parser.parse_args().output
-    output.write_bytes(lzma.compress(make_text().encode(), format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, preset=9 | lzma.PRESET_EXTREME))
+    output.write_bytes(
+        lzma.compress(
+            make_text().encode(),
+            format=lzma.FORMAT_XZ,
+            check=lzma.CHECK_CRC64,
+            preset=9 | lzma.PRESET_EXTREME,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -40,24 +40,32 @@ def field(value: Any, name: str, where: str) -> str:
     for depth, key in enumerate(name.split("."), 1):
         so_far = ".".join(name.split(".")[:depth])
         if not isinstance(inside, dict):
-            raise errors.InputError(f"{where} has no {so_far!r}: {_kind(inside)} stands where an object should")
+            raise errors.InputError(
+                f"{where} has no {so_far!r}: {_kind(inside)} stands where an object should"
+            )
         if key not in inside:
             known = list(map(str, inside))
-            raise errors.InputError(f"{where} has no {so_far!r}{errors.nearest(key, known)}; known: {', '.join(known)}")
+            raise errors.InputError(
+                f"{where} has no {so_far!r}{errors.nearest(key, known)}; known: {', '.join(known)}"
+            )
         inside = inside[key]
     if not isinstance(inside, str):
         raise errors.InputError(f"{where}: {name!r} is {_kind(inside)}, not text")
     try:
         inside.encode()
     except UnicodeEncodeError:  # JSON can write it, as "\\ud83d"
-        raise errors.InputError(f"{where}: {name!r} has half of a surrogate pair, which is no character") from None
+        raise errors.InputError(
+            f"{where}: {name!r} has half of a surrogate pair, which is no character"
+        ) from None
     return inside
 
 
 def _columns(line: str, where: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
-        raise errors.InputError(f"{where} has {len(columns) - 1} tabs; one must stand between source and target")
+        raise errors.InputError(
+            f"{where} has {len(columns) - 1} tabs; one must stand between source and target"
+        )
     return columns[0], columns[1]
 
 
@@ -69,5 +77,13 @@ def _parsed(line: str, where: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number", str: "text", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        type(None): "null",
+    }
     return names.get(type(value), type(value).__name__)

@@ -38,7 +38,9 @@ def read_lines(path: str | Path) -> list[str]:
         try:
             content = gzip.decompress(content)
         except (EOFError, OSError, zlib.error) as error:
-            raise errors.InputError(f"{path}: the gzip data are truncated or damaged: {error}") from error
+            raise errors.InputError(
+                f"{path}: the gzip data are truncated or damaged: {error}"
+            ) from error
     return split_lines(content, str(path))
 
 
@@ -55,7 +57,9 @@ def split_lines(content: bytes, name: str) -> list[str]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
-        raise errors.InputError(f"{name}: line {line} is not valid UTF-8 (byte 0x{byte:02x}); convert the file to UTF-8") from error
+        raise errors.InputError(
+            f"{name}: line {line} is not valid UTF-8 (byte 0x{byte:02x}); convert the file to UTF-8"
+        ) from error
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -64,7 +68,9 @@ def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
     return paired(read_lines(source_path), read_lines(target_path), source_path, target_path)
 
 
-def paired(sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path) -> Pairs:
+def paired(
+    sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path
+) -> Pairs:
     """The lines of two files as pairs; the paths stand for them in messages."""
     if len(sources) != len(targets):
         raise errors.InputError(
@@ -77,15 +83,21 @@ def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
     """Pairs, less those with an empty side, which teach nothing; ``name`` stands for where they are from in messages."""
     kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
     if not kept:
-        raise errors.InputError(f"{name}: each of the {len(pairs)} pairs has an empty side; nothing is left")
+        raise errors.InputError(
+            f"{name}: each of the {len(pairs)} pairs has an empty side; nothing is left"
+        )
     if all(source == target for source, target in kept):
-        raise errors.InputError(f"{name}: source and target have the same content; one should be the translation of the other")
+        raise errors.InputError(
+            f"{name}: source and target have the same content; one should be the translation of the other"
+        )
     return Pairs(kept, dropped_empty=len(pairs) - len(kept))
 
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
     """The pairs of several files, one after the other."""
-    return Pairs([pair for part in parts for pair in part.pairs], sum(part.dropped_empty for part in parts))
+    return Pairs(
+        [pair for part in parts for pair in part.pairs], sum(part.dropped_empty for part in parts)
+    )
 
 
 def check_readable(paths: Iterable[str | Path]) -> None:
@@ -108,7 +120,10 @@ def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, 
     Told by the words that only one side of ``pairs`` has; True only where they leave no doubt, so False where the sides share their words.
     """
     source, target = _words(pairs, 0), _words(pairs, 1)
-    for side, own, other in ((0, source - target, target - source), (1, target - source, source - target)):
+    for side, own, other in (
+        (0, source - target, target - source),
+        (1, target - source, source - target),
+    ):
         words = _words(others, side)
         straight, crossed = len(words & own), len(words & other)
         if crossed < 20 or crossed < 10 * straight:
@@ -118,7 +133,11 @@ def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, 
 
 def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
     """The words of one side of the first pairs, enough to know a language by."""
-    return {word for pair in pairs[:20_000] for word in re.findall(r"[^\W\d_]+", pair[side][:1000].casefold())}
+    return {
+        word
+        for pair in pairs[:20_000]
+        for word in re.findall(r"[^\W\d_]+", pair[side][:1000].casefold())
+    }
 
 
 def content_hash(pairs: Iterable[tuple[str, str]]) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from jax_transformer.convert.files.whole import shown
 from jax_transformer.data import fast_words
 from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.errors import InputError
+from jax_transformer.storage.atomic import shown
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Added:
             tokens[token.content] = token
         single = sorted(text for text, token in tokens.items() if token.single_word)
         if single:
-            raise InputError(f"{told.folder}: the added token {shown(single[0])} is single_word, which is not supported; remove that")
+            raise InputError(
+                f"{told.folder}: the added token {shown(single[0])} is single_word, which is not supported; remove that"
+            )
         return cls(ids, tokens)
 
     def split(self, line: str) -> list[str]:
@@ -61,7 +63,15 @@ class Added:
 class PieceWords:
     """Text to ids and back by a SentencePiece model and a vocabulary of its pieces."""
 
-    def __init__(self, path: Path, vocabulary: dict[str, int], processor: Any, told: Described, *, joins: Any = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        vocabulary: dict[str, int],
+        processor: Any,
+        told: Described,
+        *,
+        joins: Any = None,
+    ) -> None:
         """``joins`` is the model that makes text of pieces, where it is another."""
         unknown = told.named["unk_token"].content
         if unknown not in vocabulary:
@@ -69,7 +79,9 @@ class PieceWords:
         added = Added.of(told, vocabulary)
         self._processor, self._joins = processor, joins or processor
         self._ids, self._added = vocabulary, added
-        self._texts = {index: text for text, index in vocabulary.items()} | {index: text for text, index in added.ids.items()}
+        self._texts = {index: text for text, index in vocabulary.items()} | {
+            index: text for text, index in added.ids.items()
+        }
         self._unknown, self._unknown_id = unknown, vocabulary[unknown]
         # An added token that only says of itself that it is special is text: transformers asks for a role or the list of extra ones
         self._special = {token.content for token in [*told.named.values(), *told.extra]}
@@ -96,7 +108,9 @@ class PieceWords:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens; of an id without a token, nothing."""
-        tokens = [self._texts[i] for i in ids if i in self._texts and self._texts[i] not in self._special]
+        tokens = [
+            self._texts[i] for i in ids if i in self._texts and self._texts[i] not in self._special
+        ]
         text = self._joins.decode_pieces(tokens)
         text = (text.replace("▁", " ") if self._marian else text).strip()
         return fast_words.cleaned(text) if self._clean else text

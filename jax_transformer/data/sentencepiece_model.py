@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.convert.files.whole import shown
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.atomic import shown
 
 # Of ``sentencepiece_model.proto``: fields of a model, of a piece, of what trained it, of its normalizer; and types of pieces and models
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -38,12 +38,16 @@ def load(path: Path, content: bytes) -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise ConfigError(f"{path}: needs SentencePiece: pip install 'jax-transformer[sentencepiece]'") from None
+        raise ConfigError(
+            f"{path}: needs SentencePiece: pip install 'jax-transformer[sentencepiece]'"
+        ) from None
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not a SentencePiece model: {shown(str(error).splitlines()[0], 120)}") from None
+        raise InputError(
+            f"{path}: not a SentencePiece model: {shown(str(error).splitlines()[0], 120)}"
+        ) from None
     return processor
 
 

@@ -27,7 +27,13 @@ SHARED_FILE = "tokenizer.json"
 SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 # A folder beside them with the files of a Hugging Face folder as they were, and those of them that are vocabularies
 HUGGINGFACE_FOLDER = "huggingface"
-HUGGINGFACE_FILES = ("tokenizer.json", "source.spm", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
+HUGGINGFACE_FILES = (
+    "tokenizer.json",
+    "source.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+)
 
 
 class Tokenizer:
@@ -51,14 +57,18 @@ class Tokenizer:
         self._longest_token = max(map(len, vocabulary)) if lossless else None
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int, *, pad_id: int, bos_id: int, eos_id: int) -> "Tokenizer":
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, *, pad_id: int, bos_id: int, eos_id: int
+    ) -> "Tokenizer":
         """Learn merges from ``lines``, digits apart and language tags whole.
 
         Ids below the largest special that no special takes become ``<unused0>`` and so on.
         """
         specials = {pad_id: PAD, bos_id: BOS, eos_id: EOS}
         if len(specials) < 3 or min(specials) < 0:
-            raise errors.ConfigError(f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct and not negative")
+            raise errors.ConfigError(
+                f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct and not negative"
+            )
         least = max(specials) + 1 + BYTES
         if vocab_size < least:
             raise errors.ConfigError(
@@ -66,7 +76,9 @@ class Tokenizer:
             )
         model = tokenizers.Tokenizer(models.BPE())
         pieces = pre_tokenizers.Split(tokenizers.Regex(PIECES), behavior="isolated")
-        model.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        model.pre_tokenizer = pre_tokenizers.Sequence(
+            [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
         model.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -84,7 +96,10 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """``encode`` of each line, on all cores."""
-        return [encoding.ids for encoding in self._model.encode_batch_fast(list(lines), add_special_tokens=False)]
+        return [
+            encoding.ids
+            for encoding in self._model.encode_batch_fast(list(lines), add_special_tokens=False)
+        ]
 
     def fewest_tokens(self, line: str) -> int:
         """A count that ``encode`` cannot fall below, at no cost: encoding a 10 MB line takes seconds and gigabytes, to be thrown away."""
@@ -212,7 +227,10 @@ class TokenizerPair:
 
 def in_folder(path: str | Path) -> bool:
     """Whether a run folder holds a tokenizer, or at least one of two, or one that came of a Hugging Face folder."""
-    return any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES)) or _huggingface(Path(path)) is not None
+    return (
+        any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES))
+        or _huggingface(Path(path)) is not None
+    )
 
 
 def _huggingface(folder: Path) -> Path | None:
@@ -231,10 +249,14 @@ def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
         return huggingface_tokenizer.load_run(folder)
     if (folder / SHARED_FILE).exists():
         if present:
-            raise errors.InputError(f"{folder}: holds {SHARED_FILE} and {present[0]}; both sides share a vocabulary or each has its own")
+            raise errors.InputError(
+                f"{folder}: holds {SHARED_FILE} and {present[0]}; both sides share a vocabulary or each has its own"
+            )
         return Tokenizer.load(folder / SHARED_FILE)
     if not present:
-        raise errors.InputError(f"{folder / SHARED_FILE}: cannot be read: No such file or directory")
+        raise errors.InputError(
+            f"{folder / SHARED_FILE}: cannot be read: No such file or directory"
+        )
     return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jax_transformer.decoding import Rules
 from jax_transformer.errors import ConfigError
+from jax_transformer.generate.generation_config import Constraints
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
-NONE = Rules()
+NONE = Constraints()
 
 
 class Ids(NamedTuple):
@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
     places: int
     ids: Ids
-    rules: Rules
+    rules: Constraints
 
 
 class Given(NamedTuple):
@@ -45,23 +45,31 @@ def prepare(
     max_length: int | None,
     bos_id: int | None,
     eos_id: int | None,
-    rules: Rules,
+    rules: Constraints,
     first_id: int | Int[AnyArray, " b"] | None,
 ) -> tuple[Given, Frame]:
     """Checked. Raises InputError for a source that the model cannot read, and ConfigError for all else that it cannot do."""
     checked = model.check_source(source)
     vocabulary = model.config.target_vocab_size
-    frame = Frame(places(model, checked, max_length), ids(model, bos_id, eos_id), _within(rules, vocabulary))
+    frame = Frame(
+        places(model, checked, max_length), ids(model, bos_id, eos_id), _within(rules, vocabulary)
+    )
     return Given(checked, _first(first_id, len(checked), vocabulary)), frame
 
 
 def ids(model: Transformer, bos_id: int | None, eos_id: int | None) -> Ids:
     """The given start and end tokens, the config's where None. Raises ConfigError for one outside the vocabulary."""
     config = model.config
-    found = Ids(config.bos_id if bos_id is None else bos_id, config.eos_id if eos_id is None else eos_id, config.target_pad_id)
+    found = Ids(
+        config.bos_id if bos_id is None else bos_id,
+        config.eos_id if eos_id is None else eos_id,
+        config.target_pad_id,
+    )
     for name, value in (("bos_id", found.bos), ("eos_id", found.eos)):
         if not 0 <= value < config.target_vocab_size:
-            raise ConfigError(f"{name}={value} is outside the vocabulary of {config.target_vocab_size}")
+            raise ConfigError(
+                f"{name}={value} is outside the vocabulary of {config.target_vocab_size}"
+            )
     return found
 
 
@@ -75,16 +83,20 @@ def places(model: Transformer, source: Int[Array, "b s"], max_length: int | None
     return min(count, source.shape[1]) if model.config.equal_lengths else count
 
 
-def _within(rules: Rules, vocabulary: int) -> Rules:
+def _within(rules: Constraints, vocabulary: int) -> Constraints:
     """The rules. Raises ConfigError for a token outside the vocabulary, which would be no rule at all."""
     for name, tokens in rules.tokens.items():
         for token in tokens:
             if not 0 <= token < vocabulary:
-                raise ConfigError(f"{name} has {token}, which is outside the vocabulary of {vocabulary}")
+                raise ConfigError(
+                    f"{name} has {token}, which is outside the vocabulary of {vocabulary}"
+                )
     return rules
 
 
-def _first(first: int | Int[AnyArray, " b"] | None, rows: int, vocabulary: int) -> Int[Array, " b"] | None:
+def _first(
+    first: int | Int[AnyArray, " b"] | None, rows: int, vocabulary: int
+) -> Int[Array, " b"] | None:
     """The token that each row begins with as an array, so that another language compiles nothing."""
     if first is None:
         return None

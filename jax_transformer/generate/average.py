@@ -2,7 +2,7 @@
 
 Facts from ``GenerationMixin._beam_search`` of transformers 5.23. It differs from the search in ``search.py`` in what a length costs, and in three
 more things: a hypothesis ends only where it is among the best k continuations of its step; what has no room left has ended; and a row is left by
-one of three rules (:class:`jax_transformer.decoding.EarlyStopping`), of which the first two may miss something better.
+one of three rules (:class:`jax_transformer.generate.generation_config.EarlyStopping`), of which the first two may miss something better.
 """
 
 from functools import partial
@@ -14,10 +14,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.decoding import EarlyStopping
 from jax_transformer.generate import beams as beams_
 from jax_transformer.generate.arguments import Given
 from jax_transformer.generate.beams import Continuations, Search, pick
+from jax_transformer.generate.generation_config import EarlyStopping
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.transformer import Transformer
 
@@ -50,17 +50,27 @@ def best(
     penalty = length_penalty
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
-        full = beams.ended.all() if search.early_stopping is EarlyStopping.FULL else jnp.zeros((), bool)
+        full = (
+            beams.ended.all()
+            if search.early_stopping is EarlyStopping.FULL
+            else jnp.zeros((), bool)
+        )
         return (beams.step < search.frame.places) & beams.open.any() & ~full
 
     def step(beams: _Beams) -> _Beams:
-        found = beams_.continuations(model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given)
+        found = beams_.continuations(
+            model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given
+        )
         ends = (found.tokens == search.frame.ids.eos) | (beams.step + 1 == search.frame.places)
         grown = found.grown(beams.tokens, beams.step)
-        live, chosen = jax.lax.top_k(found.log_probs + _out(ends, found.log_probs.dtype), search.size)
+        live, chosen = jax.lax.top_k(
+            found.log_probs + _out(ends, found.log_probs.dtype), search.size
+        )
         beams = _end(beams, found, grown, ends, penalty, search)
         cache = found.cache.follow(pick(found.parents, chosen))
-        beams = beams._replace(step=beams.step + 1, tokens=pick(grown, chosen), log_probs=live, cache=cache)
+        beams = beams._replace(
+            step=beams.step + 1, tokens=pick(grown, chosen), log_probs=live, cache=cache
+        )
         return beams._replace(open=beams.open & _improvable(beams, penalty, search))
 
     beams = jax.lax.while_loop(unfinished, step, _start(model, given.source, search))
@@ -75,7 +85,9 @@ def _start(model: Transformer, source: Int[Array, "b s"], search: Search) -> _Be
     out = jnp.full(shape, _OUT, dtype)
     none, every = jnp.zeros(shape, bool), jnp.ones(shape[0], bool)
     # All beams start equal: only one may speak at first
-    return _Beams(jnp.zeros((), jnp.int32), empty, out.at[:, 0].set(0), empty, out, none, every, cache)
+    return _Beams(
+        jnp.zeros((), jnp.int32), empty, out.at[:, 0].set(0), empty, out, none, every, cache
+    )
 
 
 def _out(where: Bool[Array, "..."], dtype: np.dtype) -> Float[Array, "..."]:
@@ -86,7 +98,14 @@ def _per_length(length: Array, penalty: Float[Array, ""], dtype: np.dtype) -> Fl
     return length.astype(dtype) ** penalty.astype(dtype)
 
 
-def _end(beams: _Beams, found: Continuations, grown: Array, ends: Bool[Array, "b m"], penalty: Array, search: Search) -> _Beams:
+def _end(
+    beams: _Beams,
+    found: Continuations,
+    grown: Array,
+    ends: Bool[Array, "b m"],
+    penalty: Array,
+    search: Search,
+) -> _Beams:
     """With the best of those that have just ended among those that had."""
     dtype = found.log_probs.dtype
     finished = ends & (jnp.arange(2 * search.size) < search.size)[None]
@@ -109,5 +128,9 @@ def _improvable(beams: _Beams, penalty: Float[Array, ""], search: Search) -> Boo
     if search.early_stopping is EarlyStopping.NEVER:
         length = jnp.where(penalty > 0, search.frame.places, length)
     reachable = beams.log_probs[:, :1] / _per_length(length, penalty, beams.log_probs.dtype)
-    worst = jnp.where(beams.ended, beams.ended_scores.min(axis=1, keepdims=True), jnp.asarray(_OUT, beams.ended_scores.dtype))
+    worst = jnp.where(
+        beams.ended,
+        beams.ended_scores.min(axis=1, keepdims=True),
+        jnp.asarray(_OUT, beams.ended_scores.dtype),
+    )
     return (reachable > worst).any(axis=1)

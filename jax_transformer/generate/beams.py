@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jax_transformer.decoding import EarlyStopping
-from jax_transformer.generate import rules
+from jax_transformer.generate import constraints
 from jax_transformer.generate.arguments import Frame, Given
+from jax_transformer.generate.generation_config import EarlyStopping
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.transformer import Transformer
 
@@ -35,7 +35,9 @@ class Continuations(NamedTuple):
 
     def grown(self, tokens: Int[Array, "b k n"], step: Int[Array, ""]) -> Int[Array, "b m n"]:
         """Their whole hypotheses, of which ``tokens`` are those of the beams."""
-        return jax.lax.dynamic_update_slice_in_dim(pick(tokens, self.parents), self.tokens[:, :, None], step, axis=2)
+        return jax.lax.dynamic_update_slice_in_dim(
+            pick(tokens, self.parents), self.tokens[:, :, None], step, axis=2
+        )
 
 
 def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
@@ -62,7 +64,14 @@ def continuations(
     last = tokens[:, :, jnp.maximum(step - 1, 0)]
     frame = search.frame
     logits, cache = model.decode_step(jnp.where(step == 0, frame.ids.bos, last), cache)
-    scores = rules.apply(frame.rules, jax.nn.log_softmax(logits.astype(log_probs.dtype)), tokens, step, given, frame.ids)
+    scores = constraints.apply(
+        frame.rules,
+        jax.nn.log_softmax(logits.astype(log_probs.dtype)),
+        tokens,
+        step,
+        given,
+        frame.ids,
+    )
     totals = scores + log_probs[:, :, None]
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of each beam is the end token, so enough go on

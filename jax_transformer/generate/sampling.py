@@ -9,10 +9,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jax_transformer.decoding import Rules
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import arguments, stepwise
 from jax_transformer.generate.arguments import NONE, Frame, Given
+from jax_transformer.generate.generation_config import Constraints
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
@@ -29,7 +29,7 @@ def sample(
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Rules = NONE,
+    rules: Constraints = NONE,
     first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """Tokens drawn one after the other from softmax(logits / temperature), cut to the likeliest.
@@ -47,7 +47,9 @@ def sample(
     if not 0 < temperature < float("inf"):
         raise ConfigError(f"temperature={temperature} must be above 0 and finite")
     if not 0 <= top_k <= vocabulary:
-        raise ConfigError(f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, or 0 for all of it")
+        raise ConfigError(
+            f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, or 0 for all of it"
+        )
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
     given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
@@ -56,11 +58,31 @@ def sample(
     if len(rows) != batch:
         raise InputError(f"source has {batch} rows and rows {len(rows)} numbers")
     cut = (top_k, top_p < 1)
-    return _sample(*nnx.split(model), given, key, rows, jnp.asarray(temperature), jnp.asarray(top_p), cut=cut, frame=frame)
+    return _sample(
+        *nnx.split(model),
+        given,
+        key,
+        rows,
+        jnp.asarray(temperature),
+        jnp.asarray(top_p),
+        cut=cut,
+        frame=frame,
+    )
 
 
 @partial(jax.jit, static_argnames=("graphdef", "cut", "frame"))
-def _sample(graphdef: Any, state: Any, given: Given, key: Array, rows: Array, temperature: Array, top_p: Array, *, cut, frame: Frame):
+def _sample(
+    graphdef: Any,
+    state: Any,
+    given: Given,
+    key: Array,
+    rows: Array,
+    temperature: Array,
+    top_p: Array,
+    *,
+    cut,
+    frame: Frame,
+):
     keys = jax.vmap(partial(jax.random.fold_in, key))(rows)
 
     def draw(logits: Float[Array, "b v"], step: Int[Array, ""]) -> Int[Array, " b"]:
@@ -73,12 +95,18 @@ def _sample(graphdef: Any, state: Any, given: Given, key: Array, rows: Array, te
 
 
 def likeliest(
-    logits: Float[Array, "b v"], temperature: Float[Array, ""], top_p: Float[Array, ""], top_k: int, nucleus: bool
+    logits: Float[Array, "b v"],
+    temperature: Float[Array, ""],
+    top_p: Float[Array, ""],
+    top_k: int,
+    nucleus: bool,
 ) -> tuple[Float[Array, "b c"], Int[Array, "b c"]]:
     """The tokens to draw from, likeliest first, and their logits in float32 at least; those outside the nucleus of ``top_p`` have -inf."""
     dtype = np.promote_types(logits.dtype, np.float32)
     scores, tokens = jax.lax.top_k(logits.astype(dtype), top_k or logits.shape[1])
-    scores = (scores - scores[:, :1]) / temperature.astype(dtype)  # never over 0, so that no small temperature makes infinities of them
+    scores = (scores - scores[:, :1]) / temperature.astype(
+        dtype
+    )  # never over 0, so that no small temperature makes infinities of them
     if nucleus:
         probabilities = jax.nn.softmax(scores, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.decoding import EarlyStopping, LengthPenalty, Rules
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import arguments, average, stepwise
 from jax_transformer.generate import beams as beams_
 from jax_transformer.generate.arguments import NONE, Frame, Given
 from jax_transformer.generate.beams import Search, pick
+from jax_transformer.generate.generation_config import Constraints, EarlyStopping, LengthPenalty
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
@@ -27,7 +27,7 @@ def greedy(
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Rules = NONE,
+    rules: Constraints = NONE,
     first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """The likeliest next token, again and again, until every row has ended or has ``max_length`` tokens.
@@ -49,7 +49,13 @@ def greedy(
 
 @partial(jax.jit, static_argnames=("graphdef", "frame"))
 def _greedy(graphdef: Any, state: Any, given: Given, *, frame: Frame) -> Int[Array, "b n"]:
-    return stepwise.generate(graphdef, state, given, lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32), frame)
+    return stepwise.generate(
+        graphdef,
+        state,
+        given,
+        lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32),
+        frame,
+    )
 
 
 def beam(
@@ -63,7 +69,7 @@ def beam(
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Rules = NONE,
+    rules: Constraints = NONE,
     first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
     """The best hypothesis of a beam search, by log-probability over ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7).
@@ -103,7 +109,7 @@ def n_best(
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Rules = NONE,
+    rules: Constraints = NONE,
     first_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """The ``count`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
@@ -111,7 +117,9 @@ def n_best(
     Finished hypotheses come before those that had no room to finish, which are there only where too few have finished.
     """
     if not 1 <= beam_size <= model.config.target_vocab_size // 2:
-        raise ConfigError(f"beam_size={beam_size} must be between 1 and half the vocabulary of {model.config.target_vocab_size}")
+        raise ConfigError(
+            f"beam_size={beam_size} must be between 1 and half the vocabulary of {model.config.target_vocab_size}"
+        )
     if not 1 <= count <= beam_size:
         raise ConfigError(f"count={count} must be between 1 and beam_size={beam_size}")
     if penalty is LengthPenalty.GNMT and not length_penalty >= 0:
@@ -119,7 +127,9 @@ def n_best(
     if penalty is LengthPenalty.AVERAGE and not math.isfinite(length_penalty):
         raise ConfigError(f"length_penalty={length_penalty} must be finite")
     if penalty is LengthPenalty.GNMT and early_stopping is not EarlyStopping.HEURISTIC:
-        raise ConfigError(f"early_stopping={early_stopping} is of the search with penalty=average alone")
+        raise ConfigError(
+            f"early_stopping={early_stopping} is of the search with penalty=average alone"
+        )
     given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
     found = _beam if penalty is LengthPenalty.GNMT else average.best
     search = Search(count, beam_size, frame, early_stopping)
@@ -149,27 +159,37 @@ def _beam(graphdef: Any, state: Any, given: Given, length_penalty: Array, *, sea
         return ((5 + length.astype(dtype)) / 6) ** length_penalty.astype(dtype)
 
     def unfinished(beams: _Beams) -> Bool[Array, ""]:
-        reachable = beams.log_probs[:, 0] / penalty(jnp.asarray(places))  # log-probabilities only fall, and the longest divides them most
+        reachable = beams.log_probs[:, 0] / penalty(
+            jnp.asarray(places)
+        )  # log-probabilities only fall, and the longest divides them most
         return (beams.step < places) & jnp.any(reachable > beams.ended_scores.min(axis=1))
 
     def step(beams: _Beams) -> _Beams:
-        found = beams_.continuations(model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given)
+        found = beams_.continuations(
+            model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given
+        )
         grown = found.grown(beams.tokens, beams.step)
         best, ends = found.log_probs, found.tokens == ids.eos
         if rules != NONE or given.first is not None:  # what they rule out neither goes on nor ends
             best = jnp.maximum(best, lowest)
             ends &= best > lowest
         scores = jnp.where(ends, best / penalty(beams.step + 1), lowest)
-        ended_scores, kept = jax.lax.top_k(jnp.concatenate([beams.ended_scores, scores], axis=1), size)
+        ended_scores, kept = jax.lax.top_k(
+            jnp.concatenate([beams.ended_scores, scores], axis=1), size
+        )
         ended_tokens = pick(jnp.concatenate([beams.ended_tokens, grown], axis=1), kept)
         live, chosen = jax.lax.top_k(jnp.where(ends, lowest, best), size)
         cache = found.cache.follow(pick(found.parents, chosen))
         return _Beams(beams.step + 1, pick(grown, chosen), live, ended_tokens, ended_scores, cache)
 
     empty = jnp.full((batch, size, places), ids.pad, jnp.int32)
-    first = jnp.full((batch, size), lowest).at[:, 0].set(0)  # all beams start equal: only one may speak at first
+    first = (
+        jnp.full((batch, size), lowest).at[:, 0].set(0)
+    )  # all beams start equal: only one may speak at first
     none = jnp.full((batch, size), lowest)
-    beams = jax.lax.while_loop(unfinished, step, _Beams(jnp.zeros((), jnp.int32), empty, first, empty, none, cache))
+    beams = jax.lax.while_loop(
+        unfinished, step, _Beams(jnp.zeros((), jnp.int32), empty, first, empty, none, cache)
+    )
     # The ended ones, and behind them as many of the others as there is room for
     ended = (beams.ended_scores > lowest).sum(axis=1, keepdims=True)
     index = jnp.arange(count, dtype=ended.dtype)[None]

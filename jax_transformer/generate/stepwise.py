@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.generate import rules
+from jax_transformer.generate import constraints
 from jax_transformer.generate.arguments import Frame, Given
 from jax_transformer.transformer import Transformer
 
 Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
 
 
-def generate(graphdef: Any, state: Any, given: Given, choose: Choose, frame: Frame) -> Int[Array, "b n"]:
+def generate(
+    graphdef: Any, state: Any, given: Given, choose: Choose, frame: Frame
+) -> Int[Array, "b n"]:
     """Tokens until every row has ended or the places are full; ``choose`` picks the rows' next tokens from what the rules make of their
     logits, and from the step's number.
 
@@ -31,7 +33,7 @@ def generate(graphdef: Any, state: Any, given: Given, choose: Choose, frame: Fra
     def step(carry):
         token, tokens, cache, done, i = carry
         logits, cache = model.decode_step(token[:, None], cache)
-        scores = rules.apply(frame.rules, logits, tokens[:, None], i, given, ids)
+        scores = constraints.apply(frame.rules, logits, tokens[:, None], i, given, ids)
         token = jnp.where(done, ids.pad, choose(scores[:, 0], i))
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
         return token, tokens, cache, done | (token == ids.eos), i + 1

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jax_transformer.config import HeadMerge, MaskFill, Mixing, ScoreScale, StackConfig, TransformerConfig
+from jax_transformer.config import (
+    HeadMerge,
+    MaskFill,
+    Mixing,
+    ScoreScale,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.linear import linear
 
@@ -50,20 +57,36 @@ def attend(
 
 
 def masked_softmax(
-    scores: Float[Array, "b h q k"], mask: Bool[Array, "#b #h #q k"] | None, fill: MaskFill, *, scale: float
+    scores: Float[Array, "b h q k"],
+    mask: Bool[Array, "#b #h #q k"] | None,
+    fill: MaskFill,
+    *,
+    scale: float,
 ) -> Float[Array, "b h q k"]:
     """The softmax of scaled scores along the keys, where the mask hides some."""
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     lowest = float(jnp.finfo(scores.dtype).min)
-    hidden = {MaskFill.EXCLUDED: lowest, MaskFill.MINUS_INFINITY: -jnp.inf, MaskFill.MINUS_1E20: max(-1e20 * scale, lowest)}[fill]
+    hidden = {
+        MaskFill.EXCLUDED: lowest,
+        MaskFill.MINUS_INFINITY: -jnp.inf,
+        MaskFill.MINUS_1E20: max(-1e20 * scale, lowest),
+    }[fill]
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
-    return jnp.where(mask, weights, jnp.zeros((), weights.dtype)) if fill is MaskFill.EXCLUDED else weights
+    return (
+        jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+        if fill is MaskFill.EXCLUDED
+        else weights
+    )
 
 
 def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
     """What scores are multiplied by."""
-    width = {ScoreScale.HEAD_DIM: config.head_width_of(stack), ScoreScale.D_MODEL: config.d_model, ScoreScale.NONE: 1}[config.score_scale]
+    width = {
+        ScoreScale.HEAD_DIM: config.head_width_of(stack),
+        ScoreScale.D_MODEL: config.d_model,
+        ScoreScale.NONE: 1,
+    }[config.score_scale]
     return 1.0 / math.sqrt(width)
 
 
@@ -74,13 +97,18 @@ class MultiHeadAttention(nnx.Module):
         self.heads, self.width = config.heads(stack), config.head_width_of(stack)
         self.scale, self.rate = (
             score_scale(config, stack),
-            config.attention_dropout if stack.attention_dropout is None else stack.attention_dropout,
+            config.attention_dropout
+            if stack.attention_dropout is None
+            else stack.attention_dropout,
         )
         self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
         inner, init = self.heads * self.width, stack.init or config.init
         bias = config.bias if config.attention_bias is None else config.attention_bias
         self.query, self.key, self.value = (
-            linear(config, init, config.d_model, inner, bias=bias, fused=3, attention=True, rngs=rngs) for _ in range(3)
+            linear(
+                config, init, config.d_model, inner, bias=bias, fused=3, attention=True, rngs=rngs
+            )
+            for _ in range(3)
         )
         self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
 

@@ -48,8 +48,13 @@ class BlockResult(NamedTuple):
 class Idle(nnx.Module):
     """A part and a norm that a block owns and never computes: they belong to the checkpoint, and no optimizer sees them."""
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs):
-        for name, module in (("part", _part(config, stack, branch.parts[0], rngs=rngs)), ("norm", norm(config))):
+    def __init__(
+        self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs
+    ):
+        for name, module in (
+            ("part", _part(config, stack, branch.parts[0], rngs=rngs)),
+            ("norm", norm(config)),
+        ):
             setattr(self, name, module)
         for _, owner in list(nnx.iter_modules(self)):
             for name, value in list(vars(owner).items()):
@@ -69,11 +74,17 @@ class Block(nnx.Module):
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
-        self.relative = RelativeBias(config, stack, rngs=rngs) if stack.positions is Positions.RELATIVE_PER_BLOCK else None
+        self.relative = (
+            RelativeBias(config, stack, rngs=rngs)
+            if stack.positions is Positions.RELATIVE_PER_BLOCK
+            else None
+        )
         if stack.idle:
             self.idle = nnx.List([Idle(config, stack, branch, rngs=rngs) for branch in stack.idle])
 
-    def __call__(self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None) -> BlockResult:
+    def __call__(
+        self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None
+    ) -> BlockResult:
         weights: dict[Part, Weights] = {}
 
         def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
@@ -88,16 +99,24 @@ class Block(nnx.Module):
             elif cache is not None:
                 keys_values = (cache.cross_keys, cache.cross_values)
             else:
-                assert context.memory is not None, "a decoder block needs the memory or a cache of it"
+                assert context.memory is not None, (
+                    "a decoder block needs the memory or a cache of it"
+                )
                 keys_values = attention.keys_values(context.memory)
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
             bias = self._bias(context) if part is Part.SELF else None
-            y, weights[part] = attention(y, keys_values, mask, drop, bias, columns=cache is not None)
+            y, weights[part] = attention(
+                y, keys_values, mask, drop, bias, columns=cache is not None
+            )
             return y
 
         def compute(parts: tuple[Part, ...], drop: Dropout, y: Hidden) -> Hidden:
             for part in parts:
-                y = self.feed_forward(y, context.positions, drop.scope(part)) if part is Part.FFN else attend(part, y, drop.scope(part))
+                y = (
+                    self.feed_forward(y, context.positions, drop.scope(part))
+                    if part is Part.FFN
+                    else attend(part, y, drop.scope(part))
+                )
             return y
 
         for i, (branch, residual) in enumerate(zip(self.branches, self.residuals, strict=True)):
@@ -108,8 +127,13 @@ class Block(nnx.Module):
     def _bias(self, context: Context) -> Float[Array, "1 h q k"] | None:
         if self.relative is None:
             return context.self_bias
-        return self.relative(context.positions, context.positions if context.key_positions is None else context.key_positions)
+        return self.relative(
+            context.positions,
+            context.positions if context.key_positions is None else context.key_positions,
+        )
 
 
-def _part(config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs) -> nnx.Module:
+def _part(
+    config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs
+) -> nnx.Module:
     return (FeedForward if part is Part.FFN else MultiHeadAttention)(config, stack, rngs=rngs)

@@ -20,12 +20,18 @@ class BlockCache(NamedTuple):
     cross_keys: Float[Array, "b h e s"]
     cross_values: Float[Array, "b h e s"]
 
-    def append(self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]) -> "BlockCache":
+    def append(
+        self, keys: Float[Array, "b k h e"], values: Float[Array, "b k h e"], length: Int[Array, ""]
+    ) -> "BlockCache":
         """The cache with the keys and values of the beams' new tokens behind the first ``length`` places."""
         start = length * keys.shape[1]
         return self._replace(
-            self_keys=jax.lax.dynamic_update_slice_in_dim(self.self_keys, columns(keys), start, axis=3),
-            self_values=jax.lax.dynamic_update_slice_in_dim(self.self_values, columns(values), start, axis=3),
+            self_keys=jax.lax.dynamic_update_slice_in_dim(
+                self.self_keys, columns(keys), start, axis=3
+            ),
+            self_values=jax.lax.dynamic_update_slice_in_dim(
+                self.self_values, columns(values), start, axis=3
+            ),
         )
 
 
@@ -68,7 +74,9 @@ class Prefix(NamedTuple):
 
 def own_lineage(batch: int, beams: int, places: int) -> Int[Array, "b k n"]:
     """Every beam its own ancestor."""
-    return jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, places))
+    return jnp.broadcast_to(
+        jnp.arange(beams, dtype=jnp.int32)[None, :, None], (batch, beams, places)
+    )
 
 
 def columns(heads: Float[Array, "b n h e"]) -> Float[Array, "b h e n"]:
@@ -76,7 +84,9 @@ def columns(heads: Float[Array, "b n h e"]) -> Float[Array, "b h e n"]:
     return heads.transpose(0, 2, 3, 1)
 
 
-def block_cache(keys: Float[Array, "b s h e"], values: Float[Array, "b s h e"], entries: int) -> BlockCache:
+def block_cache(
+    keys: Float[Array, "b s h e"], values: Float[Array, "b s h e"], entries: int
+) -> BlockCache:
     """The cache of a block that sees these keys and values of the memory, with room for ``entries`` of the target."""
     room = jnp.zeros((keys.shape[0], *keys.shape[2:], entries), keys.dtype)
     return BlockCache(room, room, columns(keys), columns(values))

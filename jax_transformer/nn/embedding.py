@@ -14,16 +14,24 @@ class Embedding(nnx.Module):
     flax.nnx.Embed would round to the dtype that it was built in, whatever dtype its table was loaded in.
     """
 
-    def __init__(self, config: TransformerConfig, size: int, init: Init | None = None, *, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, size: int, init: Init | None = None, *, rngs: nnx.Rngs
+    ):
         self.padding_trained = config.padding_trained
         deviation = config.d_model**-0.5 if (init or config.init) is Init.XAVIER else 1.0
         self.dtype = config.compute_dtype
-        self.embedding = nnx.Param(nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32))
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32)
+        )
 
     def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
         """The rows of ``ids``, which must lie inside the table; ``valid`` is False at padding."""
         rows = jnp.take(self._table(), ids, axis=0, mode="clip")
-        return rows if self.padding_trained else jnp.where(valid[..., None], rows, jax.lax.stop_gradient(rows))
+        return (
+            rows
+            if self.padding_trained
+            else jnp.where(valid[..., None], rows, jax.lax.stop_gradient(rows))
+        )
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
         """The product with every row: logits."""

@@ -29,13 +29,23 @@ class FeedForward(nnx.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.activation, self.rate = stack.activation, config.activation_dropout
         init = stack.init or config.init
-        self.positions = PositionTable(config, stack, rngs=rngs) if stack.positions_at is PositionsAt.FEED_FORWARD else None
+        self.positions = (
+            PositionTable(config, stack, rngs=rngs)
+            if stack.positions_at is PositionsAt.FEED_FORWARD
+            else None
+        )
         d_ff = stack.d_ff or config.d_ff
         self.up = linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs)
-        self.gate = linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs) if stack.gated else None
+        self.gate = (
+            linear(config, init, config.d_model, d_ff, bias=config.bias, rngs=rngs)
+            if stack.gated
+            else None
+        )
         self.down = linear(config, init, d_ff, config.d_model, bias=config.bias, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout) -> Float[Array, "b n d"]:
+    def __call__(
+        self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout
+    ) -> Float[Array, "b n d"]:
         """``positions`` are those of x in its sequence."""
         if self.positions is not None:
             x = self.positions(x, positions)

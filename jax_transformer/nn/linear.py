@@ -19,15 +19,21 @@ def uniform(bound: float) -> initializers.Initializer:
     return init
 
 
-def flat_dot_general(x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_):
+def flat_dot_general(
+    x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
+):
     """``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes as one.
 
     XLA on CPU turns a matrix product into its fast kernel only where each side has one free and one contracted axis; the gradient of a kernel
     under two leading axes contracts both, and took twice as long.
     """
-    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), "a product of the last axis with the first"
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), (
+        "a product of the last axis with the first"
+    )
     flat = x.reshape(-1, x.shape[-1])
-    product = jax.lax.dot_general(flat, kernel, (((1,), (0,)), ((), ())), precision, preferred_element_type)
+    product = jax.lax.dot_general(
+        flat, kernel, (((1,), (0,)), ((), ())), precision, preferred_element_type
+    )
     return product.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
@@ -63,7 +69,13 @@ def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
 
 
 def _linear(
-    config: TransformerConfig, inputs: int, outputs: int, bias: bool, kernel_bound: float, bias_bound: float, rngs: nnx.Rngs
+    config: TransformerConfig,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    kernel_bound: float,
+    bias_bound: float,
+    rngs: nnx.Rngs,
 ) -> nnx.Linear:
     return nnx.Linear(
         inputs,

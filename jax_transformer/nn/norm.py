@@ -20,7 +20,9 @@ def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d
 
 def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
     """Mean square 1 along the last axis, with ``epsilon`` inside the root: Zhang and Sennrich 2019."""
-    return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype))
+    return x * jax.lax.rsqrt(
+        jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype)
+    )
 
 
 def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
@@ -38,7 +40,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         result_dtype = jnp.dtype(self.compute_dtype or x.dtype)
         dtype = jnp.dtype(jnp.float32) if result_dtype.itemsize < 4 else result_dtype
-        return (root_mean_square(x.astype(dtype), self.epsilon) * self.scale[...].astype(dtype)[None, None]).astype(result_dtype)
+        return (
+            root_mean_square(x.astype(dtype), self.epsilon)
+            * self.scale[...].astype(dtype)[None, None]
+        ).astype(result_dtype)
 
 
 class LayerNorm(nnx.Module):

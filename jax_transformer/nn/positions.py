@@ -7,7 +7,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.config import Init, PositionIndex, Positions, Sinusoids, StackConfig, TransformerConfig
+from jax_transformer.config import (
+    Init,
+    PositionIndex,
+    Positions,
+    Sinusoids,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.config.model import position_row
 
 
@@ -17,7 +24,11 @@ class Frozen(nnx.Variable):
 
 @lru_cache(maxsize=8)
 def sinusoids(
-    length: int, width: int, exponent: float = 1.0, layout: Sinusoids = Sinusoids.INTERLEAVED, first: int = 0
+    length: int,
+    width: int,
+    exponent: float = 1.0,
+    layout: Sinusoids = Sinusoids.INTERLEAVED,
+    first: int = 0,
 ) -> Float[np.ndarray, "n d"]:
     """Vaswani et al. 2017, section 3.5, of the positions from ``first``: column 2i is sin(p / 10000^(2i/d)), column 2i+1 the cosine;
     ``exponent`` times that power. ``layout`` may put the sines into the first half. float64."""
@@ -32,7 +43,11 @@ class PositionTable(nnx.Module):
     """Rows to add to a sequence, one a position."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.kind, self.index, self.exponent = stack.positions, stack.position_index, stack.position_exponent
+        self.kind, self.index, self.exponent = (
+            stack.positions,
+            stack.position_index,
+            stack.position_exponent,
+        )
         self.layout, self.offset = stack.sinusoids, stack.position_offset
         self.length, self.width = config.max_length + self.offset, config.d_model
         self.table: nnx.Variable
@@ -40,22 +55,45 @@ class PositionTable(nnx.Module):
             self.table = Frozen(jnp.asarray(self._sinusoids().astype(np.float32)))
         if self.kind is Positions.LEARNED:
             deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
-            self.table = nnx.Param(nnx.initializers.normal(deviation)(rngs.params(), (self.length, self.width), jnp.float32))
+            self.table = nnx.Param(
+                nnx.initializers.normal(deviation)(
+                    rngs.params(), (self.length, self.width), jnp.float32
+                )
+            )
 
     def __call__(
-        self, x: Float[Array, "b n d"], positions: Int[Array, " n"], valid: Bool[Array, "b n"] | None = None, *, whole: bool = True
+        self,
+        x: Float[Array, "b n d"],
+        positions: Int[Array, " n"],
+        valid: Bool[Array, "b n"] | None = None,
+        *,
+        whole: bool = True,
     ) -> Float[Array, "b n d"]:
         """``x`` plus the rows at ``positions``. ``valid`` is False at padding; ``whole`` tells that x is a sequence from its first token."""
         if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
             return x
-        table = jnp.asarray(self._sinusoids().astype(x.dtype)) if self.kind is Positions.SINUSOIDAL else self.table[...]
+        table = (
+            jnp.asarray(self._sinusoids().astype(x.dtype))
+            if self.kind is Positions.SINUSOIDAL
+            else self.table[...]
+        )
         table = table.astype(x.dtype)
         if self.index is PositionIndex.NOT_PADDING and valid is not None:
-            rows = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0) if whole else positions[None]
-            return x + jnp.where(valid[..., None], jnp.take(table, rows + self.offset, axis=0), jnp.zeros((), x.dtype))
+            rows = (
+                jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+                if whole
+                else positions[None]
+            )
+            return x + jnp.where(
+                valid[..., None],
+                jnp.take(table, rows + self.offset, axis=0),
+                jnp.zeros((), x.dtype),
+            )
         rows = positions
         if self.index is PositionIndex.TRUNCATED_COSINE:
-            rows = jnp.asarray([position_row(self.index, i) for i in range(self.length)], jnp.int32)[positions]
+            rows = jnp.asarray(
+                [position_row(self.index, i) for i in range(self.length)], jnp.int32
+            )[positions]
         return x + jnp.take(table, rows + self.offset, axis=0)[None]
 
     def _sinusoids(self) -> Float[np.ndarray, "n d"]:

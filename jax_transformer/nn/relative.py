@@ -21,8 +21,12 @@ def buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]
     single = count // 2
     distances = np.arange(length)
     ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(single)
-    scaled = np.log(ratios) / np.float32(math.log(max_distance / single)) * np.float32(count - single)
-    return np.where(distances < single, distances, np.minimum(single + scaled.astype(np.int64), count - 1)).astype(np.int32)
+    scaled = (
+        np.log(ratios) / np.float32(math.log(max_distance / single)) * np.float32(count - single)
+    )
+    return np.where(
+        distances < single, distances, np.minimum(single + scaled.astype(np.int64), count - 1)
+    ).astype(np.int32)
 
 
 class RelativeBias(nnx.Module):
@@ -33,16 +37,26 @@ class RelativeBias(nnx.Module):
         self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
         self.dtype = config.compute_dtype
         shape = (stack.relative_buckets, config.heads(stack))
-        self.embedding = nnx.Param(nnx.initializers.normal(config.d_model**-0.5)(rngs.params(), shape, jnp.float32))
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(config.d_model**-0.5)(rngs.params(), shape, jnp.float32)
+        )
 
-    def __call__(self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]) -> Float[Array, "1 h q k"]:
+    def __call__(
+        self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]
+    ) -> Float[Array, "1 h q k"]:
         """What is added to the scores."""
         table = self.embedding[...]
         count = table.shape[0] // self.directions
         distances = key_positions[None, :] - query_positions[:, None]
-        known = buckets(self.max_distance + 1, count, self.max_distance)  # and from there on the same
+        known = buckets(
+            self.max_distance + 1, count, self.max_distance
+        )  # and from there on the same
         index = jnp.asarray(known)[jnp.minimum(jnp.abs(distances), self.max_distance)]
         behind = distances > 0
-        index = index + jnp.where(behind, count, 0) if self.directions == 2 else jnp.where(behind, 0, index)
+        index = (
+            index + jnp.where(behind, count, 0)
+            if self.directions == 2
+            else jnp.where(behind, 0, index)
+        )
         bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
         return bias.transpose(2, 0, 1)[None]

@@ -16,11 +16,21 @@ class ResidualBranch(nnx.Module):
     """A residual connection with its norm around whatever a branch computes."""
 
     def __init__(self, config: TransformerConfig, branch: Branch):
-        self.placement, self.site, self.source = config.norm_placement, config.dropout_site, branch.residual
+        self.placement, self.site, self.source = (
+            config.norm_placement,
+            config.dropout_site,
+            branch.residual,
+        )
         self.rate = config.dropout if branch.dropout is None else branch.dropout
         self.norm = norm(config)
 
-    def __call__(self, x: Hidden, branch: Callable[[Hidden], Hidden], memory: Float[Array, "b s d"] | None, dropout: Dropout) -> Hidden:
+    def __call__(
+        self,
+        x: Hidden,
+        branch: Callable[[Hidden], Hidden],
+        memory: Float[Array, "b s d"] | None,
+        dropout: Dropout,
+    ) -> Hidden:
         """Post-norm ``norm(x + f(x))``, pre-norm ``x + f(norm(x))``, with dropout on f or, after the norm, on the result."""
         residual = memory if self.source is Residual.MEMORY else x
         assert residual is not None, "the configuration lets only decoders add the memory"

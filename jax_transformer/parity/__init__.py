@@ -7,7 +7,12 @@ if TYPE_CHECKING:
     from jax_transformer.parity.comparison import compare, compare_recorded
     from jax_transformer.parity.report import DifferentError, Report
 
-_HOMES = {"compare": "comparison", "compare_recorded": "comparison", "Report": "report", "DifferentError": "report"}
+_HOMES = {
+    "compare": "comparison",
+    "compare_recorded": "comparison",
+    "Report": "report",
+    "DifferentError": "report",
+}
 
 __all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
 

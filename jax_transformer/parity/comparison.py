@@ -19,7 +19,7 @@ from jax_transformer.parity.recording import Recording, Subject
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 
-Rules = Mapping[str, str] | Sequence[tuple[str, str]]
+Constraints = Mapping[str, str] | Sequence[tuple[str, str]]
 Theirs = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 """A PyTorch model as what it records, of a dtype, a seed and a batch: in this process or in another."""
 
@@ -28,7 +28,7 @@ def compare(
     flax_model: Any,
     torch_module: Any,
     batch: Sequence[np.ndarray],
-    rules_or_pairs: Rules | None = None,
+    rules_or_pairs: Constraints | None = None,
     *,
     dtype: str | None = None,
     gradients: bool = True,
@@ -52,19 +52,28 @@ def compare(
 
     Raises ConfigError where modules cannot be paired, the models do not give outputs of one shape, or the dtype is none to compare in.
     """
-    from jax_transformer.convert import torch_bridge
+    from jax_transformer import torch_bridge
 
     def record(kind: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
         return torch_bridge.recorded(torch_module, batch, dtype=kind, seed=seed, call=call_torch)
 
-    return compare_recorded(flax_model, record, batch, rules_or_pairs, dtype=dtype, gradients=gradients, seed=seed, call=call_flax)
+    return compare_recorded(
+        flax_model,
+        record,
+        batch,
+        rules_or_pairs,
+        dtype=dtype,
+        gradients=gradients,
+        seed=seed,
+        call=call_flax,
+    )
 
 
 def compare_recorded(
     flax_model: Any,
     theirs: Theirs,
     batch: Sequence[np.ndarray],
-    rules_or_pairs: Rules | None = None,
+    rules_or_pairs: Constraints | None = None,
     *,
     dtype: str | None = None,
     gradients: bool = True,
@@ -81,11 +90,16 @@ def compare_recorded(
     runs: dict[str, tuple[Recording, Any]] = {}
     for kind in dict.fromkeys(("float64", "float32", native)):
         with _precisely(kind):
-            runs[kind] = recording.record(subject, batch, dtype=kind, seed=drawn), theirs(kind, drawn, batch)
+            runs[kind] = (
+                recording.record(subject, batch, dtype=kind, seed=drawn),
+                theirs(kind, drawn, batch),
+            )
     ours, other = runs["float64"]
     found = _pairs(flax_model, rules_or_pairs, ours, other)
     notes = []
-    if narrow := sorted({place for place, array in ours.arrays.items() if array.dtype != np.float64}):
+    if narrow := sorted(
+        {place for place, array in ours.arrays.items() if array.dtype != np.float64}
+    ):
         notes.append(
             f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever they are given: their rounding is not known"
         )
@@ -94,7 +108,12 @@ def compare_recorded(
         entries=tuple(made.entries(found, parameters.of_pairs(flax_model, subject, found))),
         result=made.result(),
         dtype=native,
-        about={"jax": jax.__version__, "batch": [list(array.shape) for array in batch], "seed": drawn, "pairs": len(found)},
+        about={
+            "jax": jax.__version__,
+            "batch": [list(array.shape) for array in batch],
+            "seed": drawn,
+            "pairs": len(found),
+        },
         notes=tuple(notes),
     )
 
@@ -108,7 +127,9 @@ def _subject(model: Any, call: Callable[..., Any] | None) -> Subject:
         return recording.of_nnx(model, call)
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], linen.Module):
         return recording.of_linen(*model, call)
-    raise ConfigError(f"a {type(model).__name__} is neither an nnx.Module nor (linen.Module, variables)")
+    raise ConfigError(
+        f"a {type(model).__name__} is neither an nnx.Module nor (linen.Module, variables)"
+    )
 
 
 def _split(model: Any) -> set[str]:
@@ -116,24 +137,46 @@ def _split(model: Any) -> set[str]:
     The gradient of its input is then that of the queries alone; those of its weights, and of what stands before it, are compared."""
     if not isinstance(model, Transformer | Encoder):
         return set()
-    return {".".join(map(str, path)) for path, part in nnx.iter_modules(model) if isinstance(part, MultiHeadAttention)}
+    return {
+        ".".join(map(str, path))
+        for path, part in nnx.iter_modules(model)
+        if isinstance(part, MultiHeadAttention)
+    }
 
 
 def _native(subject: Subject) -> str:
-    kinds = {np.dtype(array.dtype).name for array in subject.parameters.values()} & {"float64", "float32", "bfloat16", "float16"}
+    kinds = {np.dtype(array.dtype).name for array in subject.parameters.values()} & {
+        "float64",
+        "float32",
+        "bfloat16",
+        "float16",
+    }
     return min(kinds, key=lambda name: np.dtype(jax.numpy.dtype(name)).itemsize, default="float32")
 
 
 @contextlib.contextmanager
 def _precisely(kind: str) -> Iterator[None]:
-    with jax.enable_x64(kind == "float64" or bool(jax.config.read("jax_enable_x64"))), jax.default_matmul_precision("highest"):
+    with (
+        jax.enable_x64(kind == "float64" or bool(jax.config.read("jax_enable_x64"))),
+        jax.default_matmul_precision("highest"),
+    ):
         yield
 
 
-def _pairs(model: Any, rules: Rules | None, ours: Recording, theirs: Any) -> list[Pair]:
-    called = [dict.fromkeys(key.rpartition("#")[0] for key in order) for order in (ours.order, theirs.order)]
+def _pairs(model: Any, rules: Constraints | None, ours: Recording, theirs: Any) -> list[Pair]:
+    called = [
+        dict.fromkeys(key.rpartition("#")[0] for key in order)
+        for order in (ours.order, theirs.order)
+    ]
     if rules is not None:
         return pairs.of_rules(rules, *called)
     if isinstance(model, Transformer | Encoder):
-        return pairs.of_table(convert.weight_table(model.config, "encoder" if isinstance(model, Encoder) else "model"), *called)
-    raise ConfigError("say which modules are which: only this project's models have a weight table; {'torch.name.{i}': 'flax.name.{i}'}")
+        return pairs.of_table(
+            convert.weight_table(
+                model.config, "encoder" if isinstance(model, Encoder) else "model"
+            ),
+            *called,
+        )
+    raise ConfigError(
+        "say which modules are which: only this project's models have a weight table; {'torch.name.{i}': 'flax.name.{i}'}"
+    )

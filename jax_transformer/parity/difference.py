@@ -97,7 +97,11 @@ def _ulps(a: np.ndarray, b: np.ndarray, gap: np.ndarray, dtype: str) -> float:
     if not ok.any():
         return math.inf if np.isinf(gap).any() else 0.0
     _, exponent = np.frexp(larger[ok])
-    return float((gap[ok] / np.ldexp(epsilon(dtype), exponent - 1)).max()) if np.isfinite(gap).all() else math.inf
+    return (
+        float((gap[ok] / np.ldexp(epsilon(dtype), exponent - 1)).max())
+        if np.isfinite(gap).all()
+        else math.inf
+    )
 
 
 def _cosine(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:

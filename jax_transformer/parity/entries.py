@@ -27,13 +27,20 @@ class Measured:
     @property
     def agrees(self) -> bool:
         """Whether rounding explains it; NaN on one side alone, in either dtype, nothing explains."""
-        return self.times < FAULT and self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
+        return (
+            self.times < FAULT
+            and self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
+        )
 
     def to_data(self) -> dict[str, Any]:
         return {
             "agrees": self.agrees,
             "float64": self.wide.to_data() | {"times_floor": _number(self.times)},
-            "run": self.narrow.to_data() | {"times_floor": _number(self.narrow_times), "errors": [self.error_ours, self.error_theirs]},
+            "run": self.narrow.to_data()
+            | {
+                "times_floor": _number(self.narrow_times),
+                "errors": [self.error_ours, self.error_theirs],
+            },
         }
 
 
@@ -66,13 +73,20 @@ class Entry:
     @property
     def gradients(self) -> Measured | None:
         """Of the gradients of its input and its parameters, the one that is furthest apart."""
-        found = [*self.parameters.values(), *([self.input_gradient] if self.input_gradient is not None else [])]
+        found = [
+            *self.parameters.values(),
+            *([self.input_gradient] if self.input_gradient is not None else []),
+        ]
         return max(found, key=lambda measured: measured.times, default=None)
 
     @property
     def faulty(self) -> bool:
         """Whether what goes in agrees and what comes out does not."""
-        return (self.input is None or self.input.agrees) and self.output is not None and not self.output.agrees
+        return (
+            (self.input is None or self.input.agrees)
+            and self.output is not None
+            and not self.output.agrees
+        )
 
     @property
     def faulty_backward(self) -> bool:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.files import safetensors
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import difference
 from jax_transformer.parity.comparison import Theirs
 from jax_transformer.parity.difference import FAULT
 from jax_transformer.parity.other_process import recording_of
+from jax_transformer.storage import safetensors
 
 DTYPES = ("float64", "float32")
 VERSION = 1
@@ -43,8 +43,12 @@ class Golden:
         if dtype not in self.order:
             raise ConfigError(f"{self.path}: has {' and '.join(self.order)}, not {dtype}")
         if seed not in (None, self.seed):
-            raise ConfigError(f"{self.path}: its gradients are those of seed {self.seed}, not {seed}")
-        if len(batch) != len(self.batch) or not all(np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)):
+            raise ConfigError(
+                f"{self.path}: its gradients are those of seed {self.seed}, not {seed}"
+            )
+        if len(batch) != len(self.batch) or not all(
+            np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)
+        ):
             raise ConfigError(f"{self.path}: was recorded on another batch: take the golden's own")
         return recording_of(self.arrays, dtype, self.order[dtype])
 
@@ -64,8 +68,12 @@ def make(
     """
     batch = [np.asarray(array) for array in batch]
     recorded = {dtype: theirs(dtype, seed, batch) for dtype in DTYPES}
-    arrays = {f"{dtype}/{name}": array for dtype, made in recorded.items() for name, array in _named(made)}
-    arrays |= {f"batch/{i}": array for i, array in enumerate(batch)} | {f"state/{name}": array for name, array in (state or {}).items()}
+    arrays = {
+        f"{dtype}/{name}": array for dtype, made in recorded.items() for name, array in _named(made)
+    }
+    arrays |= {f"batch/{i}": array for i, array in enumerate(batch)} | {
+        f"state/{name}": array for name, array in (state or {}).items()
+    }
     about = {
         "version": VERSION,
         "seed": seed,
@@ -87,7 +95,9 @@ def load(path: str | Path) -> Golden:
     """Raises InputError where the file is no golden, of another version, or not as it was written."""
     text = safetensors.metadata(path).get("golden")
     if text is None:
-        raise InputError(f"{path}: is no golden: it was not written by `jax-transformer golden make`")
+        raise InputError(
+            f"{path}: is no golden: it was not written by `jax-transformer golden make`"
+        )
     try:
         about = json.loads(text)
         version, hashes = about["version"], about["sha256"]
@@ -95,13 +105,23 @@ def load(path: str | Path) -> Golden:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: its description as a golden cannot be read: {error!r}") from None
     if version != VERSION:
-        raise InputError(f"{path}: is a golden of version {version}, and this reads version {VERSION}: make it again")
+        raise InputError(
+            f"{path}: is a golden of version {version}, and this reads version {VERSION}: make it again"
+        )
     arrays = safetensors.read(path)
     if wrong := [group for group, found in _hashes(arrays).items() if hashes.get(group) != found]:
-        raise InputError(f"{path}: {', '.join(wrong)} are not as they were written: their SHA-256 differs")
+        raise InputError(
+            f"{path}: {', '.join(wrong)} are not as they were written: their SHA-256 differs"
+        )
     seed, order, source, versions = parts
-    batch = tuple(arrays[f"batch/{i}"] for i in range(sum(name.startswith("batch/") for name in arrays)))
-    state = {name.removeprefix("state/"): array for name, array in arrays.items() if name.startswith("state/")}
+    batch = tuple(
+        arrays[f"batch/{i}"] for i in range(sum(name.startswith("batch/") for name in arrays))
+    )
+    state = {
+        name.removeprefix("state/"): array
+        for name, array in arrays.items()
+        if name.startswith("state/")
+    }
     return Golden(Path(path), batch, seed, state, arrays, order, source, versions)
 
 
@@ -127,11 +147,20 @@ def again(golden: Golden, theirs: Theirs) -> Again:
     exact, rounded, wrong = 0, 0, []
     made = {dtype: dict(_named(theirs(dtype, golden.seed, golden.batch))) for dtype in golden.order}
     for dtype, now in made.items():
-        then = {n.removeprefix(f"{dtype}/"): a for n, a in golden.arrays.items() if n.startswith(f"{dtype}/")}
-        wrong += [f"{dtype} {name}: only {'recorded' if name in then else 'made now'}" for name in sorted(then.keys() ^ now.keys())]
+        then = {
+            n.removeprefix(f"{dtype}/"): a
+            for n, a in golden.arrays.items()
+            if n.startswith(f"{dtype}/")
+        }
+        wrong += [
+            f"{dtype} {name}: only {'recorded' if name in then else 'made now'}"
+            for name in sorted(then.keys() ^ now.keys())
+        ]
         for name in sorted(then.keys() & now.keys()):
             if then[name].shape != now[name].shape:
-                wrong.append(f"{dtype} {name}: {then[name].shape} was recorded, {now[name].shape} is made now")
+                wrong.append(
+                    f"{dtype} {name}: {then[name].shape} was recorded, {now[name].shape} is made now"
+                )
             elif then[name].tobytes() == now[name].tobytes():
                 exact += 1
             else:
@@ -141,12 +170,18 @@ def again(golden: Golden, theirs: Theirs) -> Again:
                 if times < FAULT:
                     rounded += 1
                 else:
-                    wrong.append(f"{dtype} {name}: differs by {found.max_abs:.3g} at {found.where}, {times:.0e}× rounding")
+                    wrong.append(
+                        f"{dtype} {name}: differs by {found.max_abs:.3g} at {found.where}, {times:.0e}× rounding"
+                    )
     return Again(exact, rounded, tuple(wrong))
 
 
 def _named(made: Any) -> list[tuple[str, np.ndarray]]:
-    groups = [(f"{group}/{name}", array) for group in ("arrays", "parameters") for name, array in getattr(made, group).items()]
+    groups = [
+        (f"{group}/{name}", array)
+        for group in ("arrays", "parameters")
+        for name, array in getattr(made, group).items()
+    ]
     return [*groups, ("result", made.result)]
 
 
@@ -161,4 +196,8 @@ def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    return {"torch": metadata.version("torch"), "numpy": np.__version__, "python": platform.python_version()}
+    return {
+        "torch": metadata.version("torch"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_transformer.convert.files import safetensors
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity.recording import Recording
+from jax_transformer.storage import safetensors
 
 LIMIT = 1800
 """Seconds that one run in the other environment may take."""
@@ -42,16 +42,29 @@ class OtherProcess:
             self._made, self._of = {}, asked
         if dtype not in self._made:
             # Starting the other process takes longer than a run: both of a comparison's in one
-            self._run(("float64", "float32") if not self._made and dtype in ("float64", "float32") else (dtype,), seed, batch)
+            self._run(
+                ("float64", "float32")
+                if not self._made and dtype in ("float64", "float32")
+                else (dtype,),
+                seed,
+                batch,
+            )
         return self._made[dtype]
 
     def _run(self, dtypes: Sequence[str], seed: int | None, batch: Sequence[np.ndarray]) -> None:
         if ":" not in self.factory:
-            raise ConfigError(f"{self.factory}: say which callable gives the PyTorch module, as package.module:callable")
-        arrays = {f"batch/{i}": array for i, array in enumerate(batch)} | {f"state/{name}": a for name, a in (self.state or {}).items()}
+            raise ConfigError(
+                f"{self.factory}: say which callable gives the PyTorch module, as package.module:callable"
+            )
+        arrays = {f"batch/{i}": array for i, array in enumerate(batch)} | {
+            f"state/{name}": a for name, a in (self.state or {}).items()
+        }
         settings = json.dumps({"batch": len(batch), "dtypes": dtypes, "seed": seed})
         with tempfile.TemporaryDirectory() as folder:
-            request, result = Path(folder, "request.safetensors"), Path(folder, "result.safetensors")
+            request, result = (
+                Path(folder, "request.safetensors"),
+                Path(folder, "result.safetensors"),
+            )
             safetensors.write(request, arrays, {"settings": settings})
             self._execute([str(request), str(result), self.factory])
             about, found = safetensors.metadata(result), safetensors.read(result)
@@ -63,7 +76,13 @@ class OtherProcess:
         python = self.python or sys.executable
         command = [python, str(script()), *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=os.environ | {"PYTHONUTF8": "1"})
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                env=os.environ | {"PYTHONUTF8": "1"},
+            )
         except OSError as error:
             raise ConfigError(f"{python}: cannot be run: {error.strerror or error}") from None
         except subprocess.TimeoutExpired:
@@ -76,12 +95,21 @@ class OtherProcess:
 def script() -> Path:
     """The file that the other interpreter runs: plain PyTorch. Finding it imports no torch."""
     found = importlib.util.find_spec("torch_reference")
-    assert found is not None and found.submodule_search_locations, "torch_reference comes with this package"
+    assert found is not None and found.submodule_search_locations, (
+        "torch_reference comes with this package"
+    )
     return Path(found.submodule_search_locations[0]) / "recording.py"
 
 
 def recording_of(arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]) -> Recording:
     """What a file holds of one dtype, under ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``."""
-    own = {name.removeprefix(f"{dtype}/"): array for name, array in arrays.items() if name.startswith(f"{dtype}/")}
-    groups = [{n.partition("/")[2]: a for n, a in own.items() if n.startswith(f"{group}/")} for group in ("arrays", "parameters")]
+    own = {
+        name.removeprefix(f"{dtype}/"): array
+        for name, array in arrays.items()
+        if name.startswith(f"{dtype}/")
+    }
+    groups = [
+        {n.partition("/")[2]: a for n, a in own.items() if n.startswith(f"{group}/")}
+        for group in ("arrays", "parameters")
+    ]
     return Recording(list(order), groups[0], groups[1], own["result"])

@@ -15,4 +15,7 @@ def write(path: str | Path, report: Report, *, title: str) -> None:
 
 def render(data: dict[str, Any]) -> str:
     """The page's text."""
-    return webpage.render(resources.files("jax_transformer.parity").joinpath("page.html").read_text(encoding="utf-8"), data)
+    return webpage.render(
+        resources.files("jax_transformer.parity").joinpath("page.html").read_text(encoding="utf-8"),
+        data,
+    )

@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from jax_transformer.convert.rules import Rule, Table
 from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.weights.rules import Rule, Table
 
 
 class Pair(NamedTuple):
@@ -24,9 +24,16 @@ def of_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> li
     """
     # A table of relative positions counts for no block: T5 keeps the whole stack's in the first
     rules = [rule for rule in table if isinstance(rule, Rule)]
-    numbered = [(i, rule) for i, rule in enumerate(rules) if not any(".relative." in name for name in rule.flax)]
+    numbered = [
+        (i, rule)
+        for i, rule in enumerate(rules)
+        if not any(".relative." in name for name in rule.flax)
+    ]
     own = _owners([(name, (i, name)) for i, rule in numbered for name in rule.flax], ours)
-    found = {frozenset(rule for rule, _ in held): name for name, held in _owners([(r.torch, (i, "")) for i, r in numbered], theirs).items()}
+    found = {
+        frozenset(rule for rule, _ in held): name
+        for name, held in _owners([(r.torch, (i, "")) for i, r in numbered], theirs).items()
+    }
     pairs = {}
     for name, held in own.items():
         weights = frozenset(i for i, _ in held)
@@ -36,9 +43,13 @@ def of_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> li
     return list(pairs.values())
 
 
-def _owners(weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]) -> dict[str, set[tuple[int, str]]]:
+def _owners(
+    weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]
+) -> dict[str, set[tuple[int, str]]]:
     """What each module holds, outer modules before those within."""
-    owned: dict[str, set[tuple[int, str]]] = {name: set() for name in sorted(modules, key=lambda name: name.count("."))}
+    owned: dict[str, set[tuple[int, str]]] = {
+        name: set() for name in sorted(modules, key=lambda name: name.count("."))
+    }
     for name, weight in weights:
         words = name.split(".")
         for end in range(1, len(words)):
@@ -47,7 +58,11 @@ def _owners(weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[
     return {name: held for name, held in owned.items() if held}
 
 
-def of_rules(rules: Mapping[str, str] | Sequence[tuple[str, str]], ours: Collection[str], theirs: Collection[str]) -> list[Pair]:
+def of_rules(
+    rules: Mapping[str, str] | Sequence[tuple[str, str]],
+    ours: Collection[str],
+    theirs: Collection[str],
+) -> list[Pair]:
     """The pairs that ``{"their.layers.{i}": "our.blocks.{i}"}`` names; each ``{word}`` stands for one part of a name, the same on both sides.
 
     Raises ConfigError for a rule that meets no module, naming the nearest.
@@ -56,14 +71,20 @@ def of_rules(rules: Mapping[str, str] | Sequence[tuple[str, str]], ours: Collect
     for their_rule, our_rule in rules.items() if isinstance(rules, Mapping) else rules:
         words = re.findall(r"\{(\w+)\}", their_rule)
         if sorted(words) != sorted(re.findall(r"\{(\w+)\}", our_rule)):
-            raise ConfigError(f"the rule {their_rule!r}: {our_rule!r} has different placeholders on its two sides")
+            raise ConfigError(
+                f"the rule {their_rule!r}: {our_rule!r} has different placeholders on its two sides"
+            )
         pattern = re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(their_rule)))
         met = [match for match in map(pattern.fullmatch, theirs) if match]
         if not met:
-            raise ConfigError(f"the PyTorch model has no module {their_rule!r}{nearest(their_rule, sorted(theirs))}")
+            raise ConfigError(
+                f"the PyTorch model has no module {their_rule!r}{nearest(their_rule, sorted(theirs))}"
+            )
         for match in met:
             name = our_rule.format(**match.groupdict())
             if name not in ours:
-                raise ConfigError(f"the Flax model has no module {name!r}{nearest(name, sorted(ours))}")
+                raise ConfigError(
+                    f"the Flax model has no module {name!r}{nearest(name, sorted(ours))}"
+                )
             pairs.append(Pair(name, match.string))
     return pairs

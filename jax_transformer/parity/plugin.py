@@ -13,8 +13,16 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The plugin's options."""
     group = parser.getgroup("parity", "Flax models beside PyTorch models")
-    group.addoption("--parity-pages", metavar="FOLDER", help="write the report of every comparison that fails there, as an HTML page")
-    group.addoption("--parity-make-goldens", action="store_true", help="record goldens that a test names and that are not there")
+    group.addoption(
+        "--parity-pages",
+        metavar="FOLDER",
+        help="write the report of every comparison that fails there, as an HTML page",
+    )
+    group.addoption(
+        "--parity-make-goldens",
+        action="store_true",
+        help="record goldens that a test names and that are not there",
+    )
 
 
 class Parity:
@@ -56,8 +64,18 @@ class Parity:
         options = {"dtype": dtype, "gradients": gradients, "seed": seed}
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
-                raise pytest.UsageError("parity: give torch_module and batch, or torch_factory and batch, or golden")
-            report = compare(flax_model, torch_module, batch, rules, **options, call_flax=call_flax, call_torch=call_torch)  # type: ignore[arg-type]
+                raise pytest.UsageError(
+                    "parity: give torch_module and batch, or torch_factory and batch, or golden"
+                )
+            report = compare(
+                flax_model,
+                torch_module,
+                batch,
+                rules,
+                **options,
+                call_flax=call_flax,
+                call_torch=call_torch,
+            )  # type: ignore[arg-type]
         else:
             if call_torch is not None:
                 raise pytest.UsageError(
@@ -72,7 +90,12 @@ class Parity:
         return report
 
     def _recorded(
-        self, factory: str | None, python: str | None, batch: Sequence[Any] | None, golden: str | Path | None, seed: int
+        self,
+        factory: str | None,
+        python: str | None,
+        batch: Sequence[Any] | None,
+        golden: str | Path | None,
+        seed: int,
     ) -> tuple[Any, Sequence[Any]]:
         from jax_transformer.parity import golden as goldens
         from jax_transformer.parity.other_process import OtherProcess
@@ -80,11 +103,16 @@ class Parity:
         other = None if factory is None else OtherProcess(factory, python)
         if golden is None:
             if other is None or batch is None:
-                raise pytest.UsageError("parity: give torch_module and batch, or torch_factory and batch, or golden")
+                raise pytest.UsageError(
+                    "parity: give torch_module and batch, or torch_factory and batch, or golden"
+                )
             return other, batch
         if not Path(golden).exists():
             if not self._make_goldens or other is None or batch is None:
-                pytest.fail(f"{golden}: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens", pytrace=False)
+                pytest.fail(
+                    f"{golden}: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens",
+                    pytrace=False,
+                )
             goldens.make(golden, other, batch, source={"factory": factory}, seed=seed)
         found = goldens.load(golden)
         return found, found.batch
@@ -94,11 +122,17 @@ class Parity:
             from jax_transformer.parity import page
 
             Path(self._pages).mkdir(parents=True, exist_ok=True)
-            name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in self._name)
+            name = "".join(
+                letter if letter.isalnum() or letter in "-_." else "_" for letter in self._name
+            )
             page.write(Path(self._pages) / f"{name}.html", report, title=self._name)
 
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
     """``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree, with the first module that differs in its message."""
-    return Parity(request.node.nodeid, request.config.getoption("--parity-pages"), request.config.getoption("--parity-make-goldens"))
+    return Parity(
+        request.node.nodeid,
+        request.config.getoption("--parity-pages"),
+        request.config.getoption("--parity-make-goldens"),
+    )

@@ -54,14 +54,22 @@ class Tape:
         self._counts: dict[str, int] = {}
         self._open: set[int] = set()
 
-    def call(self, name: str, module: object, method: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def call(
+        self, name: str, module: object, method: Callable[..., Any], args: tuple, kwargs: dict
+    ) -> Any:
         """``method(*args, **kwargs)``, which is the call of the module of that name."""
-        if not name or (self.names is not None and name not in self.names) or id(module) in self._open:
+        if (
+            not name
+            or (self.names is not None and name not in self.names)
+            or id(module) in self._open
+        ):
             return method(*args, **kwargs)
         key = f"{name}#{self._counts.get(name, 0)}"
         self._counts[name] = self._counts.get(name, 0) + 1
         for i, array in enumerate({id(leaf): leaf for leaf in _floats((args, kwargs))}.values()):
-            args, kwargs = self._watched((args, kwargs), array, f"{key}/input{f' {i}' if i else ''}")
+            args, kwargs = self._watched(
+                (args, kwargs), array, f"{key}/input{f' {i}' if i else ''}"
+            )
         self._open.add(id(module))
         try:
             result = method(*args, **kwargs)
@@ -75,11 +83,18 @@ class Tape:
         """``value`` with the array recorded, and nudged wherever it stands in it."""
         nudged = array + self.nudges[place].astype(array.dtype) if place in self.nudges else array
         self.arrays[place] = nudged
-        return jax.tree.map(lambda leaf: nudged if leaf is array else leaf, value, is_leaf=_is_module)
+        return jax.tree.map(
+            lambda leaf: nudged if leaf is array else leaf, value, is_leaf=_is_module
+        )
 
 
 def record(
-    subject: Subject, batch: Sequence[Any], *, names: Collection[str] | None = None, dtype: str = "float64", seed: int | None = 0
+    subject: Subject,
+    batch: Sequence[Any],
+    *,
+    names: Collection[str] | None = None,
+    dtype: str = "float64",
+    seed: int | None = 0,
 ) -> Recording:
     """Run the model in ``dtype``, with its floating-point arrays and the batch's cast, in one jitted function.
 
@@ -90,7 +105,10 @@ def record(
         array = jnp.asarray(value)
         return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
-    parameters, others = ({name: cast(array) for name, array in group.items()} for group in (subject.parameters, subject.others))
+    parameters, others = (
+        {name: cast(array) for name, array in group.items()}
+        for group in (subject.parameters, subject.others)
+    )
     inputs = [cast(array) for array in batch]
     order: list[str] = []
 
@@ -98,7 +116,9 @@ def record(
         tape = Tape(names, nudges)
         output = next(_floats(subject.run({**parameters, **others}, tape, inputs)), None)
         if output is None:
-            raise ConfigError("the Flax model gives no floating-point array: give call_flax= a function that does")
+            raise ConfigError(
+                "the Flax model gives no floating-point array: give call_flax= a function that does"
+            )
         order[:] = tape.order
         if seed is None:
             return jnp.zeros((), output.dtype), (tape.arrays, output)
@@ -112,11 +132,20 @@ def record(
         else:
             shapes = jax.eval_shape(run, parameters, {})[1][0]
             nudges = {place: jnp.zeros(leaf.shape, leaf.dtype) for place, leaf in shapes.items()}
-            gradients, (arrays, output) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(parameters, nudges)
+            gradients, (arrays, output) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(
+                parameters, nudges
+            )
     except jax.errors.UnexpectedTracerError:
-        raise ConfigError(f"a module is called within jit, scan or the like of the model's own: {_WITHIN}") from None
+        raise ConfigError(
+            f"a module is called within jit, scan or the like of the model's own: {_WITHIN}"
+        ) from None
     places = {f"{place} gradient": array for place, array in gradients[1].items()}
-    return Recording(order, {name: _array(value) for name, value in (arrays | places).items()}, _arrays(gradients[0]), _array(output))
+    return Recording(
+        order,
+        {name: _array(value) for name, value in (arrays | places).items()},
+        _arrays(gradients[0]),
+        _array(output),
+    )
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -130,7 +159,9 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(value, nnx.Pytree)  # a model's part that is an argument stays the part that it is
+    return isinstance(
+        value, nnx.Pytree
+    )  # a model's part that is an argument stays the part that it is
 
 
 def _floats(value: Tree) -> Iterator[Any]:
@@ -149,7 +180,9 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
     trained = {name for name, variable in leaves.items() if issubclass(variable.type, nnx.Param)}
 
     def run(arrays: Mapping[str, Any], tape: Tape, batch: Sequence[Any]) -> Any:
-        pairs = [(path, variable.replace(arrays[".".join(map(str, path))])) for path, variable in flat]
+        pairs = [
+            (path, variable.replace(arrays[".".join(map(str, path))])) for path, variable in flat
+        ]
         made = nnx.merge(graphdef, nnx.from_flat_state(pairs))
         paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(made)}
         with _listening({type(part) for _, part in nnx.iter_modules(made)}, paths, tape):
@@ -167,14 +200,23 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
 @contextlib.contextmanager
 def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) -> Iterator[None]:
     """While it lasts, calls of these classes' modules go by the tape. NNX has no hook of its own for what goes into a call."""
-    originals = {kind: vars(base)["__call__"] for kind in kinds for base in [_caller(kind)] if base is not None}
+    originals = {
+        kind: vars(base)["__call__"]
+        for kind in kinds
+        for base in [_caller(kind)]
+        if base is not None
+    }
     own = {kind: "__call__" in vars(kind) for kind in originals}
 
     def listening(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(self: Any, *args: Any, **kwargs: Any) -> Any:
             if id(self) not in paths and jax.tree.leaves(nnx.state(self, nnx.Param)):
-                raise ConfigError(f"a copy of a {type(self).__name__} is called, as nnx.jit, nnx.remat and nnx.scan make them: {_WITHIN}")
-            return tape.call(paths.get(id(self), ""), self, lambda *a, **k: original(self, *a, **k), args, kwargs)
+                raise ConfigError(
+                    f"a copy of a {type(self).__name__} is called, as nnx.jit, nnx.remat and nnx.scan make them: {_WITHIN}"
+                )
+            return tape.call(
+                paths.get(id(self), ""), self, lambda *a, **k: original(self, *a, **k), args, kwargs
+            )
 
         return called
 
@@ -195,7 +237,9 @@ def _caller(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
-def of_linen(module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None) -> Subject:
+def of_linen(
+    module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None
+) -> Subject:
     """A Linen module and its variables; ``call(bound_module, *batch)`` in the place of ``bound_module(*batch)``."""
     flat, form = jax.tree_util.tree_flatten_with_path(dict(variables))
     paths = [tuple(str(getattr(key, "key", key)) for key in path) for path, _ in flat]
@@ -213,7 +257,15 @@ def of_linen(module: linen.Module, variables: Mapping[str, Any], call: Callable[
         with linen.intercept_methods(listen):
             return module.apply(tree, *batch, method=call)
 
-    modules = dict.fromkeys(".".join(path[1:end]) for path in paths if path[0] == "params" for end in range(2, len(path)))
+    modules = dict.fromkeys(
+        ".".join(path[1:end])
+        for path in paths
+        if path[0] == "params"
+        for end in range(2, len(path))
+    )
     return Subject(
-        {n: v for n, v in values.items() if n in trained}, {n: v for n, v in values.items() if n not in trained}, tuple(modules), run
+        {n: v for n, v in values.items() if n in trained},
+        {n: v for n, v in values.items() if n not in trained},
+        tuple(modules),
+        run,
     )

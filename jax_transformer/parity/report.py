@@ -35,7 +35,10 @@ class Report:
 
         None where no module that is paired is the first.
         """
-        return next((entry for entry in self.entries if entry.faulty and not self._begun_before(entry)), None)
+        return next(
+            (entry for entry in self.entries if entry.faulty and not self._begun_before(entry)),
+            None,
+        )
 
     def _begun_before(self, entry: Entry) -> bool:
         """Whether what goes into a module around it differs because of what was before: a part may get some of that by a way that is not its input.
@@ -45,13 +48,19 @@ class Report:
         """
         if entry.input is None and self._differs_before(entry):
             return True
-        around = (e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call)
-        return any(e.input is not None and not e.input.agrees and self._differs_before(e) for e in around)
+        around = (
+            e for e in self.entries if entry.ours.startswith(f"{e.ours}.") and e.call == entry.call
+        )
+        return any(
+            e.input is not None and not e.input.agrees and self._differs_before(e) for e in around
+        )
 
     def _differs_before(self, outer: Entry) -> bool:
         """Whether a call that ended before this one began gave something else."""
         for entry in self.entries:
-            if entry is outer or (entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call):
+            if entry is outer or (
+                entry.ours.startswith(f"{outer.ours}.") and entry.call == outer.call
+            ):
                 return False
             if entry.output is not None and not entry.output.agrees:
                 return True
@@ -60,11 +69,17 @@ class Report:
     @property
     def first_gradient_fault(self) -> Entry | None:
         """The same backwards, where all outputs agree."""
-        return next((entry for entry in reversed(self.entries) if entry.faulty_backward), None) if self._same_outputs else None
+        return (
+            next((entry for entry in reversed(self.entries) if entry.faulty_backward), None)
+            if self._same_outputs
+            else None
+        )
 
     @property
     def _same_outputs(self) -> bool:
-        return self.result.agrees and all(entry.output is None or entry.output.agrees for entry in self.entries)
+        return self.result.agrees and all(
+            entry.output is None or entry.output.agrees for entry in self.entries
+        )
 
     @property
     def agrees(self) -> bool:
@@ -72,7 +87,12 @@ class Report:
 
         A wrong weight can leave the results as they are: what it changes may be stopped by the next activation, on this batch.
         """
-        gradients = [m for e in self.entries for m in (e.input_gradient, e.output_gradient, *e.parameters.values()) if m is not None]
+        gradients = [
+            m
+            for e in self.entries
+            for m in (e.input_gradient, e.output_gradient, *e.parameters.values())
+            if m is not None
+        ]
         return self._same_outputs and all(measured.agrees for measured in gradients)
 
     def check(self) -> None:
@@ -100,17 +120,31 @@ class Report:
         found = self.first_gradient_fault
         if found is not None:
             wrong = {"input": found.input_gradient, **found.parameters}
-            name, worst = next((name, measured) for name, measured in wrong.items() if measured is not None and not measured.agrees)
+            name, worst = next(
+                (name, measured)
+                for name, measured in wrong.items()
+                if measured is not None and not measured.agrees
+            )
             return f"{found.title}: outputs agree, and so does the gradient of its output; that of its {name} differs, {_described(worst)}"
         return "outputs agree and gradients differ, but no paired module is the first to: pair more of them"
 
     def _within(self, found: Entry) -> str:
         """Where inside a module the difference begins: between two of its parts."""
-        inner = [entry for entry in self.entries if entry.ours.startswith(f"{found.ours}.") and entry.call == found.call]
-        wrong = next((entry for entry in inner if entry.input is not None and not entry.input.agrees), None)
+        inner = [
+            entry
+            for entry in self.entries
+            if entry.ours.startswith(f"{found.ours}.") and entry.call == found.call
+        ]
+        wrong = next(
+            (entry for entry in inner if entry.input is not None and not entry.input.agrees), None
+        )
         if wrong is None:
             return "; all its parts that are paired agree" if inner else ""
-        before = [entry for entry in inner[: inner.index(wrong)] if entry.output is not None and entry.output.agrees]
+        before = [
+            entry
+            for entry in inner[: inner.index(wrong)]
+            if entry.output is not None and entry.output.agrees
+        ]
         behind = f" behind {before[-1].ours.removeprefix(found.ours)[1:]}" if before else ""
         return f"; in it, the input of {wrong.ours.removeprefix(found.ours)[1:]} is the first that differs{behind}"
 
@@ -119,7 +153,10 @@ class Report:
         yield f"{'':<64}{'float64':>9}{self.dtype:>10}"
         yield f"{'module':<40}{'input':>8}{'output':>8}{'grads':>8}{'× floor':>9}{'max abs':>10}{'× floor':>8}{'ulps':>7}"
         for entry in self.entries:
-            yield _row(entry, "<" if entry is self.first_fault or entry is self.first_gradient_fault else " ")
+            yield _row(
+                entry,
+                "<" if entry is self.first_fault or entry is self.first_gradient_fault else " ",
+            )
         yield f"{'result':<48}{_verdict(self.result):>8}{'':>8}{_figures(self.result)}"
         yield from self.notes
         yield self.summary()
@@ -132,9 +169,20 @@ class Report:
         places = ("input", "output", "input_gradient", "output_gradient")
         fault = self.first_fault or self.first_gradient_fault
         entries = [
-            {"ours": e.ours, "theirs": e.theirs, "call": e.call, "faulty": e.faulty, "faulty_backward": e.faulty_backward, "note": e.note}
+            {
+                "ours": e.ours,
+                "theirs": e.theirs,
+                "call": e.call,
+                "faulty": e.faulty,
+                "faulty_backward": e.faulty_backward,
+                "note": e.note,
+            }
             | {"first": e is fault}
-            | {place: found.to_data() for place in places if (found := getattr(e, place)) is not None}
+            | {
+                place: found.to_data()
+                for place in places
+                if (found := getattr(e, place)) is not None
+            }
             | {"parameters": {name: found.to_data() for name, found in e.parameters.items()}}
             for e in self.entries
         ]
@@ -155,7 +203,15 @@ def _verdict(found: Measured | None) -> str:
 
 
 def _times(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1f}×" if value < 1000 else f"{value:.0e}×" if math.isfinite(value) else "inf"
+    return (
+        "0"
+        if value == 0
+        else f"{value:.1f}×"
+        if value < 1000
+        else f"{value:.0e}×"
+        if math.isfinite(value)
+        else "inf"
+    )
 
 
 def _short(value: float) -> str:
@@ -165,7 +221,11 @@ def _short(value: float) -> str:
 def _described(found: Measured) -> str:
     wide = found.wide
     at = ", ".join(map(str, wide.where))
-    missing = f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there" if wide.nan_ours != wide.nan_theirs else ""
+    missing = (
+        f"; NaN: {wide.nan_ours} here, {wide.nan_theirs} there"
+        if wide.nan_ours != wide.nan_theirs
+        else ""
+    )
     return f"by {wide.max_abs:.3g} in float64, {_times(found.times)} rounding, at ({at}): {wide.ours:.6g} here, {wide.theirs:.6g} there{missing}"
 
 
@@ -174,7 +234,9 @@ def _row(entry: Entry, mark: str) -> str:
     name = name if len(name) < 40 else "…" + name[-38:]
     if entry.note:
         return f"{name:<40}{'  ' + entry.note}"[:100]
-    verdicts = "".join(f"{_verdict(found):>8}" for found in (entry.input, entry.output, entry.gradients))
+    verdicts = "".join(
+        f"{_verdict(found):>8}" for found in (entry.input, entry.output, entry.gradients)
+    )
     return f"{name:<40}{verdicts}{_figures(entry.output)} {mark}".rstrip()
 
 

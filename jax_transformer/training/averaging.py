@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_transformer.training import checkpoint, step
-from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import step
 
 
 def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> dict[str, np.ndarray]:
@@ -16,6 +17,12 @@ def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> dict[str
     total: dict[str, Any] = {}
     for each in steps:
         arrays = checkpoint.load(folder.checkpoints, each, wanted, partial=True)[group]
-        total = {name: np.asarray(array, np.float64) + total.get(name, 0) for name, array in arrays.items()}
-    averaged = {name: (array / len(steps)).astype(wanted[group][name].dtype) for name, array in total.items()}
+        total = {
+            name: np.asarray(array, np.float64) + total.get(name, 0)
+            for name, array in arrays.items()
+        }
+    averaged = {
+        name: (array / len(steps)).astype(wanted[group][name].dtype)
+        for name, array in total.items()
+    }
     return jax.tree.map(np.ascontiguousarray, averaged)

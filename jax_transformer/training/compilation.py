@@ -28,5 +28,7 @@ def _processor() -> str:
     except OSError:
         lines = []
     features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
-    digest = hashlib.sha256("\n".join([platform.machine(), platform.processor(), *features]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "\n".join([platform.machine(), platform.processor(), *features]).encode()
+    ).hexdigest()
     return f"{platform.machine()}-{digest[:8]}"

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.huggingface.folder import IN_RUN, write_files
 from jax_transformer.data import batches, encoding, parallel_text, tokenizer
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
+from jax_transformer.data.options import TooLong
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import initial, text, vocabulary
-from jax_transformer.training.data_options import TooLong
-from jax_transformer.training.initial import Initial
+from jax_transformer.storage.huggingface import IN_RUN, write_files
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import init_source, text, vocabulary
+from jax_transformer.training.init_source import InitSource
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class Corpus:
     plan: BatchPlan
     about: dict[str, Any]
     """What data.json records: hashes, counts, and the shapes of the batches."""
-    initial: Initial | None = None
+    initial: InitSource | None = None
     """What the run begins from, where that is not random weights."""
 
 
-def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int] = lambda: 1) -> Corpus:
+def prepare(
+    options: TrainOptions, folder: RunFolder, devices: Callable[[], int] = lambda: 1
+) -> Corpus:
     """Read the text, take the tokenizer that is there or train it, encode, and plan batches of a multiple of ``devices()`` rows.
 
     Nothing is compiled or written yet. What costs little is checked first: options, then files, then validation, then the training text;
@@ -44,7 +46,7 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
     """
     data = options.data
     parallel_text.check_readable(data.files)
-    begins = initial.find(options, folder)
+    begins = init_source.find(options, folder)
     found = begins.tokenizer if begins else vocabulary.ready(options, folder.path)
     config = begins.config if begins else vocabulary.config(options, found)
     limits = vocabulary.limits(data, config)
@@ -53,10 +55,14 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
         found = vocabulary.train(data, train.pairs, config)
         config = vocabulary.config(options, found)
     encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
-    encoded = encoding.encode_pairs(train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT)
+    encoded = encoding.encode_pairs(
+        train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT
+    )
     widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
-    rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(widths, data.tokens_per_batch, rows_multiple)
+    rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(
+        widths, data.tokens_per_batch, rows_multiple
+    )
     plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
     _check_one_batch(plan, rows_multiple)
     about = {
@@ -74,22 +80,43 @@ def prepare(options: TrainOptions, folder: RunFolder, devices: Callable[[], int]
         "fill": round(plan.fill(), 4),
         **({"init_sha256": begins.sha256} if begins else {}),
     }
-    return Corpus(found, config, encoded, encoded_valid, [valid.pairs[i] for i in encoded_valid.kept], plan, about, begins)
+    return Corpus(
+        found,
+        config,
+        encoded,
+        encoded_valid,
+        [valid.pairs[i] for i in encoded_valid.kept],
+        plan,
+        about,
+        begins,
+    )
 
 
-def _rows_of_run(folder: RunFolder, widths: tuple[int, ...], rows_multiple: int) -> tuple[int, ...] | None:
+def _rows_of_run(
+    folder: RunFolder, widths: tuple[int, ...], rows_multiple: int
+) -> tuple[int, ...] | None:
     """The rows that a run which goes on had so far, where its devices of now can share them: its batches then stay the same."""
     rows = _recorded(folder).get("rows") if folder.data.exists() else None
     if not isinstance(rows, list) or len(rows) != len(widths):
         return None
-    return tuple(rows) if all(isinstance(count, int) and count > 0 and count % rows_multiple == 0 for count in rows) else None
+    return (
+        tuple(rows)
+        if all(
+            isinstance(count, int) and count > 0 and count % rows_multiple == 0 for count in rows
+        )
+        else None
+    )
 
 
 def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
     """Raises InputError where there is not one full batch: the widest has the fewest rows, and gets what other buckets have left over."""
     pairs, rows, width = len(plan.lengths), plan.rows[-1], plan.widths[-1]
     if pairs < rows:
-        remedy = f"data.tokens_per_batch to {pairs * width}" if pairs >= rows_multiple else f"devices, {rows_multiple} now,"
+        remedy = (
+            f"data.tokens_per_batch to {pairs * width}"
+            if pairs >= rows_multiple
+            else f"devices, {rows_multiple} now,"
+        )
         raise InputError(
             f"{pairs} training pairs are less than one batch of {rows} rows of {width} tokens; lower {remedy} or give more text"
         )
@@ -98,7 +125,11 @@ def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
 def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
     """What data.json of a run that goes on records otherwise, as ``train_pairs (60 -> 59)``. Raises InputError for a file that is damaged."""
     before = _recorded(folder)
-    return [f"{name} ({_short(before.get(name))} -> {_short(now)})" for name, now in corpus.about.items() if before.get(name) != now]
+    return [
+        f"{name} ({_short(before.get(name))} -> {_short(now)})"
+        for name, now in corpus.about.items()
+        if before.get(name) != now
+    ]
 
 
 def _recorded(folder: RunFolder) -> dict[str, Any]:
@@ -117,7 +148,9 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
     """Raises ConfigError where a run that goes on no longer has the same data."""
     changed = changes(corpus, folder) if folder.data.exists() else []
     if changed:
-        raise ConfigError(f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run")
+        raise ConfigError(
+            f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run"
+        )
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
@@ -125,7 +158,9 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     if folder.data.exists():
         return
     tokenizer.save_folder(corpus.tokenizer, folder.path)
-    if corpus.initial is not None and corpus.initial.files:  # behind the tokenizer, whose files have how to decode as it was
+    if (
+        corpus.initial is not None and corpus.initial.files
+    ):  # behind the tokenizer, whose files have how to decode as it was
         write_files(folder.path / IN_RUN, corpus.initial.files)
     folder.write(folder.config, corpus.config.to_json())
     folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -15,7 +15,11 @@ from tqdm import tqdm
 
 # Okabe and Ito's colours, which the colour-blind tell apart: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
-SCORES = (("bleu", "BLEU", BLUE, "o"), ("chrf", "chrF", ORANGE, "s"), ("exact_match", "exact match", GREEN, "^"))
+SCORES = (
+    ("bleu", "BLEU", BLUE, "o"),
+    ("chrf", "chrF", ORANGE, "s"),
+    ("exact_match", "exact match", GREEN, "^"),
+)
 STYLE = {
     "axes.edgecolor": "#888888",
     "axes.grid": True,
@@ -43,14 +47,18 @@ def draw(metrics: Path, picture: Path, *, title: str) -> None:
     A picture is no reason to lose a run: what goes wrong is said on stderr in one line, once for each picture, and the one that was there stays.
     """
     try:
-        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last newline: what was cut off
+        lines = metrics.read_text(encoding="utf-8").split("\n")[
+            :-1
+        ]  # behind the last newline: what was cut off
         with _quiet():
             _save(figure([json.loads(line) for line in lines], title), picture)
     except Exception as error:
         if picture not in _failed:
             _failed.add(picture)
             reason = " ".join(str(error).split()) or type(error).__name__
-            tqdm.write(f"warning: {picture} is not drawn, training goes on: {reason}", file=sys.stderr)
+            tqdm.write(
+                f"warning: {picture} is not drawn, training goes on: {reason}", file=sys.stderr
+            )
 
 
 def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
@@ -69,8 +77,18 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(10, 7.5))
         panels = figure.subplots(2, 2)
-        figure.subplots_adjust(left=0.07, right=0.985, top=0.895, bottom=0.065, wspace=0.18, hspace=0.62)
-        figure.suptitle(f"{title}, step {last:,}", x=0.07, y=0.975, ha="left", fontsize=14, fontweight="bold", parse_math=False)
+        figure.subplots_adjust(
+            left=0.07, right=0.985, top=0.895, bottom=0.065, wspace=0.18, hspace=0.62
+        )
+        figure.suptitle(
+            f"{title}, step {last:,}",
+            x=0.07,
+            y=0.975,
+            ha="left",
+            fontsize=14,
+            fontweight="bold",
+            parse_math=False,
+        )
         _loss(panels[0, 0], entries)
         _scores(panels[0, 1], entries)
         _rate(panels[1, 0], entries)
@@ -81,7 +99,14 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
             axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.set_xlabel("step")
             if not axes.lines:
-                axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color="#777777")
+                axes.text(
+                    0.5,
+                    0.5,
+                    "nothing measured yet",
+                    transform=axes.transAxes,
+                    ha="center",
+                    color="#777777",
+                )
     return figure
 
 
@@ -111,7 +136,10 @@ def _gradient(axes: Any, entries: list[dict[str, Any]]) -> None:
     points = _points(entries, "gradient_norm")
     axes.set(title="Global norm of the gradient, before clipping")
     _line(axes, points, "gradient norm", BLUE)
-    smallest, largest = min((value for _, value in points), default=0), max((value for _, value in points), default=0)
+    smallest, largest = (
+        min((value for _, value in points), default=0),
+        max((value for _, value in points), default=0),
+    )
     if 0 < 50 * smallest < largest:
         axes.set_yscale("log")
     else:
@@ -131,13 +159,32 @@ def _line(axes: Any, points: Points, label: str, color: str, marker: str = ".") 
         )
 
 
-def _validated(axes: Any, entries: list[dict[str, Any]], name: str, label: str, color: str, marker: str, *, best: Any, digits: int) -> None:
+def _validated(
+    axes: Any,
+    entries: list[dict[str, Any]],
+    name: str,
+    label: str,
+    color: str,
+    marker: str,
+    *,
+    best: Any,
+    digits: int,
+) -> None:
     """A figure of the validations, with a ring around its best, and a diamond where averaged weights came out."""
     points, averaged = _points(entries, name), _points(entries, name, averaged=True)
     if points:
         step, value = best(points, key=lambda point: point[1])
         label += f": best {value:.{digits}f} at step {step:,}"
-        axes.plot(step, value, color=color, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6, clip_on=False)
+        axes.plot(
+            step,
+            value,
+            color=color,
+            marker="o",
+            markersize=12,
+            markerfacecolor="none",
+            markeredgewidth=1.6,
+            clip_on=False,
+        )
     for step, value in averaged:
         label += f"; averaged {value:.{digits}f}"
         axes.plot(step, value, color=color, marker="D", markersize=7, clip_on=False)

@@ -13,8 +13,8 @@ from jax_transformer import transformer, translation
 from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
+from jax_transformer.pretrained import TrainedRun, load_run
 from jax_transformer.training import metrics, step
-from jax_transformer.training.trained import TrainedRun, load_run
 
 
 class Evaluation(NamedTuple):
@@ -39,24 +39,31 @@ def evaluate(
     Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
     out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
     none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`Decoding.overridden`, ``weights`` as of
-    :func:`jax_transformer.training.trained.load_model`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
+    :func:`jax_transformer.pretrained.load_model`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
     """
     trained = load_run(run, weights, source_lang=languages[0], target_lang=languages[1])
     if message := translation.without_cache(trained.model.config):
         print(message, file=sys.stderr)
-    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)  # each once: it may be a pipe
+    sources, targets = (
+        parallel_text.read_lines(source),
+        parallel_text.read_lines(target),
+    )  # each once: it may be a pipe
     found = parallel_text.paired(sources, targets, source, target)
     encoding.encode_sources(sources, trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs
     decoding = trained.decoding.overridden(how or {})
-    translated = translation.translate(trained.model, trained.tokenizer, [s for s, _ in pairs], decoding, widths=trained.widths)
+    translated = translation.translate(
+        trained.model, trained.tokenizer, [s for s, _ in pairs], decoding, widths=trained.widths
+    )
     total, tokens, counted = loss(trained, pairs)
     report = {
         "weights": trained.weights.name,
         "step": trained.weights.step,
         "pairs": len(pairs),
         "dropped_empty": found.dropped_empty,
-        **metrics.score(translated, [t for _, t in pairs], names=tuple(metrics.METRICS), bootstrap=bootstrap),
+        **metrics.score(
+            translated, [t for _, t in pairs], names=tuple(metrics.METRICS), bootstrap=bootstrap
+        ),
         "loss": total / tokens if tokens else None,
         "perplexity": math.exp(total / tokens) if tokens else None,
         "left_out_of_loss": len(pairs) - counted,
@@ -69,8 +76,14 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
     report = dict(report)
     signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
     for name, value in report.items():
-        interval = f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})" if name in confidence else ""
-        yield f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
+        interval = (
+            f" (μ = {confidence[name]['mean']:.4f} ± {confidence[name]['half_width']:.4f})"
+            if name in confidence
+            else ""
+        )
+        yield (
+            f"{name:16} {value:.4f}{interval}" if isinstance(value, float) else f"{name:16} {value}"
+        )
     for name, signature in signatures.items():
         yield f"{name + ' signature':16} {signature}"
 
@@ -79,11 +92,15 @@ def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int,
     """The summed loss of the references in nats, their tokens, and the number of pairs: those that fit the model."""
     config = trained.model.config
     try:
-        encoded = encoding.encode_pairs(pairs, trained.tokenizer.source, trained.tokenizer.target, config.longest)
+        encoded = encoding.encode_pairs(
+            pairs, trained.tokenizer.source, trained.tokenizer.target, config.longest
+        )
     except InputError:  # none fits
         return 0.0, 0, 0
     widths = tuple(sorted({*trained.widths, config.longest}))
-    arrays = transformer.flatten(trained.model, nnx.Param) | transformer.flatten(trained.model, Frozen)
+    arrays = transformer.flatten(trained.model, nnx.Param) | transformer.flatten(
+        trained.model, Frozen
+    )
     loss_sum = step.make_evaluation(config)
     groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
     sums = np.array(jax.device_get([loss_sum(arrays, batch) for _, batch in groups])).sum(axis=0)
@@ -93,4 +110,6 @@ def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int,
 def _in_place(sources: Sequence[str], targets: Sequence[str], translated: list[str]) -> list[str]:
     """A line for each line of the files: the translations where both sides have text."""
     left = iter(translated)
-    return [next(left) if s.strip() and t.strip() else "" for s, t in zip(sources, targets, strict=True)]
+    return [
+        next(left) if s.strip() and t.strip() else "" for s, t in zip(sources, targets, strict=True)
+    ]

@@ -11,13 +11,14 @@ from flax import nnx
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted
-from jax_transformer.training import averaging, checkpoint, curves, optimizer, resume, samples, selection, step
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import averaging, curves, optimizer, resume, samples, selection, step
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.journal import Journal
 from jax_transformer.training.mesh import Devices
+from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.progress import Progress
-from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.step import Arrays, TrainState
 from jax_transformer.training.stops import Stop
 from jax_transformer.training.validation import Validation
@@ -27,7 +28,9 @@ AHEAD = 2
 """How many steps may be under way: enough to keep a device busy, and few enough to be finished soon when the run is asked to stop."""
 
 
-def start(options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None) -> TrainState:
+def start(
+    options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None
+) -> TrainState:
     """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
     rule = optimizer.make(options.optimizer, options.steps)
     if intact is None and corpus.initial is not None:
@@ -38,22 +41,40 @@ def start(options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Dev
     if intact is not None:
         state = checkpoint.load(folder.checkpoints, intact, state)
         if int(state.step) != intact:
-            raise CheckpointError(f"{folder.checkpoints / str(intact)}: holds step {int(state.step)}")
+            raise CheckpointError(
+                f"{folder.checkpoints / str(intact)}: holds step {int(state.step)}"
+            )
     return devices.replicate(state)
 
 
 class Run:
     """One process's part of a run: from the state that it is given to the end, or to the step where it was asked to stop."""
 
-    def __init__(self, options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, stop: Stop, began: int):
-        self.options, self.corpus, self.folder, self.devices, self.stop = options, corpus, folder, devices, stop
+    def __init__(
+        self,
+        options: TrainOptions,
+        corpus: Corpus,
+        folder: RunFolder,
+        devices: Devices,
+        stop: Stop,
+        began: int,
+    ):
+        self.options, self.corpus, self.folder, self.devices, self.stop = (
+            options,
+            corpus,
+            folder,
+            devices,
+            stop,
+        )
         self.validation = Validation(options, corpus, devices)
         about = checkpoint.manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
         average = checkpoint.steps(folder.averaged)
-        checkpoint.prune(folder.averaged, [step for step in average if step <= began])  # of steps that are made again
+        checkpoint.prune(
+            folder.averaged, [step for step in average if step <= began]
+        )  # of steps that are made again
         folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
-        self.journal = Journal(options, folder, began, about.get("unrecorded", []))
+        self.journal = MetricsLogger(options, folder, began, about.get("unrecorded", []))
         self.progress = Progress(began, options.steps)
 
     def train(self, state: TrainState) -> None:
@@ -72,14 +93,21 @@ class Run:
     def _steps(self, state: TrainState) -> TrainState:
         options = self.options
         rule = optimizer.make(options.optimizer, options.steps)
-        train_step = step.make_step(self.corpus.config, rule, options.optimizer.label_smoothing, options.optimizer.ema)
+        train_step = step.make_step(
+            self.corpus.config, rule, options.optimizer.label_smoothing, options.optimizer.ema
+        )
         key = self.devices.replicate(jax.random.key(options.seed))
         for group in _groups(self.corpus, int(state.step), options):
-            state, measured = train_step(state, [self.devices.divide(batch) for batch in group], key)
+            state, measured = train_step(
+                state, [self.devices.divide(batch) for batch in group], key
+            )
             self.progress.advance()
             self.journal.pending.append(measured)
             jax.block_until_ready(self.journal.pending[-AHEAD - 1 : -AHEAD])
-            now, stop = self.progress.step, self.stop.asked  # asked once: what is said at the end of a step holds for all of it
+            now, stop = (
+                self.progress.step,
+                self.stop.asked,
+            )  # asked once: what is said at the end of a step holds for all of it
             if now % options.log_every == 0 or now == options.steps:
                 self.progress.show(self.journal.flush(now))
             if self._validates(now) or stop:
@@ -100,7 +128,9 @@ class Run:
         self.journal.wait(now)  # nothing is saved behind a loss that is not finite
         about = {**resume.environment(), "unrecorded": self.journal.values}
         if self._validates(now):
-            with contextlib.suppress(Preempted):  # a validation that is cut short is made when the run goes on
+            with contextlib.suppress(
+                Preempted
+            ):  # a validation that is cut short is made when the run goes on
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
         self.journal.sync()
         checkpoint.save(self.folder.checkpoints, now, state, about=about)
@@ -108,22 +138,31 @@ class Run:
         self.journal.restart_clock()
         over = "figures" in about and (now == self.options.steps or self._patience_ended())
         if self.stop.asked and not over:
-            raise Preempted(f"stopped at step {now}, saved in {self.folder.path}; the same command goes on from there")
+            raise Preempted(
+                f"stopped at step {now}, saved in {self.folder.path}; the same command goes on from there"
+            )
 
     def _prune(self) -> None:
         """Remove the checkpoints that need not be kept."""
         kept = checkpoint.steps(self.folder.checkpoints)
         if kept:
-            checkpoint.prune(self.folder.checkpoints, selection.to_keep(self.options, self.folder.figures(), kept))
+            checkpoint.prune(
+                self.folder.checkpoints,
+                selection.to_keep(self.options, self.folder.figures(), kept),
+            )
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
-        with self.stop.at_once(f"stopped behind step {entry['step']}; the same command goes on from there"):
+        with self.stop.at_once(
+            f"stopped behind step {entry['step']}; the same command goes on from there"
+        ):
             report = self.validation(weights)
         now = entry["step"]
         if not math.isfinite(report.figures["valid_loss"]):
             raise self.journal.not_finite("validation loss", now, report.figures["valid_loss"])
         self.journal.add({**entry, **report.figures})
-        chosen = samples.samples(-(-now // self.options.eval_every), len(report.lines), self.options.samples)
+        chosen = samples.samples(
+            -(-now // self.options.eval_every), len(report.lines), self.options.samples
+        )
         for line in report.say(name, chosen):
             self.progress.say(line)
         curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
@@ -137,9 +176,13 @@ class Run:
             return
         weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
-        figures = self._validate(weights | state.carried, name, {"step": now, "weights": "averaged"})
+        figures = self._validate(
+            weights | state.carried, name, {"step": now, "weights": "averaged"}
+        )
         about = {**resume.environment(), "of": steps, "figures": figures}
-        checkpoint.save(self.folder.averaged, now, {"params": weights, "carried": state.carried}, about=about)
+        checkpoint.save(
+            self.folder.averaged, now, {"params": weights, "carried": state.carried}, about=about
+        )
         checkpoint.prune(self.folder.averaged, [now])
 
 

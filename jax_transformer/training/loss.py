@@ -6,7 +6,11 @@ from jaxtyping import Array, Float, Int
 
 
 def cross_entropy(
-    logits: Float[Array, "b t v"], targets: Int[Array, "b t"], *, pad_id: int, label_smoothing: float = 0.0
+    logits: Float[Array, "b t v"],
+    targets: Int[Array, "b t"],
+    *,
+    pad_id: int,
+    label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """The sum over tokens of the loss in nats, and the number of tokens.
 
@@ -16,7 +20,10 @@ def cross_entropy(
     if logits.dtype.itemsize < 4:
         logits = logits.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
-    loss = normalizer - (1 - label_smoothing) * jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    loss = (
+        normalizer
+        - (1 - label_smoothing) * jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    )
     if label_smoothing:
         loss = loss - label_smoothing * logits.mean(axis=-1)
     counted = targets != pad_id

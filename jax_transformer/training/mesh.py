@@ -23,9 +23,13 @@ class Devices:
         """The first ``count`` devices, all where 0. Raises ConfigError where there are not so many."""
         found = jax.devices()
         if count > len(found):
-            raise ConfigError(f"devices={count}, and JAX finds {len(found)} ({found[0].device_kind})")
+            raise ConfigError(
+                f"devices={count}, and JAX finds {len(found)} ({found[0].device_kind})"
+            )
         count = count or len(found)
-        return cls(jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count]))
+        return cls(
+            jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count])
+        )
 
     @property
     def count(self) -> int:

@@ -9,7 +9,11 @@ METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, names: Sequence[str] = ("bleu", "chrf"), bootstrap: int = 0
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    names: Sequence[str] = ("bleu", "chrf"),
+    bootstrap: int = 0,
 ) -> dict[str, Any]:
     """sacreBLEU's figures with their signatures, and the percentage of lines that are exactly right.
 
@@ -34,7 +38,9 @@ def score(
     signatures, confidence = {}, {}
     for name in names:
         metric = getattr(sacrebleu.metrics, METRICS[name])()
-        result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap))
+        result = metric.corpus_score(
+            list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap)
+        )
         found[name] = result.score
         signatures[name] = str(metric.get_signature())
         if bootstrap:

@@ -14,7 +14,9 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
         Schedule.COSINE: optax.cosine_decay_schedule(peak, max(1, steps - warmup)),
-        Schedule.INVERSE_SQRT: lambda count: peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start)),
+        Schedule.INVERSE_SQRT: lambda count: (
+            peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start))
+        ),
     }[options.schedule]
     if not warmup:
         return after

@@ -12,16 +12,31 @@ from jax_transformer.convert.optimizer import Moments
 from jax_transformer.convert.optimizer_groups import ADAM, ADAMW, SGD
 from jax_transformer.errors import ConfigError, InputError
 
-_KINDS: dict[str, type] = {ADAMW: optax.ScaleByAdamState, ADAM: optax.ScaleByAdamState, SGD: optax.TraceState}
+_KINDS: dict[str, type] = {
+    ADAMW: optax.ScaleByAdamState,
+    ADAM: optax.ScaleByAdamState,
+    SGD: optax.TraceState,
+}
 
 
-def from_optax(state: optax.OptState, kind: str, hyperparameters: Mapping[str, Any], weight_decay: Mapping[str, float]) -> Moments:
+def from_optax(
+    state: optax.OptState,
+    kind: str,
+    hyperparameters: Mapping[str, Any],
+    weight_decay: Mapping[str, float],
+) -> Moments:
     """The moments in an Optax state over ``{Flax name: array}``; what the state does not hold is given. Raises ConfigError where it holds what
     no optimizer of that ``kind`` in torch.optim does."""
     ours = _only(state, _KINDS[kind])
-    others = [leaf for leaf in _nodes(state) if leaf is not ours and not isinstance(leaf, optax.ScaleByScheduleState)]
+    others = [
+        leaf
+        for leaf in _nodes(state)
+        if leaf is not ours and not isinstance(leaf, optax.ScaleByScheduleState)
+    ]
     if ours is None or others:
-        raise ConfigError(f"this Optax state is not that of {kind}: {', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}")
+        raise ConfigError(
+            f"this Optax state is not that of {kind}: {', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}"
+        )
     given = dict(hyperparameters)
     if isinstance(ours, optax.TraceState):
         return Moments(kind, {}, _host(ours.trace), {}, given, dict(weight_decay))
@@ -38,8 +53,14 @@ def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.
     kind = _KINDS[moments.kind]
     fresh = _only(state, kind)
     if fresh is None:
-        raise ConfigError(f"this Optax state is not that of {moments.kind}: it holds {', '.join(type(n).__name__ for n in _nodes(state))}")
-    made = _adam(fresh, moments) if isinstance(fresh, optax.ScaleByAdamState) else fresh._replace(trace=_like(fresh.trace, moments.first))
+        raise ConfigError(
+            f"this Optax state is not that of {moments.kind}: it holds {', '.join(type(n).__name__ for n in _nodes(state))}"
+        )
+    made = (
+        _adam(fresh, moments)
+        if isinstance(fresh, optax.ScaleByAdamState)
+        else fresh._replace(trace=_like(fresh.trace, moments.first))
+    )
 
     def replace(node: Any) -> Any:
         if isinstance(node, optax.ScaleByScheduleState):
@@ -51,7 +72,9 @@ def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.
 
 def position(state: optax.OptState) -> int:
     """The place in its one schedule. Raises ConfigError where it has none or several."""
-    found = [int(node.count) for node in _nodes(state) if isinstance(node, optax.ScaleByScheduleState)]
+    found = [
+        int(node.count) for node in _nodes(state) if isinstance(node, optax.ScaleByScheduleState)
+    ]
     if len(found) != 1:
         raise ConfigError(f"this Optax state has {len(found)} schedules")
     return found[0]
@@ -60,11 +83,18 @@ def position(state: optax.OptState) -> int:
 def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamState:
     counts = set(moments.counts.values())
     if len(counts) > 1:
-        by_count = {count: next(name for name, each in moments.counts.items() if each == count) for count in sorted(counts)}
+        by_count = {
+            count: next(name for name, each in moments.counts.items() if each == count)
+            for count in sorted(counts)
+        }
         several = ", ".join(f"{name} {count}" for count, name in by_count.items())
-        raise InputError(f"the arrays had different numbers of updates ({several}), and Optax counts for all at once")
+        raise InputError(
+            f"the arrays had different numbers of updates ({several}), and Optax counts for all at once"
+        )
     count = jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)
-    return optax.ScaleByAdamState(count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second))
+    return optax.ScaleByAdamState(
+        count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
+    )
 
 
 def _is_node(node: Any) -> bool:
@@ -90,9 +120,13 @@ def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> d
     if not arrays:
         return {name: jnp.zeros_like(array) for name, array in fresh.items()}
     if fresh.keys() != arrays.keys():
-        raise InputError(f"moments of other arrays than the model trains: {', '.join(sorted(fresh.keys() ^ arrays.keys()))}")
+        raise InputError(
+            f"moments of other arrays than the model trains: {', '.join(sorted(fresh.keys() ^ arrays.keys()))}"
+        )
     for name, array in arrays.items():
         if (array.shape, str(array.dtype)) != (fresh[name].shape, str(fresh[name].dtype)):
             ours = f"{fresh[name].dtype} {fresh[name].shape}"
-            raise InputError(f"the moments of {name} are {array.dtype} {array.shape}, and the parameter is {ours}")
+            raise InputError(
+                f"the moments of {name} are {array.dtype} {array.shape}, and the parameter is {ours}"
+            )
     return {name: jnp.array(arrays[name], copy=True) for name in fresh}

@@ -5,17 +5,19 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_transformer import presets
+from jax_transformer.architectures import presets
 from jax_transformer.config import TransformerConfig
+from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
-from jax_transformer.training.data_options import DataOptions
 
 
 class Schedule(enum.StrEnum):
     """How the learning rate goes on after its linear warm-up."""
 
     COSINE = "cosine"  # to zero at the last step
-    INVERSE_SQRT = "inverse_sqrt"  # with the square root of the step: Vaswani et al. 2017, section 5.3
+    INVERSE_SQRT = (
+        "inverse_sqrt"  # with the square root of the step: Vaswani et al. 2017, section 5.3
+    )
     CONSTANT = "constant"
 
 
@@ -92,14 +94,24 @@ class ModelOptions:
     precision: Precision = Precision.FLOAT32
     """What the model computes in; its parameters are float32 either way."""
 
-    def config(self, source_vocab_size: int, target_vocab_size: int, **ids: int) -> TransformerConfig:
+    def config(
+        self, source_vocab_size: int, target_vocab_size: int, **ids: int
+    ) -> TransformerConfig:
         """The preset with these sizes, and with special ids (``source_pad_id`` and so on) where they are not the preset's."""
         sizes = {
-            name: value for name, value in dataclasses.asdict(self).items() if name not in ("preset", "precision") and value is not None
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in ("preset", "precision") and value is not None
         }
         if self.precision is not Precision.FLOAT32:
             sizes["compute_dtype"] = self.precision.value
-        return presets.preset(self.preset, source_vocab_size=source_vocab_size, target_vocab_size=target_vocab_size, **ids, **sizes)
+        return presets.preset(
+            self.preset,
+            source_vocab_size=source_vocab_size,
+            target_vocab_size=target_vocab_size,
+            **ids,
+            **sizes,
+        )
 
 
 @dataclass(frozen=True)
@@ -188,14 +200,26 @@ class TrainOptions:
     def _check_init(self) -> None:
         """What a model and a tokenizer that are there already leave to be told."""
         if self.init is None:
-            given = [f"data.{name}" for name in ("source_lang", "target_lang") if getattr(self.data, name) is not None]
+            given = [
+                f"data.{name}"
+                for name in ("source_lang", "target_lang")
+                if getattr(self.data, name) is not None
+            ]
             if given:
-                raise ConfigError(f"{', '.join(given)} mean nothing without init: they are languages of its tokenizer")
+                raise ConfigError(
+                    f"{', '.join(given)} mean nothing without init: they are languages of its tokenizer"
+                )
             return
         free = (*RATES, "precision")
-        fixed = [(f"model.{f.name}", getattr(self.model, f.name), f.default) for f in dataclasses.fields(self.model) if f.name not in free]
+        fixed = [
+            (f"model.{f.name}", getattr(self.model, f.name), f.default)
+            for f in dataclasses.fields(self.model)
+            if f.name not in free
+        ]
         fixed += [
-            (f"data.{f.name}", getattr(self.data, f.name), f.default) for f in dataclasses.fields(self.data) if f.name.startswith("vocab")
+            (f"data.{f.name}", getattr(self.data, f.name), f.default)
+            for f in dataclasses.fields(self.data)
+            if f.name.startswith("vocab")
         ]
         changed = [f"{name}={value}" for name, value, default in fixed if value != default]
         if changed:
@@ -208,10 +232,14 @@ class TrainOptions:
     def _check_optimizer(optimizer: OptimizerOptions) -> None:
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
             if getattr(optimizer, name) < 0:
-                raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must not be negative")
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(optimizer, name)} must not be negative"
+                )
         for name in ("beta1", "beta2", "label_smoothing", "ema"):
             if not 0 <= getattr(optimizer, name) < 1:
-                raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must be at least 0 and below 1")
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(optimizer, name)} must be at least 0 and below 1"
+                )
         if optimizer.accumulate < 1:
             raise ConfigError(f"optimizer.accumulate={optimizer.accumulate} must be at least 1")
         for name in ("learning_rate", "epsilon"):
@@ -225,11 +253,19 @@ class TrainOptions:
     def differences(self, other: "TrainOptions") -> dict[str, str]:
         """The dotted fields in which two sets of options differ, each with ``name (other's value -> own value)``."""
         mine, theirs = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
-        return {name: f"{name} ({theirs[name]!r} -> {mine[name]!r})" for name in mine if mine[name] != theirs[name]}
+        return {
+            name: f"{name} ({theirs[name]!r} -> {mine[name]!r})"
+            for name in mine
+            if mine[name] != theirs[name]
+        }
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in data.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return flat

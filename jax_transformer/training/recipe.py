@@ -3,12 +3,13 @@
 import sys
 from typing import TYPE_CHECKING
 
-from jax_transformer import codec
-from jax_transformer.training import boards, checkpoint, corpus, resume
-from jax_transformer.training.claim import claim
+from jax_transformer.config import codec
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import corpus, resume, trackers
 from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.open_run import claim
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from jax_transformer.training.stops import Stop
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
     """Train as ``options`` say, from the start or from where the run stopped, and return its folder. ``stop`` may ask it to save and stop."""
     stop = stop or Stop()
-    boards.check(options)
+    trackers.check(options)
     with claim(options) as folder:
         with stop.at_once("stopped before the first step; the same command begins again"):
             text = corpus.prepare(options, folder, lambda: _devices(options).count)
@@ -32,7 +33,9 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
 
         devices = _devices(options)
         state = loop.start(options, text, folder, devices, intact)
-        _introduce(options, text, folder, sum(array.size for array in state.params.values()), intact)
+        _introduce(
+            options, text, folder, sum(array.size for array in state.params.values()), intact
+        )
         loop.Run(options, text, folder, devices, stop, int(state.step)).train(state)
     return folder
 
@@ -49,9 +52,11 @@ def _intact(folder: RunFolder) -> int | None:
     """The step to go on from. Newer checkpoints, all damaged, are named and set aside; raises CheckpointError where none is intact."""
     checkpoint.remove_unfinished(folder.checkpoints)
     step, damage = checkpoint.newest_intact(folder.checkpoints)
-    damaged = reversed([each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)])
+    damaged = reversed(
+        [each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)]
+    )
     for each, error in zip(damaged, damage, strict=True):
-        aside = checkpoint.set_aside(folder.checkpoints, each)
+        aside = checkpoint.quarantine(folder.checkpoints, each)
         say(f"warning: {error}; it is now {aside.name}, and the run goes on from step {step}")
     return step
 
@@ -61,23 +66,35 @@ def _name_changes(options: TrainOptions, folder: RunFolder, intact: int | None) 
     if intact is None:
         return
     _, changed = resume.changes(options, folder.options())
-    changed += resume.environment_changes(resume.environment(), checkpoint.manifest(folder.checkpoints, intact))
+    changed += resume.environment_changes(
+        resume.environment(), checkpoint.manifest(folder.checkpoints, intact)
+    )
     if changed:
-        say(f"warning: since this run was stopped, these have changed: {', '.join(changed)}; it will not end bit for bit as it would have")
+        say(
+            f"warning: since this run was stopped, these have changed: {', '.join(changed)}; it will not end bit for bit as it would have"
+        )
 
 
-def _introduce(options: TrainOptions, text: Corpus, folder: RunFolder, weights: int, intact: int | None) -> None:
+def _introduce(
+    options: TrainOptions, text: Corpus, folder: RunFolder, weights: int, intact: int | None
+) -> None:
     about = text.about
-    shapes = ", ".join(f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True))
+    shapes = ", ".join(
+        f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True)
+    )
     sizes = dict.fromkeys((text.config.source_vocab_size, text.config.target_vocab_size))
     name = options.model.preset if text.initial is None else f"from {options.init}"
-    say(f"{folder.path}: {name}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}")
+    say(
+        f"{folder.path}: {name}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}"
+    )
     for line in text.initial.lines() if text.initial is not None else ():
         say(line)
     say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
-        say(f"dropped: {about['dropped_empty']} pairs with an empty side, {about['dropped_long']} too long{cut}")
+        say(
+            f"dropped: {about['dropped_empty']} pairs with an empty side, {about['dropped_long']} too long{cut}"
+        )
     if intact:
         say(f"continuing at step {intact}")
 

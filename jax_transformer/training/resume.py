@@ -14,7 +14,9 @@ FREE = frozenset(
     "data.train_split data.valid_split data.source_field data.target_field data.tokenizer data.target_tokenizer".split()
 )
 # The run goes on, and says so: it may no longer end where the uninterrupted one would
-NAMED = frozenset("steps eval_every eval_pairs keep_best best_by patience average average_of devices".split())
+NAMED = frozenset(
+    "steps eval_every eval_pairs keep_best best_by patience average average_of devices".split()
+)
 
 
 def changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], list[str]]:
@@ -29,7 +31,11 @@ def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str
     found = []
     for group in ("versions", "machine"):
         mine, theirs = now[group], before.get(group, {})
-        found += [f"{name} {theirs.get(name)} -> {mine[name]}" for name in mine if theirs.get(name) != mine[name]]
+        found += [
+            f"{name} {theirs.get(name)} -> {mine[name]}"
+            for name in mine
+            if theirs.get(name) != mine[name]
+        ]
     return found
 
 
@@ -39,5 +45,15 @@ def environment() -> dict[str, Any]:
 
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = {"device": jax.devices()[0].device_kind, "cores": cores, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-    return {"versions": {"python": platform.python_version(), **{name: version(name) for name in packages}}, "machine": machine}
+    machine = {
+        "device": jax.devices()[0].device_kind,
+        "cores": cores,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+        "machine": machine,
+    }

@@ -26,7 +26,11 @@ def stops_early(options: TrainOptions, figures: Figures) -> bool:
 
 def to_average(options: TrainOptions, figures: Figures) -> list[int]:
     """The steps whose weights are averaged at the end, ascending."""
-    order = ranked(figures, options.best_by) if options.average_of is AverageOf.BEST else sorted(figures, reverse=True)
+    order = (
+        ranked(figures, options.best_by)
+        if options.average_of is AverageOf.BEST
+        else sorted(figures, reverse=True)
+    )
     return sorted(order[: options.average])
 
 

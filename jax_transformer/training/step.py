@@ -41,20 +41,40 @@ class TrainState(NamedTuple):
         return (self.ema or self.params) | self.carried
 
 
-def initial_state(model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
+def initial_state(
+    model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False
+) -> TrainState:
     """The state before the first step. Its arrays are copies: a step takes over their memory, and the model keeps its own."""
-    params, carried = (jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen))
-    return TrainState(jnp.zeros((), jnp.int32), params, carried, optimizer.init(params), jax.tree.map(jnp.copy, params) if ema else {})
+    params, carried = (
+        jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
+    )
+    return TrainState(
+        jnp.zeros((), jnp.int32),
+        params,
+        carried,
+        optimizer.init(params),
+        jax.tree.map(jnp.copy, params) if ema else {},
+    )
 
 
 def loss_sum(
-    params: Arrays, carried: Arrays, batch: Batch, config: TransformerConfig, label_smoothing: float = 0.0, dropout: Any = None
+    params: Arrays,
+    carried: Arrays,
+    batch: Batch,
+    config: TransformerConfig,
+    label_smoothing: float = 0.0,
+    dropout: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Summed loss and number of target tokens of a batch; ``dropout`` is a key or another source of masks."""
     model = transformer.unflatten(config, params | carried)
     logits = model(batch.source, batch.target_in, rngs=dropout)
     assert isinstance(logits, jax.Array), "no attention was asked for"
-    return cross_entropy(logits, jnp.asarray(batch.target_out), pad_id=config.target_pad_id, label_smoothing=label_smoothing)
+    return cross_entropy(
+        logits,
+        jnp.asarray(batch.target_out),
+        pad_id=config.target_pad_id,
+        label_smoothing=label_smoothing,
+    )
 
 
 class Sums(NamedTuple):
@@ -75,7 +95,9 @@ class TrainStep:
     further: Callable[[Sums, TrainState, Batch, PRNGKeyArray, Any], Sums]
     finish: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
 
-    def __call__(self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray
+    ) -> tuple[TrainState, Metrics]:
         """The next state, and the loss (nats a token), tokens, and gradient norm before clipping."""
         if len(batches) == 1:
             return self.one(state, batches[0], key)
@@ -86,10 +108,17 @@ class TrainStep:
 
     def programs(self) -> int:
         """How many programs were compiled."""
-        return sum(program._cache_size() for program in (self.one, self.first, self.further, self.finish))  # type: ignore[union-attr]
+        return sum(
+            program._cache_size() for program in (self.one, self.first, self.further, self.finish)
+        )  # type: ignore[union-attr]
 
 
-def make_step(config: TransformerConfig, optimizer: optax.GradientTransformation, label_smoothing: float, ema: float = 0.0) -> TrainStep:
+def make_step(
+    config: TransformerConfig,
+    optimizer: optax.GradientTransformation,
+    label_smoothing: float,
+    ema: float = 0.0,
+) -> TrainStep:
     """The jitted step; ``ema`` is the decay of the moving average that the state may hold.
 
     The dropout of step n is drawn from ``fold_in(key, n)``, that of its batches behind the first from ``fold_in(fold_in(key, n), i)``.
@@ -107,8 +136,15 @@ def make_step(config: TransformerConfig, optimizer: optax.GradientTransformation
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
         updates, moments = optimizer.update(gradients, state.moments, state.params)
         params = optax.apply_updates(state.params, updates)
-        average = {name: optax.incremental_update(params[name], old, 1 - ema) for name, old in state.ema.items()}
-        metrics = {"loss": summed.loss / count, "tokens": summed.tokens, "gradient_norm": optax.tree.norm(gradients)}
+        average = {
+            name: optax.incremental_update(params[name], old, 1 - ema)
+            for name, old in state.ema.items()
+        }
+        metrics = {
+            "loss": summed.loss / count,
+            "tokens": summed.tokens,
+            "gradient_norm": optax.tree.norm(gradients),
+        }
         return TrainState(state.step + 1, params, state.carried, moments, average), metrics
 
     @partial(jax.jit, donate_argnums=0)
@@ -120,13 +156,17 @@ def make_step(config: TransformerConfig, optimizer: optax.GradientTransformation
         return sums(state, batch, jax.random.fold_in(key, state.step))
 
     @partial(jax.jit, donate_argnums=0)
-    def further(summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]) -> Sums:
+    def further(
+        summed: Sums, state: TrainState, batch: Batch, key: PRNGKeyArray, i: Int[Array, ""]
+    ) -> Sums:
         more = sums(state, batch, jax.random.fold_in(jax.random.fold_in(key, state.step), i))
         return jax.tree.map(jnp.add, summed, more)
 
     return TrainStep(one, first, further, jax.jit(update, donate_argnums=0))
 
 
-def make_evaluation(config: TransformerConfig) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
+def make_evaluation(
+    config: TransformerConfig,
+) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
     """The jitted validation step: from a model's arrays, summed loss without smoothing or dropout and the number of target tokens."""
     return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config))

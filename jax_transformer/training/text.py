@@ -1,9 +1,9 @@
 """From the data options to pairs of text, with everything refused that can be told from the text alone."""
 
 from jax_transformer.data import hub, pair_files, parallel_text, phrases
+from jax_transformer.data.options import DataOptions, Kind
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import InputError
-from jax_transformer.training.data_options import DataOptions, Kind
 
 
 def read(options: DataOptions) -> tuple[Pairs, Pairs]:
@@ -16,7 +16,9 @@ def read(options: DataOptions) -> tuple[Pairs, Pairs]:
         return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
     valid, train = _split(options, "valid"), _split(options, "train")
     if parallel_text.looks_swapped(train.pairs, valid.pairs):
-        raise InputError("the validation sources are in the language of the training targets, and the other way round; swap one of the two")
+        raise InputError(
+            "the validation sources are in the language of the training targets, and the other way round; swap one of the two"
+        )
     return train, valid
 
 
@@ -25,8 +27,16 @@ def _split(options: DataOptions, split: str) -> Pairs:
     fields = (options.source_field, options.target_field)
     if options.kind is Kind.DATASET:
         assert options.dataset is not None
-        return hub.read_pairs(options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields)
+        return hub.read_pairs(
+            options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
+        )
     if options.kind is Kind.PAIRS:
-        return parallel_text.joined([pair_files.read_pairs(path, *fields) for path in getattr(options, split)])
-    files = zip(getattr(options, f"{split}_source"), getattr(options, f"{split}_target"), strict=True)
-    return parallel_text.joined([parallel_text.read_pairs(source, target) for source, target in files])
+        return parallel_text.joined(
+            [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
+        )
+    files = zip(
+        getattr(options, f"{split}_source"), getattr(options, f"{split}_target"), strict=True
+    )
+    return parallel_text.joined(
+        [parallel_text.read_pairs(source, target) for source, target in files]
+    )

@@ -29,7 +29,9 @@ class Report:
         scores = f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  exact match {figures['exact_match']:.1f} %"
         yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
         for source, reference, hypothesis in (self.lines[i] for i in chosen):
-            yield f"    {source}\n      -> {hypothesis}" + ("" if hypothesis == reference else f"\n         (reference: {reference})")
+            yield f"    {source}\n      -> {hypothesis}" + (
+                "" if hypothesis == reference else f"\n         (reference: {reference})"
+            )
 
 
 class Validation:
@@ -48,7 +50,12 @@ class Validation:
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
-        sources, references = [source for source, _ in self.pairs], [target for _, target in self.pairs]
-        hypotheses = translation.translate(model, corpus.tokenizer, sources, self.how, widths=corpus.plan.widths)
+        sources, references = (
+            [source for source, _ in self.pairs],
+            [target for _, target in self.pairs],
+        )
+        hypotheses = translation.translate(
+            model, corpus.tokenizer, sources, self.how, widths=corpus.plan.widths
+        )
         figures = {"valid_loss": float(losses / tokens), **metrics.score(hypotheses, references)}
         return Report(figures, list(zip(sources, references, hypotheses, strict=True)))

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from jax_transformer.architectures import families
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert.huggingface import families
 from jax_transformer.data import tokenizer
+from jax_transformer.data.options import DataOptions, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.data_options import DataOptions, Vocabularies
 from jax_transformer.training.options import TrainOptions
 
 TextPairs = list[tuple[str, str]]
@@ -24,12 +24,18 @@ def ready(options: TrainOptions, folder: Path) -> Vocabulary | None:
     data = options.data
     if data.tokenizer is not None:
         given = Tokenizer.load(data.tokenizer)
-        return given if data.target_tokenizer is None else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
+        return (
+            given
+            if data.target_tokenizer is None
+            else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
+        )
     if not (folder / "data.json").exists() or not tokenizer.in_folder(folder):
         return None
     found = tokenizer.load_folder(folder)
     if isinstance(found, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
-        raise InputError(f"{folder}: its tokenizer is not that of data.vocabularies={data.vocabularies.value}")
+        raise InputError(
+            f"{folder}: its tokenizer is not that of data.vocabularies={data.vocabularies.value}"
+        )
     return found
 
 
@@ -37,12 +43,15 @@ def train(data: DataOptions, pairs: TextPairs, model: TransformerConfig) -> Voca
     """Learn the vocabulary of both sides, or one of each, with the model's special ids."""
 
     def learn(lines: Iterable[str], pad_id: int) -> Tokenizer:
-        return Tokenizer.train(lines, data.vocab_size, pad_id=pad_id, bos_id=model.bos_id, eos_id=model.eos_id)
+        return Tokenizer.train(
+            lines, data.vocab_size, pad_id=pad_id, bos_id=model.bos_id, eos_id=model.eos_id
+        )
 
     if data.vocabularies is Vocabularies.SHARED:
         return learn((line for pair in pairs for line in pair), model.source_pad_id)
     return TokenizerPair(
-        learn((source for source, _ in pairs), model.source_pad_id), learn((target for _, target in pairs), model.target_pad_id)
+        learn((source for source, _ in pairs), model.source_pad_id),
+        learn((target for _, target in pairs), model.target_pad_id),
     )
 
 
@@ -56,11 +65,18 @@ def config(options: TrainOptions, found: Vocabulary | None) -> TransformerConfig
         made = options.model.config(data.vocab_size, data.vocab_size)
     else:
         source, target = found.source, found.target
-        ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "bos_id": target.bos_id, "eos_id": target.eos_id}
+        ids = {
+            "source_pad_id": source.pad_id,
+            "target_pad_id": target.pad_id,
+            "bos_id": target.bos_id,
+            "eos_id": target.eos_id,
+        }
         made = options.model.config(source.vocab_size, target.vocab_size, **ids)
     if data.vocabularies is Vocabularies.SHARED:
         if made.source_pad_id != made.target_pad_id:
-            raise ConfigError(f"one vocabulary for both sides needs one pad id, not {made.source_pad_id} and {made.target_pad_id}")
+            raise ConfigError(
+                f"one vocabulary for both sides needs one pad id, not {made.source_pad_id} and {made.target_pad_id}"
+            )
     elif made.tying is Tying.ALL:
         raise ConfigError(
             "tying=all shares one embedding between two vocabularies; with data.vocabularies=separate give model.tying output or none"
@@ -75,7 +91,11 @@ def limits(data: DataOptions, model: TransformerConfig) -> tuple[int, int]:
         value = getattr(data, name)
         if value is not None and value > model.longest:
             raised = f"max_length={model.max_length}; raise that too"
-            reach = raised if model.longest == model.max_length else f"positions, which reach {model.longest} tokens"
+            reach = (
+                raised
+                if model.longest == model.max_length
+                else f"positions, which reach {model.longest} tokens"
+            )
             raise ConfigError(f"data.{name}={value} is over the model's {reach}")
         found.append(families.usual_length(model) if value is None else value)
     return found[0], found[1]

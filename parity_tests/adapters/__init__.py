@@ -16,7 +16,14 @@ Masks are True where hidden, or None: ``padding`` and ``memory_padding`` (b, k),
 from types import ModuleType
 
 from jax_transformer.config import Layout
-from parity_tests.adapters import blog2023, deep_dive, from_scratch, lesson10, part2_encoder, torch_nn
+from parity_tests.adapters import (
+    blog2023,
+    deep_dive,
+    from_scratch,
+    lesson10,
+    part2_encoder,
+    torch_nn,
+)
 
 _ADAPTERS = {
     Layout.TORCH_NN: torch_nn,

@@ -13,7 +13,11 @@ def sequence_first(module: str) -> bool:
 
 def _hidden(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
     """(b, 1, 1, k) and (q, k) as one mask."""
-    parts = [mask for mask in (padding if padding is None else padding[:, None, None, :], future) if mask is not None]
+    parts = [
+        mask
+        for mask in (padding if padding is None else padding[:, None, None, :], future)
+        if mask is not None
+    ]
     return None if not parts else parts[0] if len(parts) == 1 else torch.logical_or(*parts)
 
 
@@ -21,16 +25,26 @@ def norm(twin: nn.Module) -> nn.Module:
     return twin.decoder.decoder_layer[0].encoder_block.layer_norm2
 
 
-def self_attention(twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
+def self_attention(
+    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return twin.decoder.decoder_layer[1].attention(x, x, x, _hidden(padding, future))
 
 
-def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    return twin.decoder.decoder_layer[0].encoder_block.attention(memory, x, memory, _hidden(padding, None))
+def cross_attention(
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return twin.decoder.decoder_layer[0].encoder_block.attention(
+        memory, x, memory, _hidden(padding, None)
+    )
 
 
 def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
-    block = twin.encoder.encoder_layers[0] if stack == "encoder" else twin.decoder.decoder_layer[0].encoder_block
+    block = (
+        twin.encoder.encoder_layers[0]
+        if stack == "encoder"
+        else twin.decoder.decoder_layer[0].encoder_block
+    )
     return block.feed_forward(x)
 
 
@@ -39,9 +53,16 @@ def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def decoder_block(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None, memory_padding: Tensor | None
+    twin: nn.Module,
+    x: Tensor,
+    memory: Tensor,
+    padding: Tensor | None,
+    future: Tensor | None,
+    memory_padding: Tensor | None,
 ) -> Tensor:
-    return twin.decoder.decoder_layer[1](x, memory, _hidden(padding, future), _hidden(memory_padding, None))
+    return twin.decoder.decoder_layer[1](
+        x, memory, _hidden(padding, future), _hidden(memory_padding, None)
+    )
 
 
 def memory(twin: nn.Module, source: Tensor) -> Tensor:
@@ -56,4 +77,7 @@ def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
         for name, site in (("position_embed.dropout", "embedding"), ("dropout", "embedding.1"))
     }
     layers = range(config.decoder.layers)
-    return embeddings | {f"decoder.decoder_layer.{i}.dropout": [f"decoder.blocks.{i}.branches.0.output"] for i in layers}
+    return embeddings | {
+        f"decoder.decoder_layer.{i}.dropout": [f"decoder.blocks.{i}.branches.0.output"]
+        for i in layers
+    }

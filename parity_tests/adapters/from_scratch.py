@@ -12,7 +12,11 @@ def sequence_first(module: str) -> bool:
 
 def _seen(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
     """One mask (b, 1, q, k), or None where nothing is hidden."""
-    hidden = [mask for mask in (None if padding is None else padding[:, None, None, :], future) if mask is not None]
+    hidden = [
+        mask
+        for mask in (None if padding is None else padding[:, None, None, :], future)
+        if mask is not None
+    ]
     return ~(hidden[0] if len(hidden) == 1 else hidden[0] | hidden[1]) if hidden else None
 
 
@@ -20,24 +24,41 @@ def norm(twin) -> nn.Module:
     return twin.decoder.layers[0].transformer_block.norm2
 
 
-def self_attention(twin, x: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
+def self_attention(
+    twin, x: Tensor, padding: Tensor | None, future: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return twin.decoder.layers[1].self_attention(x, x, x, _seen(padding, future))
 
 
-def cross_attention(twin, x: Tensor, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    return twin.decoder.layers[0].transformer_block.self_attention(memory, memory, x, _seen(padding, None))
+def cross_attention(
+    twin, x: Tensor, memory: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return twin.decoder.layers[0].transformer_block.self_attention(
+        memory, memory, x, _seen(padding, None)
+    )
 
 
 def feed_forward(twin, stack: str, x: Tensor) -> Tensor:
-    return {"encoder": twin.encoder.layers[0], "decoder": twin.decoder.layers[0].transformer_block}[stack].feed_forward(x)
+    return {"encoder": twin.encoder.layers[0], "decoder": twin.decoder.layers[0].transformer_block}[
+        stack
+    ].feed_forward(x)
 
 
 def encoder_block(twin, x: Tensor, padding: Tensor | None) -> Tensor:
     return twin.encoder.layers[0](x, x, x, _seen(padding, None))
 
 
-def decoder_block(twin, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None, memory_padding: Tensor | None) -> Tensor:
-    return twin.decoder.layers[1](x, memory, memory, _seen(memory_padding, None), _seen(padding, future))
+def decoder_block(
+    twin,
+    x: Tensor,
+    memory: Tensor,
+    padding: Tensor | None,
+    future: Tensor | None,
+    memory_padding: Tensor | None,
+) -> Tensor:
+    return twin.decoder.layers[1](
+        x, memory, memory, _seen(memory_padding, None), _seen(padding, future)
+    )
 
 
 def memory(twin, source: Tensor) -> Tensor:
@@ -48,8 +69,12 @@ def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
     """Every dropout stands behind a norm or on the embeddings; a transformer block calls its one module twice."""
     found = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
-        found[f"encoder.layers.{i}.dropout"] = [f"encoder.blocks.{i}.branches.{k}.output" for k in (0, 1)]
+        found[f"encoder.layers.{i}.dropout"] = [
+            f"encoder.blocks.{i}.branches.{k}.output" for k in (0, 1)
+        ]
     for i in range(config.decoder.layers):
         found[f"decoder.layers.{i}.dropout"] = [f"decoder.blocks.{i}.branches.0.output"]
-        found[f"decoder.layers.{i}.transformer_block.dropout"] = [f"decoder.blocks.{i}.branches.{k}.output" for k in (1, 2)]
+        found[f"decoder.layers.{i}.transformer_block.dropout"] = [
+            f"decoder.blocks.{i}.branches.{k}.output" for k in (1, 2)
+        ]
     return found

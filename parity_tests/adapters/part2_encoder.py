@@ -14,18 +14,26 @@ def norm(twin: nn.Module) -> nn.Module:
     return twin.decoder.layers[0].norm3
 
 
-def self_attention(twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
+def self_attention(
+    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
+) -> tuple[Tensor, Tensor]:
     out, weights = twin.decoder.layers[1].self_attn(_swap(x), _swap(x), padding, future)
     return _swap(out), weights
 
 
-def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def cross_attention(
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor]:
     out, weights = twin.decoder.layers[0].multihead_attn(_swap(x), _swap(memory), padding, None)
     return _swap(out), weights
 
 
 def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
-    return twin.encoder.layers[0].fnn(x) if stack == "encoder" else twin.decoder.layers[0].feed_forward(x)
+    return (
+        twin.encoder.layers[0].fnn(x)
+        if stack == "encoder"
+        else twin.decoder.layers[0].feed_forward(x)
+    )
 
 
 def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
@@ -33,9 +41,16 @@ def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def decoder_block(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None, memory_padding: Tensor | None
+    twin: nn.Module,
+    x: Tensor,
+    memory: Tensor,
+    padding: Tensor | None,
+    future: Tensor | None,
+    memory_padding: Tensor | None,
 ) -> Tensor:
-    return _swap(twin.decoder.layers[1](_swap(x), _swap(memory), padding, future, memory_padding)[0])
+    return _swap(
+        twin.decoder.layers[1](_swap(x), _swap(memory), padding, future, memory_padding)[0]
+    )
 
 
 def memory(twin: nn.Module, source: Tensor) -> Tensor:

@@ -7,16 +7,30 @@ def norm(twin: nn.Module) -> nn.Module:
     return twin.decoder.layers[0].norm3
 
 
-def self_attention(twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
+def self_attention(
+    twin: nn.Module, x: Tensor, padding: Tensor | None, future: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return _attend(twin.decoder.layers[1].self_attn, x, x, padding, future)
 
 
-def cross_attention(twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def cross_attention(
+    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return _attend(twin.decoder.layers[0].multihead_attn, x, memory, padding, None)
 
 
-def _attend(module: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None) -> tuple[Tensor, Tensor]:
-    return module(x, memory, memory, key_padding_mask=padding, attn_mask=future, need_weights=True, average_attn_weights=False)
+def _attend(
+    module: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return module(
+        x,
+        memory,
+        memory,
+        key_padding_mask=padding,
+        attn_mask=future,
+        need_weights=True,
+        average_attn_weights=False,
+    )
 
 
 def feed_forward(twin: nn.Module, stack: str, x: Tensor) -> Tensor:
@@ -29,9 +43,20 @@ def encoder_block(twin: nn.Module, x: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def decoder_block(
-    twin: nn.Module, x: Tensor, memory: Tensor, padding: Tensor | None, future: Tensor | None, memory_padding: Tensor | None
+    twin: nn.Module,
+    x: Tensor,
+    memory: Tensor,
+    padding: Tensor | None,
+    future: Tensor | None,
+    memory_padding: Tensor | None,
 ) -> Tensor:
-    return twin.decoder.layers[1](x, memory, tgt_mask=future, tgt_key_padding_mask=padding, memory_key_padding_mask=memory_padding)
+    return twin.decoder.layers[1](
+        x,
+        memory,
+        tgt_mask=future,
+        tgt_key_padding_mask=padding,
+        memory_key_padding_mask=memory_padding,
+    )
 
 
 def memory(twin: nn.Module, source: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ import safetensors.numpy
 
 import jax_transformer as jt
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import rules
-from jax_transformer.training import exchange
-from jax_transformer.training.exchange import conversion
+from jax_transformer.convert import conversion, exchange
+from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
-SIZES = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=2, max_length=20)
+SIZES = dict(
+    source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, num_layers=2, max_length=20
+)
 
 
 def config_of(preset: str, **changes) -> TransformerConfig:
@@ -22,7 +23,9 @@ def config_of(preset: str, **changes) -> TransformerConfig:
 
 def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Random weights under PyTorch's names, tied ones equal."""
-    return rules.to_torch(conversion.model_of(config).table, helpers.random_arrays(config, dtype=dtype))
+    return rules.to_torch(
+        conversion.model_of(config).table, helpers.random_arrays(config, dtype=dtype)
+    )
 
 
 def write(path: Path, state: dict[str, np.ndarray]) -> Path:
@@ -31,9 +34,16 @@ def write(path: Path, state: dict[str, np.ndarray]) -> Path:
 
 
 def convert(
-    source: Path, destination: Path, *, check: bool = False, description: exchange.Description | None = None, **more
+    source: Path,
+    destination: Path,
+    *,
+    check: bool = False,
+    description: exchange.Description | None = None,
+    **more,
 ) -> exchange.Outcome:
-    request = exchange.Request(str(source), str(destination), description or exchange.Description(), check=check, **more)
+    request = exchange.Request(
+        str(source), str(destination), description or exchange.Description(), check=check, **more
+    )
     return exchange.convert(exchange.prepare(request))
 
 

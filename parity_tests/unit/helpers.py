@@ -15,8 +15,18 @@ from jax_transformer import transformer
 from jax_transformer.config import Positions, TransformerConfig, Tying
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing behind a shape that happens to fit.
-ODD: dict[str, Any] = dict(source_vocab_size=11, target_vocab_size=13, d_model=12, num_heads=3, d_ff=20, num_layers=2, max_length=20)
-SQUARE: dict[str, Any] = dict(vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=16)
+ODD: dict[str, Any] = dict(
+    source_vocab_size=11,
+    target_vocab_size=13,
+    d_model=12,
+    num_heads=3,
+    d_ff=20,
+    num_layers=2,
+    max_length=20,
+)
+SQUARE: dict[str, Any] = dict(
+    vocab_size=16, d_model=16, num_heads=4, d_ff=16, num_layers=2, max_length=16
+)
 
 
 @contextlib.contextmanager
@@ -39,30 +49,48 @@ def tiny(name: str = "lesson10_repaired", **changes: Any) -> TransformerConfig:
 def skeleton(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple, nnx.Variable]]]:
     """The model without arrays, split: its definition, and (path, variable) by dotted name."""
     definition, state = nnx.split(transformer.abstract(config))
-    return definition, {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
+    return definition, {
+        ".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)
+    }
 
 
 def shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     return {name: variable.shape for name, (_, variable) in skeleton(config)[1].items()}
 
 
-def random_arrays(config: TransformerConfig, *, seed: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
+def random_arrays(
+    config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
+) -> dict[str, np.ndarray]:
     """Random arrays that depend on their names, so that two configurations share whatever fits both. Biases and scales are random too."""
     arrays = {}
     for name, shape in shapes(config).items():
         stack = name.split(".")[0]
-        copied = name.endswith("positions.table") and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
-        random = np.random.default_rng([seed, zlib.crc32(b"stored table" if copied else name.encode())])
+        copied = (
+            name.endswith("positions.table")
+            and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
+        )
+        random = np.random.default_rng(
+            [seed, zlib.crc32(b"stored table" if copied else name.encode())]
+        )
         # Matrices as wide as what they multiply, so that values stay of order one through every layer
-        scale = shape[-1 if name.endswith("embedding") else 0] ** -0.5 if len(shape) == 2 and not copied else 0.5
+        scale = (
+            shape[-1 if name.endswith("embedding") else 0] ** -0.5
+            if len(shape) == 2 and not copied
+            else 0.5
+        )
         arrays[name] = (random.normal(size=shape) * scale + name.endswith("scale")).astype(dtype)
     return arrays
 
 
-def random_model(config: TransformerConfig, *, seed: int = 0, dtype: str = "float64") -> transformer.Transformer:
+def random_model(
+    config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
+) -> transformer.Transformer:
     definition, variables = skeleton(config)
     arrays = random_arrays(config, seed=seed, dtype=dtype)
-    state = [(path, variable.replace(jnp.asarray(arrays[name]))) for name, (path, variable) in variables.items()]
+    state = [
+        (path, variable.replace(jnp.asarray(arrays[name])))
+        for name, (path, variable) in variables.items()
+    ]
     return nnx.merge(definition, nnx.from_flat_state(state))
 
 
@@ -75,7 +103,9 @@ def ragged(vocab: int, pad: int, batch: int, length: int, seed: int = 0) -> np.n
     return ids
 
 
-def batch(config: TransformerConfig, *, rows: int = 3, source: int = 7, target: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def batch(
+    config: TransformerConfig, *, rows: int = 3, source: int = 7, target: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
     return (
         ragged(config.source_vocab_size, config.source_pad_id, rows, source, seed=1),
         ragged(config.target_vocab_size, config.target_pad_id, rows, target, seed=2),

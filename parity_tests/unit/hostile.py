@@ -19,7 +19,7 @@ GADGETS = (
     "torch._utils._rebuild_sparse_tensor torch._utils._rebuild_qtensor torch._utils._rebuild_meta_tensor_no_storage torch.QInt8Storage "
     "torch._utils._rebuild_wrapper_subclass torch._utils._rebuild_nested_tensor torch._utils._rebuild_device_tensor_from_numpy torch.complex32 "
     "torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_parameter_with_state torch.nn.modules.linear.Linear argparse.Namespace "
-    "collections.defaultdict collections.deque collections.OrderedDict.fromkeys collections.namedtuple jax_transformer.convert.files.pt.write"
+    "collections.defaultdict collections.deque collections.OrderedDict.fromkeys collections.namedtuple jax_transformer.storage.pt.write"
 ).split()
 
 
@@ -55,7 +55,12 @@ def call(function: bytes, *arguments: bytes) -> bytes:
     return function + tuple_of(*arguments) + b"R"
 
 
-def storage(key: str = "0", kind: bytes = name("torch", "FloatStorage"), size: bytes = number(4), device: bytes = text("cpu")) -> bytes:
+def storage(
+    key: str = "0",
+    kind: bytes = name("torch", "FloatStorage"),
+    size: bytes = number(4),
+    device: bytes = text("cpu"),
+) -> bytes:
     return tuple_of(text("storage"), kind, text(key), device, size) + b"Q"
 
 
@@ -82,7 +87,12 @@ Members = list[tuple[str, bytes]]
 
 
 def members(content: bytes, data: bytes = b"\0" * 16) -> Members:
-    return [("a/data.pkl", content), ("a/byteorder", b"little"), ("a/data/0", data), ("a/version", b"3\n")]
+    return [
+        ("a/data.pkl", content),
+        ("a/byteorder", b"little"),
+        ("a/data/0", data),
+        ("a/version", b"3\n"),
+    ]
 
 
 def zipped(held: Members, method: int = zipfile.ZIP_STORED) -> bytes:
@@ -105,7 +115,10 @@ def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
     for full in GADGETS:
         module, _, attribute = full.rpartition(".")
         yield f"{full} called", file(call(name(module, attribute), order))
-        yield f"{full} called in protocol 4", file(short(module) + short(attribute) + b"\x93" + tuple_of(order) + b"R", 4)
+        yield (
+            f"{full} called in protocol 4",
+            file(short(module) + short(attribute) + b"\x93" + tuple_of(order) + b"R", 4),
+        )
         yield f"{full} as a value", file(b"}" + text("weight") + name(module, attribute) + b"s")
         yield f"{full} made an object of", file(name(module, attribute) + tuple_of(order) + b"\x81")
     for instruction, body in {
@@ -115,9 +128,15 @@ def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
     }.items():
         yield instruction, file(body)
     inner = pickle(call(name("os", "system"), order))
-    yield "a pickle within a pickle", file(call(name("pickle", "loads"), b"B" + struct.pack("<I", len(inner)) + inner))
+    yield (
+        "a pickle within a pickle",
+        file(call(name("pickle", "loads"), b"B" + struct.pack("<I", len(inner)) + inner)),
+    )
     yield "a second pickle behind the first", zipped(members(pickle(b"}") + inner))
-    yield "a name with dots", file(call(name("collections", "OrderedDict.__init__.__globals__"), order))
+    yield (
+        "a name with dots",
+        file(call(name("collections", "OrderedDict.__init__.__globals__"), order)),
+    )
     yield "a name of two modules", file(call(name("torch._utils.os", "system"), order))
     yield "a known name's method", file(call(name("torch", "FloatStorage.from_file"), order))
 
@@ -174,7 +193,13 @@ MACHINE = {
     "a key that is a tensor": b"}" + tensor() + b"Ns",
     "a key that is a huge integer": b"}" + number(2**100) + b"Ns",
     "a key twice": b"}(" + text("a") + number(1) + text("a") + number(2) + b"u",
-    "a key twice in two instructions": b"}" + text("a") + number(1) + b"s" + text("a") + number(2) + b"s",
+    "a key twice in two instructions": b"}"
+    + text("a")
+    + number(1)
+    + b"s"
+    + text("a")
+    + number(2)
+    + b"s",
     "a key of escape codes": b"}" + text("\x1b[2Jweight") + b"Ns",
     "a key of two lines": b"}" + text("a\nb") + b"Ns",
     "a key without a value": b"}(Nu",
@@ -244,16 +269,33 @@ def bombs() -> Iterator[tuple[str, bytes]]:
         body = begin + b"N" * 10 + end + b"q\x00"
         for level in range(1, 30):
             body += begin + (b"h" + bytes([level - 1])) * 10 + end + b"q" + bytes([level])
-        yield f"10**30 values by {kind}", file(body + b"\x87" if kind == "sets" else b"(" + body + b"t")
+        yield (
+            f"10**30 values by {kind}",
+            file(body + b"\x87" if kind == "sets" else b"(" + body + b"t"),
+        )
     body = b"}" + text("a") + b"Nsq\x00"
     for level in range(1, 40):
-        body += b"}(" + text("a") + b"h" + bytes([level - 1]) + text("b") + b"h" + bytes([level - 1]) + b"uq" + bytes([level])
+        body += (
+            b"}("
+            + text("a")
+            + b"h"
+            + bytes([level - 1])
+            + text("b")
+            + b"h"
+            + bytes([level - 1])
+            + b"uq"
+            + bytes([level])
+        )
     yield "2**40 values by dicts", file(b"(" + body + b"t")
 
 
 def lies() -> Iterator[tuple[str, bytes]]:
     """Storages and tensors that are not what they are said to be; the storage has 16 bytes."""
-    double, untyped, uint16 = name("torch", "DoubleStorage"), name("torch.storage", "UntypedStorage"), name("torch", "uint16")
+    double, untyped, uint16 = (
+        name("torch", "DoubleStorage"),
+        name("torch.storage", "UntypedStorage"),
+        name("torch", "uint16"),
+    )
     for size in (2**60, 2**40, 5, 3, 0, -1, -(2**62), 2**63, 2**100):
         yield f"a storage of {size}", file(tensor(storage(size=number(size)), shape=numbers(1)))
     for what, held in {
@@ -268,11 +310,17 @@ def lies() -> Iterator[tuple[str, bytes]]:
         "a storage of a dtype": storage(kind=name("torch", "float32")),
         "a storage of a function": storage(kind=V2),
         "a storage of text": storage(kind=text("FloatStorage")),
-        "a module": tuple_of(text("module"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4)) + b"Q",
+        "a module": tuple_of(
+            text("module"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4)
+        )
+        + b"Q",
         "a reference of text": text("storage") + b"Q",
         "a reference of nothing": b")Q",
         "a reference of a list": b"]Q",
-        "a storage with a view": tuple_of(text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4), b"N") + b"Q",
+        "a storage with a view": tuple_of(
+            text("storage"), name("torch", "FloatStorage"), text("0"), text("cpu"), number(4), b"N"
+        )
+        + b"Q",
         "a tensor in place of a storage": tensor(),
         "nothing in place of a storage": b"N",
         "an untyped storage without a dtype": storage(kind=untyped, size=number(16)),
@@ -288,9 +336,28 @@ def lies() -> Iterator[tuple[str, bytes]]:
             ((1,), (1,), 4),
             ((1,), (1,), 2**62),
         ),
-        *(((-1,), (1,), 0), ((4,), (-1,), 3), ((4,), (1,), -1), ((2, 2), (1,), 0), ((4,), (1, 1), 0), ((1,) * 65, (1,) * 65, 0)),
-        *(((2**32, 2**32), (0, 0), 0), ((2**63,), (0,), 0), ((2**64,), (1,), 0), ((0, 2**62, 2**62), (0, 0, 0), 0), ((0,), (1,), -1)),
-        *(((100_000, 4), (0, 1), 0), ((3, 3), (2, 1), 0), ((1000,), (0,), 0), ((0,), (1,), 5), ((0, 2**62), (1, 1), 0)),
+        *(
+            ((-1,), (1,), 0),
+            ((4,), (-1,), 3),
+            ((4,), (1,), -1),
+            ((2, 2), (1,), 0),
+            ((4,), (1, 1), 0),
+            ((1,) * 65, (1,) * 65, 0),
+        ),
+        *(
+            ((2**32, 2**32), (0, 0), 0),
+            ((2**63,), (0,), 0),
+            ((2**64,), (1,), 0),
+            ((0, 2**62, 2**62), (0, 0, 0), 0),
+            ((0,), (1,), -1),
+        ),
+        *(
+            ((100_000, 4), (0, 1), 0),
+            ((3, 3), (2, 1), 0),
+            ((1000,), (0,), 0),
+            ((0,), (1,), 5),
+            ((0, 2**62), (1, 1), 0),
+        ),
     ):
         body = tensor(offset=number(offset), shape=numbers(*shape), stride=numbers(*stride))
         yield f"shape {shape}, stride {stride}, offset {offset}"[:80], file(body)
@@ -307,20 +374,36 @@ def lies() -> Iterator[tuple[str, bytes]]:
         "a gradient that is a tensor": tensor(rest=(tensor(), HOOKS)),
         "numbers to be negated": tensor(rest=(b"\x89", HOOKS, b"}" + text("neg") + b"\x88s")),
         "numbers to be conjugated": tensor(rest=(b"\x89", HOOKS, b"}" + text("conj") + b"\x88s")),
-        "a dtype that is text": tensor(storage(kind=untyped, size=number(16)), rest=(b"\x89", HOOKS, text("uint16")), function=V3),
-        "a dtype that is a storage": tensor(storage(kind=untyped, size=number(16)), rest=(b"\x89", HOOKS, double), function=V3),
+        "a dtype that is text": tensor(
+            storage(kind=untyped, size=number(16)),
+            rest=(b"\x89", HOOKS, text("uint16")),
+            function=V3,
+        ),
+        "a dtype that is a storage": tensor(
+            storage(kind=untyped, size=number(16)), rest=(b"\x89", HOOKS, double), function=V3
+        ),
         "a dtype and a typed storage": tensor(rest=(b"\x89", HOOKS, uint16), function=V3),
         "more of a dtype than there is": tensor(
-            storage(kind=untyped, size=number(16)), rest=(b"\x89", HOOKS, uint16), function=V3, shape=numbers(9)
+            storage(kind=untyped, size=number(16)),
+            rest=(b"\x89", HOOKS, uint16),
+            function=V3,
+            shape=numbers(9),
         ),
-        "a parameter of a dict": call(name("torch._utils", "_rebuild_parameter"), b"}", b"\x88", HOOKS),
-        "a parameter with hooks": call(name("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"]"),
+        "a parameter of a dict": call(
+            name("torch._utils", "_rebuild_parameter"), b"}", b"\x88", HOOKS
+        ),
+        "a parameter with hooks": call(
+            name("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", b"]"
+        ),
         "a parameter of two": call(name("torch._utils", "_rebuild_parameter"), tensor(), b"\x88"),
-        "truth that is 255": tensor(storage(kind=name("torch", "BoolStorage"), size=number(16)), shape=numbers(16)),
+        "truth that is 255": tensor(
+            storage(kind=name("torch", "BoolStorage"), size=number(16)), shape=numbers(16)
+        ),
     }.items():
         yield what, zipped(members(pickle(body), b"\xff" * 16))
     many = b"".join(
-        tensor(shape=numbers(3), stride=numbers(0), offset=number(0)) + tensor(shape=numbers(n, 2), stride=numbers(0, 1))
+        tensor(shape=numbers(3), stride=numbers(0), offset=number(0))
+        + tensor(shape=numbers(n, 2), stride=numbers(0, 1))
         for n in range(300)
     )
     yield "many tensors of one storage", file(b"](" + many + b"e")

@@ -18,7 +18,11 @@ def patched(content: bytes, at: int, raw: bytes) -> bytes:
 
 
 def archives() -> Iterator[tuple[str, bytes]]:
-    for method, what in ((zipfile.ZIP_DEFLATED, "deflated"), (zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "lzma")):
+    for method, what in (
+        (zipfile.ZIP_DEFLATED, "deflated"),
+        (zipfile.ZIP_BZIP2, "bzip2"),
+        (zipfile.ZIP_LZMA, "lzma"),
+    ):
         yield what, hostile.zipped(GOOD, method)
     yield "a deflated gigabyte", _deflated_storage()
     data = GOOD[2]
@@ -38,18 +42,29 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a version of a megabyte": [*GOOD[:-1], ("a/version", b"1" * 2**20)],
         "big-endian": [GOOD[0], ("a/byteorder", b"big"), *GOOD[2:]],
         "no byte order that there is": [GOOD[0], ("a/byteorder", b"\x1b[2J"), *GOOD[2:]],
-        "TorchScript": [*GOOD, ("a/constants.pkl", b"\x80\x02)."), ("a/code/__torch__.py", b"import os")],
+        "TorchScript": [
+            *GOOD,
+            ("a/constants.pkl", b"\x80\x02)."),
+            ("a/code/__torch__.py", b"import os"),
+        ],
         "no storage": [GOOD[0], GOOD[1], GOOD[3]],
         "a storage that is too long": [GOOD[0], GOOD[1], ("a/data/0", b"\0" * 17), GOOD[3]],
         **{
-            f"named {name!r}": [*GOOD, (name, b"x")] for name in ("../evil", "a/../../evil", "/etc/passwd", "a//evil", "a/./evil", "a/dir/")
+            f"named {name!r}": [*GOOD, (name, b"x")]
+            for name in ("../evil", "a/../../evil", "/etc/passwd", "a//evil", "a/./evil", "a/dir/")
         },
-        **{f"named {name!r}": [*GOOD, (name, b"x")] for name in ("C:/evil", "a\\..\\evil", "..", "a/\x1b[2Jevil")},
+        **{
+            f"named {name!r}": [*GOOD, (name, b"x")]
+            for name in ("C:/evil", "a\\..\\evil", "..", "a/\x1b[2Jevil")
+        },
     }.items():
         yield what, hostile.zipped(members)
     good = hostile.zipped(GOOD)
     end, first = len(good) - 22, good.index(b"PK\x01\x02")
-    start, number = struct.unpack_from("<L", good, end + 16)[0], struct.unpack_from("<H", good, end + 8)[0]
+    start, number = (
+        struct.unpack_from("<L", good, end + 16)[0],
+        struct.unpack_from("<H", good, end + 8)[0],
+    )
     second = good.index(b"PK\x01\x02", first + 4)
     for what, content in {
         "something before it": b"#!/bin/sh\n" + good,
@@ -58,8 +73,12 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "a comment that is not there": good[:-2] + b"\x05\x00",
         "an empty zip": good[end:],
         "a spanned zip": patched(good, end + 4, b"\x01\x00"),
-        "fewer members than there are": patched(good, end + 8, struct.pack("<HH", number - 1, number - 1)),
-        "more members than there are": patched(good, end + 8, struct.pack("<HH", number + 1, number + 1)),
+        "fewer members than there are": patched(
+            good, end + 8, struct.pack("<HH", number - 1, number - 1)
+        ),
+        "more members than there are": patched(
+            good, end + 8, struct.pack("<HH", number + 1, number + 1)
+        ),
         "65535 members": patched(good, end + 8, b"\xff\xff\xff\xff"),
         "a directory elsewhere": patched(good, end + 16, struct.pack("<L", start - 1)),
         "a directory far away": patched(good, end + 16, b"\xfe\xff\xff\xff"),
@@ -85,9 +104,15 @@ def archives() -> Iterator[tuple[str, bytes]]:
         "an extra field longer than the file": patched(good, first + 30, b"\xff\xff"),
         "a damaged storage": good.replace(b"\0" * 16, b"\0" * 15 + b"\1", 1),
         "a damaged pickle": good.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", 1),
-        "a 64-bit end that is not there": good[:end] + struct.pack("<4sLQL", b"PK\x06\x07", 0, 2**62, 1) + good[end:],
-        "a 64-bit end of another directory": good[:end] + _end64(number + 1, end - start, start) + good[end:],
-        "a 64-bit end of 2**60 members": patched(good[:end] + _end64(2**60, end - start, start) + good[end:], -14, b"\xff\xff\xff\xff"),
+        "a 64-bit end that is not there": good[:end]
+        + struct.pack("<4sLQL", b"PK\x06\x07", 0, 2**62, 1)
+        + good[end:],
+        "a 64-bit end of another directory": good[:end]
+        + _end64(number + 1, end - start, start)
+        + good[end:],
+        "a 64-bit end of 2**60 members": patched(
+            good[:end] + _end64(2**60, end - start, start) + good[end:], -14, b"\xff\xff\xff\xff"
+        ),
         "only the beginning": b"PK\x03\x04",
     }.items():
         yield what, content
@@ -97,7 +122,9 @@ def archives() -> Iterator[tuple[str, bytes]]:
 
 
 def _end64(number: int, length: int, start: int) -> bytes:
-    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, number, number, length, start)
+    record = struct.pack(
+        "<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, number, number, length, start
+    )
     return record + struct.pack("<4sLQL", b"PK\x06\x07", 0, start + length, 1)
 
 
@@ -113,10 +140,37 @@ def _deflated_storage() -> bytes:
     good = hostile.zipped(kept)
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     sizes = (crc, len(body), 64 * 2**20)
-    local = struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 33, *sizes, len(name), 0) + name + body
-    entry = struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 8, 0, 33, *sizes, len(name), 0, 0, 0, 0, 0, start) + name
+    local = (
+        struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 8, 0, 33, *sizes, len(name), 0) + name + body
+    )
+    entry = (
+        struct.pack(
+            "<4s6H3L5H2L",
+            b"PK\x01\x02",
+            20,
+            20,
+            0,
+            8,
+            0,
+            33,
+            *sizes,
+            len(name),
+            0,
+            0,
+            0,
+            0,
+            0,
+            start,
+        )
+        + name
+    )
     directory = good[start:end] + entry
-    return good[:start] + local + directory + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 4, 4, len(directory), start + len(local), 0)
+    return (
+        good[:start]
+        + local
+        + directory
+        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 4, 4, len(directory), start + len(local), 0)
+    )
 
 
 def _overlapping() -> bytes:
@@ -131,20 +185,33 @@ def _overlapping() -> bytes:
     for name in names:
         content = body[at + 30 + len(name) :]
         sizes = (zlib.crc32(content), len(content), len(content), len(name))
-        entries += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, start + at) + name
+        entries += (
+            struct.pack(
+                "<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, *sizes, 0, 0, 0, 0, 0, start + at
+            )
+            + name
+        )
         at += 30 + len(name)
     number, directory = len(names) + len(GOOD), good[start:end] + entries
-    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, len(directory), start + len(body), 0)
+    last = struct.pack(
+        "<4s4H2LH", b"PK\x05\x06", 0, 0, number, number, len(directory), start + len(body), 0
+    )
     return good[:start] + body + directory + last
 
 
 def no_archives() -> Iterator[tuple[str, bytes]]:
     yield "an empty file", b""
     yield "text", b"hello\n"
-    yield "a bare pickle", hostile.pickle(hostile.call(hostile.name("os", "system"), hostile.text("true")))
+    yield (
+        "a bare pickle",
+        hostile.pickle(hostile.call(hostile.name("os", "system"), hostile.text("true"))),
+    )
     magic = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
     yield "the format before 1.6", b"\x80\x02" + magic + b"\x80\x02M\xe9\x03."
-    yield "the format before 1.6, protocol 4", b"\x80\x04\x95" + struct.pack("<Q", len(magic)) + magic
+    yield (
+        "the format before 1.6, protocol 4",
+        b"\x80\x04\x95" + struct.pack("<Q", len(magic)) + magic,
+    )
     yield "an archive of another kind", b"\x1f\x8b\x08" + b"\0" * 100
     yield "a tar file", b"pickle".ljust(257, b"\0") + b"ustar\0" + b"\0" * 249
 
@@ -164,15 +231,42 @@ def headers() -> Iterator[tuple[str, bytes]]:
     for what, entry in {
         **{
             f"shape {shape}": _entry(shape=shape)
-            for shape in ([5], [3], [-4], [2**62], [2**40, 2**40], [2**64], ["4"], [4.0], [True] * 4, [None])
+            for shape in (
+                [5],
+                [3],
+                [-4],
+                [2**62],
+                [2**40, 2**40],
+                [2**64],
+                ["4"],
+                [4.0],
+                [True] * 4,
+                [None],
+            )
         },
-        **{f"shape {shape}"[:40]: _entry(shape=shape) for shape in ("4", 4, None, [[4]], [0, 2**70], [1] * 100 + [4])},
+        **{
+            f"shape {shape}"[:40]: _entry(shape=shape)
+            for shape in ("4", 4, None, [[4]], [0, 2**70], [1] * 100 + [4])
+        },
         **{
             f"offsets {at}"[:60]: _entry(data_offsets=at)
-            for at in ([0, 2**62], [0, 15], [16, 0], [-16, 0], [0.0, 16.0], [0], [0, 16, 32], "0", [True, 16])
+            for at in (
+                [0, 2**62],
+                [0, 15],
+                [16, 0],
+                [-16, 0],
+                [0.0, 16.0],
+                [0],
+                [0, 16, 32],
+                "0",
+                [True, 16],
+            )
         },
         **{f"offsets {at}": _entry(data_offsets=at) for at in ([8, 24], [2**63 - 16, 2**63])},
-        **{f"dtype {dtype!r}"[:60]: _entry(dtype=dtype) for dtype in ("F33", "", None, 32, ["F32"], "O", "object", "F4", "x" * 1_000_000)},
+        **{
+            f"dtype {dtype!r}"[:60]: _entry(dtype=dtype)
+            for dtype in ("F33", "", None, 32, ["F32"], "O", "object", "F4", "x" * 1_000_000)
+        },
         "something more": _entry(code="import os"),
         "no dtype": {"shape": [4], "data_offsets": [0, 16]},
         "no entry": None,
@@ -185,7 +279,12 @@ def headers() -> Iterator[tuple[str, bytes]]:
         "a key twice": '{"a": {"dtype": "F32", "shape": [4], "shape": [4], "data_offsets": [0, 16]}}',
         "one tensor over another": json.dumps({"a": _entry(), "b": _entry()}),
         "half over another": f'{{"a": {json.dumps(_entry())}, "b": {half}}}',
-        "a hole": json.dumps({"a": _entry(shape=[1], data_offsets=[0, 4]), "b": _entry(shape=[1], data_offsets=[12, 16])}),
+        "a hole": json.dumps(
+            {
+                "a": _entry(shape=[1], data_offsets=[0, 4]),
+                "b": _entry(shape=[1], data_offsets=[12, 16]),
+            }
+        ),
         "bytes that nobody owns": json.dumps({"a": _entry(shape=[2], data_offsets=[0, 8])}),
         "nothing": "{}",
         "a name of escape codes": json.dumps({"\x1b[2J": _entry()}),

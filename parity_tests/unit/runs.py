@@ -19,12 +19,16 @@ from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli
-from jax_transformer.training import checkpoint, step
+from jax_transformer.storage import checkpoint
+from jax_transformer.training import step
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 200  # one value everywhere: it is a constant of the compiled step
 CHECKPOINTS = (100, 200)
-ENGLISH, GERMAN = "the cat dog sees a red house small bird and", "die Katze Hund sieht eine rote Haus kleine Vogel und"
+ENGLISH, GERMAN = (
+    "the cat dog sees a red house small bird and",
+    "die Katze Hund sieht eine rote Haus kleine Vogel und",
+)
 WORDS = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
 OPTIONS = [
     *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40".split(),
@@ -37,8 +41,13 @@ def write_text(folder: Path) -> list[str]:
     """The four files of text, and the flags that name them."""
     choose, flags = random.Random(0), []
     for split, count in (("train", 60), ("valid", 8)):
-        lines = [[choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)]
-        for side, text in (("source", lines), ("target", [[WORDS[word] for word in line] for line in lines])):
+        lines = [
+            [choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)
+        ]
+        for side, text in (
+            ("source", lines),
+            ("target", [[WORDS[word] for word in line] for line in lines]),
+        ):
             path = folder / f"{split}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
@@ -57,7 +66,10 @@ def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
 @contextlib.contextmanager
 def as_a_user(temporary: Path) -> Iterator[None]:
     """JAX as the command line has it, without the tests' strictness and 64 bits; a program is compiled once for all tests and processes."""
-    cache = {"jax_compilation_cache_dir": str(temporary / "compiled"), "jax_persistent_cache_min_compile_time_secs": 0}
+    cache = {
+        "jax_compilation_cache_dir": str(temporary / "compiled"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
     before = {name: getattr(jax.config, name) for name in cache}
     with contextlib.ExitStack() as stack:
         for name, value in cache.items():
@@ -82,16 +94,29 @@ def main(*arguments: str | Path) -> int:
 
 def environment() -> dict[str, str]:
     """That of a process of its own: output buffered as usual, and the programs that :func:`as_a_user` has compiled."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
+    variables = {
+        name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+    } | {"PYTHONPATH": str(ROOT)}
     compiled = jax.config.jax_compilation_cache_dir
-    cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": compiled,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     return variables | (cache if compiled else {})
 
 
-def start(*arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transformer"), **options: Any) -> subprocess.Popen:
+def start(
+    *arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transformer"), **options: Any
+) -> subprocess.Popen:
     """A command in a process of its own, with pipes of text."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, *program, *map(str, arguments)], env=environment(), text=True, **pipes, **options)
+    return subprocess.Popen(
+        [sys.executable, *program, *map(str, arguments)],
+        env=environment(),
+        text=True,
+        **pipes,
+        **options,
+    )
 
 
 @dataclass
@@ -113,10 +138,19 @@ def train(*arguments: str | Path) -> Told:
         made.append(make_step(*arguments, **options))
         return made[-1]
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.setattr(step, "make_step", record)
         code = main("train", *arguments)
-    return Told(code, out.getvalue(), err.getvalue(), [one.programs() for one in made if isinstance(one, step.TrainStep)])
+    return Told(
+        code,
+        out.getvalue(),
+        err.getvalue(),
+        [one.programs() for one in made if isinstance(one, step.TrainStep)],
+    )
 
 
 @dataclass
@@ -138,7 +172,9 @@ def trained(temporary: Path) -> Trained:
         folder = temporary / "trained"
         folder.mkdir()
         arguments = [*write_text(folder), *OPTIONS]
-        _trained[temporary] = Trained(folder / "run", arguments, train("--run", folder / "run", *arguments))
+        _trained[temporary] = Trained(
+            folder / "run", arguments, train("--run", folder / "run", *arguments)
+        )
     return _trained[temporary]
 
 
@@ -154,11 +190,15 @@ class Console:
         self.capsys.readouterr()
         return main(*arguments), *self.capsys.readouterr()
 
-    def refused(self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b"") -> None:
+    def refused(
+        self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""
+    ) -> None:
         """Asserts that a command is refused with this exit code, in one line that has these words in it."""
         found, out, err = self.say(*command, stdin=stdin)
         assert (found, out) == (code, ""), err
-        assert err.startswith("jax-transformer: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        assert (
+            err.startswith("jax-transformer: ") and err.count("\n") == 1 and err.endswith("\n")
+        ), err
         assert not [word for word in words if str(word) not in err], err
 
 
@@ -167,10 +207,19 @@ class Console:
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
     """Every array of a checkpoint by its path: parameters, carried arrays, both moments, and the counts."""
-    path, here = run / "checkpoints" / str(step), jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), ocp.metadata(path).metadata)
+    path, here = (
+        run / "checkpoints" / str(step),
+        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    )
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        ocp.metadata(path).metadata,
+    )
     leaves = jax.tree_util.tree_leaves_with_path(ocp.load(path, shapes))
-    found = {jax.tree_util.keystr(name, simple=True, separator="/"): np.asarray(leaf) for name, leaf in leaves}
+    found = {
+        jax.tree_util.keystr(name, simple=True, separator="/"): np.asarray(leaf)
+        for name, leaf in leaves
+    }
     assert found.keys() == checkpoint.described(run / "checkpoints", step).keys()
     return found
 
@@ -178,7 +227,11 @@ def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
 def differing(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:
     """The arrays that are not the same bit for bit."""
     names = sorted(first.keys() | second.keys())
-    return [name for name in names if name not in first or name not in second or bits(first[name]) != bits(second[name])]
+    return [
+        name
+        for name in names
+        if name not in first or name not in second or bits(first[name]) != bits(second[name])
+    ]
 
 
 def bits(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
@@ -188,4 +241,7 @@ def bits(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 def metrics(run: Path) -> list[dict]:
     """The lines of metrics.jsonl without the one figure that no two runs share."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in lines
+    ]

@@ -13,11 +13,25 @@ def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transf
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):
-            array[...] = 0.2 * array + (0.8 if name.endswith("scale") else 0)  # as they come, they drown the rest
-        if name.endswith(("positions.table", "cross_attention.query.kernel", "cross_attention.out.kernel", "output.kernel")):
+            array[...] = 0.2 * array + (
+                0.8 if name.endswith("scale") else 0
+            )  # as they come, they drown the rest
+        if name.endswith(
+            (
+                "positions.table",
+                "cross_attention.query.kernel",
+                "cross_attention.out.kernel",
+                "output.kernel",
+            )
+        ):
             array *= 3
-        if name.endswith("attention.value.kernel") and getattr(config, name.split(".")[0]).mixing is Mixing.SUMMED:
+        if (
+            name.endswith("attention.value.kernel")
+            and getattr(config, name.split(".")[0]).mixing is Mixing.SUMMED
+        ):
             array /= 30  # the sum of all values is the same for every query
     arrays["output.bias"][config.target_pad_id] += 1
     arrays["output.bias"][config.eos_id] += eos
-    return transformer.unflatten(config, {name: jnp.asarray(array) for name, array in arrays.items()})
+    return transformer.unflatten(
+        config, {name: jnp.asarray(array) for name, array in arrays.items()}
+    )

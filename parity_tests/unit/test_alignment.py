@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_transformer import alignment, transformer, translation
+from jax_transformer import alignment, pretrained, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from jax_transformer.training import trained
 from parity_tests.unit import helpers, runs
 
 TEXT = ["the red house", "a small bird sees the house", "das rote Haus", "é 12"]
@@ -47,7 +46,10 @@ class Page(html.parser.HTMLParser):
         self.open = False
         self.feed(text)
         scripts = [i for i, (tag, _) in enumerate(self.tags) if tag == "script"]
-        assert [self.tags[i][1] for i in scripts] == [{"id": "data", "type": "application/json"}, {}]
+        assert [self.tags[i][1] for i in scripts] == [
+            {"id": "data", "type": "application/json"},
+            {},
+        ]
         self.script = self.inside[scripts[1]]
         self.raw = self.inside[scripts[0]]
         self.data = json.loads(self.raw)
@@ -67,16 +69,28 @@ class Page(html.parser.HTMLParser):
             self.inside[-1] += data
 
 
-def page(tmp_path, tokenizer, *, line: str = LINE, found: translation.Hypothesis | None = None, **options) -> Page:
+def page(
+    tmp_path, tokenizer, *, line: str = LINE, found: translation.Hypothesis | None = None, **options
+) -> Page:
     path, found = tmp_path / "out.html", found or translated(tokenizer)
-    alignment.write(path, options.pop("model", None) or model(), tokenizer, [line], [found], **({"title": "a run"} | options))
+    alignment.write(
+        path,
+        options.pop("model", None) or model(),
+        tokenizer,
+        [line],
+        [found],
+        **({"title": "a run"} | options),
+    )
     return Page(path.read_text(encoding="utf-8"))
 
 
 def weights(shown: dict[str, Any]) -> np.ndarray:
     """The numbers that the page's script computes, (layer, head, row, column)."""
     levels = np.frombuffer(zlib.decompress(base64.b64decode(shown["weights"])), np.uint8)
-    return levels.reshape(shown["layers"], shown["heads"], len(shown["rows"]), len(shown["columns"])) / 255
+    return (
+        levels.reshape(shown["layers"], shown["heads"], len(shown["rows"]), len(shown["columns"]))
+        / 255
+    )
 
 
 # Figures
@@ -84,22 +98,33 @@ def weights(shown: dict[str, Any]) -> np.ndarray:
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["maps"]
-    source, target = [*tokenizer.encode(LINE), tokenizer.eos_id], [tokenizer.bos_id, *translated(tokenizer).ids[:-1]]
+    source, target = (
+        [*tokenizer.encode(LINE), tokenizer.eos_id],
+        [tokenizer.bos_id, *translated(tokenizer).ids[:-1]],
+    )
     ids = jnp.array([source]), jnp.array([target])
     _, attention = nnx.jit(lambda model: model(*ids, return_attention=True))(model())
     for name in ("cross", "encoder", "decoder"):
         expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
-        assert expected.std() > 0.05  # far from uniform: rows, columns and heads cannot be mistaken for one another
+        assert (
+            expected.std() > 0.05
+        )  # far from uniform: rows, columns and heads cannot be mistaken for one another
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
 def test_rows_are_what_is_written_and_columns_what_is_read(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer).sentences[0]["maps"]
-    source, target = ([*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"] for text in (LINE, "das rote Haus"))
+    source, target = (
+        [*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
+        for text in (LINE, "das rote Haus")
+    )
     assert "".join(source[:-1]) == LINE
     assert (maps["cross"]["rows"], maps["cross"]["columns"]) == (target, source)
     assert (maps["encoder"]["rows"], maps["encoder"]["columns"]) == (source, source)
-    assert (maps["decoder"]["rows"], maps["decoder"]["columns"]) == (target, ["<bos>", *target[:-1]])
+    assert (maps["decoder"]["rows"], maps["decoder"]["columns"]) == (
+        target,
+        ["<bos>", *target[:-1]],
+    )
 
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
@@ -113,8 +138,14 @@ def test_what_the_decoder_gives_to_padding_has_a_column(tmp_path, tokenizer, nam
 def test_a_page_shows_so_many_lines_and_says_how_many_there_were(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(alignment, "SENTENCES", 2)
     lines, found = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
-    for count, numbers, note in ((4, [1, 3], "The first 2 of 3 lines."), (3, [1, 3], ""), (0, [], "")):
-        alignment.write(tmp_path / "out.html", model(), tokenizer, lines[:count], found[:count], title="a run")
+    for count, numbers, note in (
+        (4, [1, 3], "The first 2 of 3 lines."),
+        (3, [1, 3], ""),
+        (0, [], ""),
+    ):
+        alignment.write(
+            tmp_path / "out.html", model(), tokenizer, lines[:count], found[:count], title="a run"
+        )
         shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
         assert ([one["number"] for one in shown.sentences], shown.data["note"]) == (numbers, note)
 
@@ -126,50 +157,90 @@ def test_pieces_are_readable(tokenizer):
     ids = tokenizer.encode("é 漢a")
     expected = ["é·1/2", "é·2/2", " ", "漢·1/3", "漢·2/3", "漢·3/3", "a"]
     assert alignment.pieces(tokenizer, ids) == expected
-    assert alignment.pieces(tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]) == ["<bos>", " ", "<pad>", "<eos>"]
-    broken = alignment.pieces(tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids])  # a character that begins four times and never ends
+    assert alignment.pieces(
+        tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
+    ) == ["<bos>", " ", "<pad>", "<eos>"]
+    broken = alignment.pieces(
+        tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids]
+    )  # a character that begins four times and never ends
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
 
 
 def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
     found = translated(other)
-    cross = page(tmp_path, TokenizerPair(tokenizer, other), found=found).sentences[0]["maps"]["cross"]
-    assert cross["rows"] == alignment.pieces(other, found.ids.tolist()) != alignment.pieces(tokenizer, found.ids.tolist())
+    cross = page(tmp_path, TokenizerPair(tokenizer, other), found=found).sentences[0]["maps"][
+        "cross"
+    ]
+    assert (
+        cross["rows"]
+        == alignment.pieces(other, found.ids.tolist())
+        != alignment.pieces(tokenizer, found.ids.tolist())
+    )
     assert cross["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
 
 # The page
 
 
-HOSTILE = "</script ><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
+HOSTILE = (
+    "</script ><img src=x onerror=alert(1)><!-- <script> PAGE-DATA SCRIPT-HASH & \u2028 \" ' \\ é"
+)
 
 
 def test_text_does_not_leave_its_place(tmp_path, tokenizer):
     innocent = page(tmp_path, tokenizer)
-    hostile = page(tmp_path, tokenizer, line=HOSTILE, found=translated(tokenizer, HOSTILE), title=HOSTILE, model=model(max_length=120))
+    hostile = page(
+        tmp_path,
+        tokenizer,
+        line=HOSTILE,
+        found=translated(tokenizer, HOSTILE),
+        title=HOSTILE,
+        model=model(max_length=120),
+    )
     assert hostile.tags == innocent.tags
     assert hostile.script == innocent.script
-    assert not set("<>&\u2028") & set(hostile.raw)  # stricter than this parser: browsers know more ways out of a script
-    assert (hostile.data["title"], hostile.sentences[0]["source"], hostile.sentences[0]["target"]) == (HOSTILE, HOSTILE, HOSTILE)
+    assert not set("<>&\u2028") & set(
+        hostile.raw
+    )  # stricter than this parser: browsers know more ways out of a script
+    assert (
+        hostile.data["title"],
+        hostile.sentences[0]["source"],
+        hostile.sentences[0]["target"],
+    ) == (HOSTILE, HOSTILE, HOSTILE)
 
 
 def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer):
     shown = page(tmp_path, tokenizer)
-    policy = next(attributes["content"] for _, attributes in shown.tags if attributes.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attributes["content"]
+        for _, attributes in shown.tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     digest = base64.b64encode(hashlib.sha256(shown.script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert not [attributes for _, attributes in shown.tags if attributes.keys() & {"src", "href", "style", "onclick", "onload"}]
-    assert not re.findall(r"https?:|url\(|@import|innerHTML|insertAdjacentHTML|document\.write|eval\(", "".join(shown.inside))
+    assert not [
+        attributes
+        for _, attributes in shown.tags
+        if attributes.keys() & {"src", "href", "style", "onclick", "onload"}
+    ]
+    assert not re.findall(
+        r"https?:|url\(|@import|innerHTML|insertAdjacentHTML|document\.write|eval\(",
+        "".join(shown.inside),
+    )
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "out.html"
     path.write_text("the page before")
-    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(
+        os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left"))
+    )
     with pytest.raises(OSError, match="no space left"):
         alignment.write(path, model(), tokenizer, [LINE], [translated(tokenizer)], title="a run")
-    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("out.html", "the page before")]
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
+        ("out.html", "the page before")
+    ]
 
 
 # The command
@@ -178,16 +249,18 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch)
 @pytest.fixture
 def console(capsys, monkeypatch, tmp_path, tokenizer):
     """Commands that find an untrained model in whatever run folder they are given."""
-    weights = trained.Weights(tmp_path, 7, "last")
-    run = trained.TrainedRun(model(max_length=32), tokenizer, (8, 16), weights)
-    monkeypatch.setattr(trained, "load_run", lambda *_, **__: run)
+    weights = pretrained.Weights(tmp_path, 7, "last")
+    run = pretrained.TrainedRun(model(max_length=32), tokenizer, (8, 16), weights)
+    monkeypatch.setattr(pretrained, "load_run", lambda *_, **__: run)
     with runs.as_a_user(tmp_path):
         yield runs.Console(capsys, monkeypatch)
 
 
 def test_translate_writes_the_page_beside_its_lines(console, tmp_path, tokenizer):
     path, lines = tmp_path / "out.html", ["the red house", "", "é 12"]
-    code, out, err = console.say("translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode())
+    code, out, err = console.say(
+        "translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode()
+    )
     assert (code, err) == (0, "")
     shown = Page(path.read_text(encoding="utf-8"))
     assert shown.data["title"] == "a/run, step 7"
@@ -196,7 +269,10 @@ def test_translate_writes_the_page_beside_its_lines(console, tmp_path, tokenizer
     assert [(number, source) for number, source, _ in found] == [(1, lines[0]), (3, lines[2])]
     assert [target.replace("\n", " ") for _, _, target in found] == [written[0], written[2]]
     for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
-        assert one["maps"]["cross"]["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(source)), "<eos>"]
+        assert one["maps"]["cross"]["columns"] == [
+            *alignment.pieces(tokenizer, tokenizer.encode(source)),
+            "<eos>",
+        ]
 
 
 def test_a_page_without_a_folder_is_refused_before_anything_is_translated(console, tmp_path):

@@ -31,7 +31,11 @@ def forms(document: str) -> list[str]:
 
 def test_every_document_has_its_page():
     assert sorted(path.stem for path in PAGES.glob("*.md")) == DOCUMENTS
-    assert {name.removesuffix("_repaired") for name in jt.preset_names() if f"{name}_repaired" in jt.preset_names()} == set(DOCUMENTS)
+    assert {
+        name.removesuffix("_repaired")
+        for name in jt.preset_names()
+        if f"{name}_repaired" in jt.preset_names()
+    } == set(DOCUMENTS)
 
 
 # Diagrams
@@ -55,9 +59,18 @@ class Diagram:
             assert found is not None, f"cannot read {line!r}"
             groups = found.groupdict()
             for side in ("a_", "b_") if "label" in groups else ("a_",):
-                text = next((groups[f"{side}{kind}"] for kind in ("box", "oval", "round") if groups[f"{side}{kind}"] is not None), None)
+                text = next(
+                    (
+                        groups[f"{side}{kind}"]
+                        for kind in ("box", "oval", "round")
+                        if groups[f"{side}{kind}"] is not None
+                    ),
+                    None,
+                )
                 if text is not None:
-                    assert groups[f"{side}id"] not in self.texts, f"{groups[f'{side}id']} has two texts"
+                    assert groups[f"{side}id"] not in self.texts, (
+                        f"{groups[f'{side}id']} has two texts"
+                    )
                     self.texts[groups[f"{side}id"]] = text
             if "label" in groups:
                 self.edges.append((groups["a_id"], groups["label"], groups["b_id"]))
@@ -103,7 +116,16 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
         def wrapped(self, *args, **kwargs):
             result = call(self, *args, **kwargs)
             arrays = result if isinstance(result, tuple) else (result,)
-            calls.append((self, {kind: a.shape for kind, a in zip(("", "weights"), arrays, strict=False) if hasattr(a, "shape")}))
+            calls.append(
+                (
+                    self,
+                    {
+                        kind: a.shape
+                        for kind, a in zip(("", "weights"), arrays, strict=False)
+                        if hasattr(a, "shape")
+                    },
+                )
+            )
             return result
 
         return wrapped
@@ -131,10 +153,16 @@ def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], 
     for diagram in diagrams(document):
         for node, path in diagram.modules().items():
             owners = [outputs(preset) for preset in forms(document) if path in outputs(preset)[0]]
-            assert owners, f"{path}: neither {document} nor its repaired form computes such a module"
+            assert owners, (
+                f"{path}: neither {document} nor its repaired form computes such a module"
+            )
             leaving = [label for a, label, _ in diagram.edges if a == node]
             assert leaving, f"{path}: nothing leaves it"
-            found += [(path, label, letters, shapes[path]) for shapes, letters in owners for label in leaving]
+            found += [
+                (path, label, letters, shapes[path])
+                for shapes, letters in owners
+                for label in leaving
+            ]
     return found
 
 
@@ -146,7 +174,9 @@ def test_the_shapes_in_a_diagram_are_those_of_the_modules(document):
         form = re.fullmatch(r"(?:(weights) )?\(([a-z](?:, [a-z])*)\)", label or "")
         assert form is not None, f"{path}: {label!r} is no shape"
         shape = tuple(letters[letter] for letter in form[2].split(", "))
-        assert shape == shapes[form[1] or ""], f"{path}: {label} is {shape}, and the module's {shapes}"
+        assert shape == shapes[form[1] or ""], (
+            f"{path}: {label} is {shape}, and the module's {shapes}"
+        )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -154,8 +184,14 @@ def test_no_module_of_a_block_is_missing_from_a_diagram(document):
     """Each, or what it is made of."""
     drawn = {path for diagram in diagrams(document) for path in diagram.modules().values()}
     computed = outputs(document)[0]
-    inner = re.compile(r"(encoder|decoder|)(\.blocks\.0(\.residuals\.\d+)?)?|.*\.(query|key|value|out|up|down)|.*feed_forward\.positions")
-    missing = [p for p in computed if not inner.fullmatch(p) and not any(d == p or d.startswith(f"{p}.") for d in drawn)]
+    inner = re.compile(
+        r"(encoder|decoder|)(\.blocks\.0(\.residuals\.\d+)?)?|.*\.(query|key|value|out|up|down)|.*feed_forward\.positions"
+    )
+    missing = [
+        p
+        for p in computed
+        if not inner.fullmatch(p) and not any(d == p or d.startswith(f"{p}.") for d in drawn)
+    ]
     assert not missing and len(computed) > 20
 
 
@@ -171,9 +207,18 @@ def test_a_diagram_is_read_and_a_wrong_one_is_not():
             "sum --> rest",
         ]
     )
-    assert found.edges == [("ids", "(b, s)", "words"), ("words", "(b, s, d)", "sum"), ("sum", None, "rest")]
+    assert found.edges == [
+        ("ids", "(b, s)", "words"),
+        ("words", "(b, s, d)", "sum"),
+        ("sum", None, "rest"),
+    ]
     assert found.modules() == {"words": "source_embedding"} and found.texts["rest"] == "the rest"
-    for line in ("words --> nowhere", 'a["x"] ==> b["y"]', 'a["x"] --> a["y"]', 'a["x"] -->|(b, s)| b["y"]'):
+    for line in (
+        "words --> nowhere",
+        'a["x"] ==> b["y"]',
+        'a["x"] --> a["y"]',
+        'a["x"] -->|(b, s)| b["y"]',
+    ):
         with pytest.raises(AssertionError):
             Diagram([line])
 
@@ -184,7 +229,9 @@ def test_the_recorded_shapes_are_the_model_s():
     assert found["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
     assert found["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
     assert found["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
-    assert found["output"] == {"": (b, t, letters["v"])} and not any(".idle." in path for path in found)
+    assert found["output"] == {"": (b, t, letters["v"])} and not any(
+        ".idle." in path for path in found
+    )
 
 
 # Tables of fields
@@ -209,10 +256,20 @@ def value_at(config: TransformerConfig, field: str) -> object:
 def said(value: object) -> str | None:
     """A value as the tables write it: words in backticks, numbers without; None for what only prose can say."""
     if isinstance(value, tuple):
-        return "none" if not value else None if isinstance(value[0], Branch) else ", ".join(f"`{item.value}`" for item in value)
+        return (
+            "none"
+            if not value
+            else None
+            if isinstance(value[0], Branch)
+            else ", ".join(f"`{item.value}`" for item in value)
+        )
     if isinstance(value, (StackConfig, type(None))):
         return None
-    return str(value).lower() if isinstance(value, (bool, int, float)) and not hasattr(value, "value") else f"`{value}`"
+    return (
+        str(value).lower()
+        if isinstance(value, (bool, int, float)) and not hasattr(value, "value")
+        else f"`{value}`"
+    )
 
 
 def table(document: str) -> list[tuple[str, str, str]]:
@@ -234,6 +291,8 @@ def test_the_fields_in_a_table_are_there_and_have_its_values(document):
     for preset, field, cell in table(document):
         expected = said(value_at(jt.preset(preset), field))
         if expected is not None and re.fullmatch(r"none|true|false|[\d.]+|`\w+`(, `\w+`)*", cell):
-            assert expected in (cell, f"{cell}.0"), f"{preset}: {field} is {expected}, the page says {cell}"
+            assert expected in (cell, f"{cell}.0"), (
+                f"{preset}: {field} is {expected}, the page says {cell}"
+            )
             compared += 1
     assert compared > 10

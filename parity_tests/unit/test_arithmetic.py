@@ -15,8 +15,12 @@ def test_a_norm_of_large_numbers_keeps_its_digits():
     """Mean 1000, deviation 0.01, float32: the mean of squares minus the square of the mean would err by more than the result."""
     x = (1000 + 0.01 * np.random.default_rng(0).normal(size=(2, 3, 64))).astype(np.float32)
     wide = x.astype(np.float64)
-    expected = (wide - wide.mean(axis=-1, keepdims=True)) / np.sqrt(wide.var(axis=-1, keepdims=True) + 1e-12)
-    assert np.abs(np.asarray(norm.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2  # what float32 leaves of 0.01 beside 1000
+    expected = (wide - wide.mean(axis=-1, keepdims=True)) / np.sqrt(
+        wide.var(axis=-1, keepdims=True) + 1e-12
+    )
+    assert (
+        np.abs(np.asarray(norm.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
+    )  # what float32 leaves of 0.01 beside 1000
 
 
 @pytest.mark.parametrize("kind", [Norm.LAYER, Norm.RMS])
@@ -33,8 +37,12 @@ def test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once(dtype: str, k
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_row_that_sees_no_key_is_finite_in_16_bits(dtype: str, fill: MaskFill):
     """float16 ends at 65504: a fill of -1e20 would be an infinity, and the row NaN."""
-    q, k, v = (jnp.asarray(np.random.default_rng(i).normal(size=(1, 3, 2, 4)), dtype) for i in range(3))
+    q, k, v = (
+        jnp.asarray(np.random.default_rng(i).normal(size=(1, 3, 2, 4)), dtype) for i in range(3)
+    )
     mask = jnp.asarray([[[[True, True, True], [False, True, False], [False, False, False]]]])
-    mixed, weights = (np.asarray(array, np.float64) for array in attend(q, k, v, mask, scale=0.5, fill=fill))
+    mixed, weights = (
+        np.asarray(array, np.float64) for array in attend(q, k, v, mask, scale=0.5, fill=fill)
+    )
     assert np.isfinite(mixed).all() and np.isfinite(weights).all()
     assert (weights[0, :, 1] == [0, 1, 0]).all() and np.ptp(weights[0, :, 2]) == 0

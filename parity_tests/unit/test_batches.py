@@ -22,16 +22,24 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
     """Pairs of random lengths whose first source token is the pair's own number, so that a row tells which pair it is."""
     random = np.random.default_rng(seed)
-    sources = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
-    targets = [random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)]
+    sources = [
+        random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
+    ]
+    targets = [
+        random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
+    ]
     for i, source in enumerate(sources):
         source[0] = 1000 + i
     return encoding.EncodedPairs(sources, targets, IDS, np.arange(count), dropped_long=0)
 
 
-def plan_for(encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1) -> batches.BatchPlan:
+def plan_for(
+    encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
+) -> batches.BatchPlan:
     widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
-    return batches.BatchPlan(encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed)
+    return batches.BatchPlan(
+        encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed
+    )
 
 
 ENCODED = corpus(503, 60)
@@ -63,12 +71,17 @@ def positions(lengths, widths) -> int:
 
 @NO_DEADLINE
 @hypothesis.given(
-    st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 4), st.sampled_from([1, 3, 8]), st.sampled_from([30, 33])
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    st.integers(1, 4),
+    st.sampled_from([1, 3, 8]),
+    st.sampled_from([30, 33]),
 )
 def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
     widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
-    allowed = sorted({min(width, max_length) for width in range(multiple, max_length + multiple, multiple)})
+    allowed = sorted(
+        {min(width, max_length) for width in range(multiple, max_length + multiple, multiple)}
+    )
     assert set(widths) <= set(allowed)
     assert widths[-1] == min(width for width in allowed if width >= max(lengths))
     fewest = min(
@@ -84,7 +97,9 @@ def test_widths_never_pass_the_limit():
     assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
 
 
-@pytest.mark.parametrize("arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)])
+@pytest.mark.parametrize(
+    "arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)]
+)
 def test_widths_that_cannot_be_are_refused(arguments):
     with pytest.raises(errors.ConfigError):
         batches.choose_widths(np.array(arguments[0], int), *arguments[1:])
@@ -103,7 +118,12 @@ def test_rows_fill_the_budget():
 
 @NO_DEADLINE
 @hypothesis.given(
-    st.integers(1, 200), st.integers(2, 60), st.integers(1, 5), st.integers(1, 400), st.integers(0, 3), st.integers(-5, 2**70)
+    st.integers(1, 200),
+    st.integers(2, 60),
+    st.integers(1, 5),
+    st.integers(1, 400),
+    st.integers(0, 3),
+    st.integers(-5, 2**70),
 )
 def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens, epoch, seed):
     encoded = corpus(count, longest)
@@ -121,7 +141,10 @@ def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
     plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
-    made = sorted((bucket, tuple(sorted(lengths[indices].max(axis=1).tolist()))) for bucket, indices in plan.epoch_batches(0))
+    made = sorted(
+        (bucket, tuple(sorted(lengths[indices].max(axis=1).tolist())))
+        for bucket, indices in plan.epoch_batches(0)
+    )
     assert [bucket for bucket, _ in made] == [0, 0, 1, 1, 2]
     assert made[:2] == [(0, (8, 8, 8))] * 2  # 7 = 2 x 3 + 1
     assert sum((widths for _, widths in made[2:4]), ()).count(8) == 1  # 1 + 4 = 2 x 2 + 1
@@ -130,20 +153,29 @@ def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
 
 def test_the_order_is_a_pure_function_of_seed_and_epoch():
     def order(seed, epoch):
-        return [(bucket, *indices.tolist()) for bucket, indices in plan_for(ENCODED, seed=seed).epoch_batches(epoch)]
+        return [
+            (bucket, *indices.tolist())
+            for bucket, indices in plan_for(ENCODED, seed=seed).epoch_batches(epoch)
+        ]
 
     assert order(7, 0) == order(7, 0)
     orders = [order(seed, epoch) for seed in (0, 1, 7, -1, 2**70 + 3) for epoch in (0, 1, 2)]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
     # Not only the order of batches changes: so do the pairs that share one, and no width keeps its place.
-    assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {frozenset(batch[1:]) for batch in orders[1]}
+    assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {
+        frozenset(batch[1:]) for batch in orders[1]
+    }
     assert [batch[0] for batch in orders[0]] != sorted(batch[0] for batch in orders[0])
 
 
 def test_the_order_stays_the_same_over_versions():
     # A changed order would make every unfinished run continue on other data than it began with.
     plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
-    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [[2, 1], [9, 7, 8, 3], [5, 6, 4, 0]]
+    assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
+        [2, 1],
+        [9, 7, 8, 3],
+        [5, 6, 4, 0],
+    ]
 
 
 def test_batches_of_a_step_count_over_epochs():
@@ -154,7 +186,9 @@ def test_batches_of_a_step_count_over_epochs():
             assert np.array_equal(PLAN.batch_indices(epoch * count + position)[1], indices)
     far = PLAN.batch_indices(10**9)[1]
     assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
-    assert np.array_equal(PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1])  # back again, after its epoch left the cache
+    assert np.array_equal(
+        PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1]
+    )  # back again, after its epoch left the cache
     with pytest.raises(errors.ConfigError, match="step=-1"):
         PLAN.batch_indices(-1)
 
@@ -162,7 +196,11 @@ def test_batches_of_a_step_count_over_epochs():
 def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
     plan, made = plan_for(ENCODED), []
     epoch_batches = batches.BatchPlan.epoch_batches
-    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", lambda self, epoch: made.append(epoch) or epoch_batches(self, epoch))
+    monkeypatch.setattr(
+        batches.BatchPlan,
+        "epoch_batches",
+        lambda self, epoch: made.append(epoch) or epoch_batches(self, epoch),
+    )
     for step in range(3 * plan.batches_per_epoch):
         plan.batch_indices(step)
         plan.batch_indices(max(0, step - 5))
@@ -191,10 +229,21 @@ def test_threads_that_meet_at_an_epochs_end_plan_it_once(monkeypatch):
 
 
 def test_fill_is_the_share_of_tokens():
-    made = [batch for _, batch in zip(range(PLAN.batches_per_epoch), taken(PLAN.batches_per_epoch, ENCODED, PLAN), strict=True)]
-    tokens = sum((batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum() for batch in made)
+    made = [
+        batch
+        for _, batch in zip(
+            range(PLAN.batches_per_epoch), taken(PLAN.batches_per_epoch, ENCODED, PLAN), strict=True
+        )
+    ]
+    tokens = sum(
+        (batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum()
+        for batch in made
+    )
     filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in PLAN.epoch_batches(0))
-    assert PLAN.fill() == pytest.approx((tokens - filler) / sum(batch.source.size + batch.target_out.size for batch in made), abs=1e-12)
+    assert PLAN.fill() == pytest.approx(
+        (tokens - filler) / sum(batch.source.size + batch.target_out.size for batch in made),
+        abs=1e-12,
+    )
     assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
 
 
@@ -229,7 +278,9 @@ def test_a_batch_holds_tokens_specials_and_filler():
 
 def test_shapes_are_those_of_the_table():
     shapes = set(zip(PLAN.rows, PLAN.widths, strict=True))
-    seen = {array.shape for batch in taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN) for array in batch}
+    seen = {
+        array.shape for batch in taken(2 * PLAN.batches_per_epoch, ENCODED, PLAN) for array in batch
+    }
     assert seen == shapes and len(shapes) == 4
 
 
@@ -263,7 +314,9 @@ def test_batches_share_no_memory():
     encoded = corpus(3, 6)
     arrays = [array for batch in taken(20, encoded, plan_for(encoded)) for array in batch]
     assert not any(np.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-    assert not any(np.shares_memory(a, b) for a in arrays for b in encoded.sources + encoded.targets)
+    assert not any(
+        np.shares_memory(a, b) for a in arrays for b in encoded.sources + encoded.targets
+    )
 
 
 def prefetch_threads() -> set[threading.Thread]:
@@ -298,7 +351,9 @@ def test_a_stream_left_open_does_not_hold_up_the_exit():
         "stream = b.train_stream(encoded, b.BatchPlan(encoded.lengths, (8,), (2,), 0), num_threads=2);"
         "print(next(stream).source.shape)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
     assert result.stdout.strip() == "(2, 8)"
     assert result.stderr == ""
 
@@ -317,7 +372,9 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     for indices, batch in made:
         assert batch.source.shape[::-1] in set(zip(widths, rows, strict=True))
         assert pairs_in(batch) == indices.tolist()
-        assert pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()  # filler comes last
+        assert (
+            pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
+        )  # filler comes last
         assert (batch.target_out[len(indices) :] == IDS.target_pad).all()
     assert sum(len(indices) < len(batch.source) for indices, batch in made) <= len(widths)
     restored = np.empty(503, int)
@@ -336,5 +393,7 @@ def test_sources_alone_give_the_same_as_pairs():
         assert array.dtype == np.int32 and array.shape in {(5, 16), (3, 64)}
         for row in range(len(array)):
             expected = sources[indices[row]] if row < len(indices) else []
-            assert array[row].tolist() == expected + [3] + [1] * (array.shape[1] - len(expected) - 1)
+            assert array[row].tolist() == expected + [3] + [1] * (
+                array.shape[1] - len(expected) - 1
+            )
     assert batches.source_batches([], (8,), (2,), pad_id=1, eos_id=3) == []

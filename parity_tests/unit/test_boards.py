@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import boards
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import trackers
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 
 
 def train(step: int) -> dict:
-    return {"step": step, "loss": 9 - step / 100, "gradient_norm": 0.5, "learning_rate": step / 1e5, "tokens_per_second": 4000.0}
+    return {
+        "step": step,
+        "loss": 9 - step / 100,
+        "gradient_norm": 0.5,
+        "learning_rate": step / 1e5,
+        "tokens_per_second": 4000.0,
+    }
 
 
 def valid(step: int, **more) -> dict:
@@ -31,32 +37,47 @@ def valid(step: int, **more) -> dict:
 
 
 def test_every_number_of_a_line_has_a_name():
-    assert boards.scalars(train(50)) == {
+    assert trackers.scalars(train(50)) == {
         "train/loss": 8.5,
         "train/gradient_norm": 0.5,
         "train/learning_rate": 5e-4,
         "train/tokens_per_second": 4000.0,
     }
-    assert boards.scalars(valid(50)) == {"valid/loss": 7.5, "valid/bleu": 5.0, "valid/chrf": 30.0, "valid/exact_match": 0}
-    assert set(boards.scalars(valid(50, weights="averaged"))) == {f"averaged/{name}" for name in ("loss", "bleu", "chrf", "exact_match")}
+    assert trackers.scalars(valid(50)) == {
+        "valid/loss": 7.5,
+        "valid/bleu": 5.0,
+        "valid/chrf": 30.0,
+        "valid/exact_match": 0,
+    }
+    assert set(trackers.scalars(valid(50, weights="averaged"))) == {
+        f"averaged/{name}" for name in ("loss", "bleu", "chrf", "exact_match")
+    }
 
 
 def test_no_board_is_the_rule(tmp_path):
-    none = boards.Boards(RunFolder(tmp_path), TrainOptions())
+    none = trackers.Trackers(RunFolder(tmp_path), TrainOptions())
     none.add(train(50))
     none.close()
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("options", "module"), [({"tensorboard": True}, "tensorboardX"), ({"wandb": "project"}, "wandb")])
+@pytest.mark.parametrize(
+    ("options", "module"),
+    [({"tensorboard": True}, "tensorboardX"), ({"wandb": "project"}, "wandb")],
+)
 def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, options, module):
     known = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else known(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == module else known(name)
+    )
     (name,) = options
-    for ask in (boards.check, lambda options: boards.Boards(RunFolder(tmp_path), options)):
-        with pytest.raises(ConfigError, match=rf"^{name} needs the package {module}: pip install 'jax-transformer\[{name}\]'$"):
+    for ask in (trackers.check, lambda options: trackers.Trackers(RunFolder(tmp_path), options)):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^{name} needs the package {module}: pip install 'jax-transformer\[{name}\]'$",
+        ):
             ask(TrainOptions(**options))
-    boards.check(TrainOptions())
+    trackers.check(TrainOptions())
 
 
 def test_a_folder_named_wandb_is_no_package(tmp_path, monkeypatch):
@@ -64,7 +85,7 @@ def test_a_folder_named_wandb_is_no_package(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     (tmp_path / "wandb").mkdir()
     with pytest.raises(ConfigError, match="needs the package wandb"):
-        boards.check(TrainOptions(wandb="project"))
+        trackers.check(TrainOptions(wandb="project"))
 
 
 # TensorBoard
@@ -77,7 +98,9 @@ def shown(folder: Path) -> dict[tuple[str, int], float]:
     found: dict[tuple[str, int], float] = {}
     for path in sorted(folder.iterdir()):
         content, at = path.read_bytes(), 0
-        while at < len(content):  # a record: its size, a checksum of that, the bytes, a checksum of them
+        while at < len(
+            content
+        ):  # a record: its size, a checksum of that, the bytes, a checksum of them
             (size,) = struct.unpack_from("<Q", content, at)
             event = Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
@@ -90,15 +113,33 @@ def shown(folder: Path) -> dict[tuple[str, int], float]:
 
 
 def written(lines: list[dict]) -> dict[tuple[str, int], float]:
-    return {(name, line["step"]): pytest.approx(value) for line in lines for name, value in boards.scalars(line).items()}
+    return {
+        (name, line["step"]): pytest.approx(value)
+        for line in lines
+        for name, value in trackers.scalars(line).items()
+    }
 
 
 def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted(tmp_path):
     pytest.importorskip("tensorboardX")
-    lines = [train(50), train(100), valid(100), train(150), train(200), valid(200), valid(200, weights="averaged")]
-    sessions = [lines[:5], lines[3:5], lines[5:6], lines[3:4], lines[4:]]  # killed, killed again, stopped, resumed from before, ended
+    lines = [
+        train(50),
+        train(100),
+        valid(100),
+        train(150),
+        train(200),
+        valid(200),
+        valid(200, weights="averaged"),
+    ]
+    sessions = [
+        lines[:5],
+        lines[3:5],
+        lines[5:6],
+        lines[3:4],
+        lines[4:],
+    ]  # killed, killed again, stopped, resumed from before, ended
     for session in sessions:
-        board = boards.Boards(RunFolder(tmp_path), TrainOptions(tensorboard=True))
+        board = trackers.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:
             board.add(line)
         board.close()
@@ -143,21 +184,35 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
     folder, options = RunFolder(tmp_path / "run"), TrainOptions(wandb="project", steps=7)
     folder.path.mkdir()
     for line in (train(50), train(100)):  # two sessions, and between them one of somebody else
-        board = boards.Boards(folder, options)
+        board = trackers.Trackers(folder, options)
         board.add(line)
         wandb.init(project="other", dir=".", name="other", config={}, resume="allow")
     board.close()
-    assert wandb.runs["run0"] == [(50, boards.scalars(train(50))), (100, boards.scalars(train(100))), ("finished",)]
-    assert json.loads((folder.path / "wandb.json").read_text()) == {"project": "project", "id": "run0"}
+    assert wandb.runs["run0"] == [
+        (50, trackers.scalars(train(50))),
+        (100, trackers.scalars(train(100))),
+        ("finished",),
+    ]
+    assert json.loads((folder.path / "wandb.json").read_text()) == {
+        "project": "project",
+        "id": "run0",
+    }
     first, _, second, _ = wandb.asked
     assert first | {"id": "run0"} == second and first["id"] is None
-    assert (first["project"], first["name"], first["resume"], first["dir"]) == ("project", "run", "allow", str(folder.path))
+    assert (first["project"], first["name"], first["resume"], first["dir"]) == (
+        "project",
+        "run",
+        "allow",
+        str(folder.path),
+    )
     assert first["config"]["steps"] == 7 and first["config"]["optimizer"]["schedule"] == "cosine"
 
 
 def test_what_weights_and_biases_refuses_is_said_in_one_line(tmp_path, wandb):
-    with pytest.raises(ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"):
-        boards.Boards(RunFolder(tmp_path), TrainOptions(wandb="closed"))
+    with pytest.raises(
+        ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
+    ):
+        trackers.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):
-        boards.Boards(RunFolder(tmp_path), TrainOptions(wandb="project"))
+        trackers.Trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))

@@ -15,10 +15,16 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
 
-FILES = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/*", "state/ocdbt.process_0/d/*")
+FILES = (
+    "_CHECKPOINT_METADATA",
+    "state/_METADATA",
+    "state/manifest.ocdbt",
+    "state/d/*",
+    "state/ocdbt.process_0/d/*",
+)
 
 
 class State(NamedTuple):
@@ -35,7 +41,11 @@ def state(seed: int = 0) -> State:
         "scale": jnp.asarray([np.nan, np.inf, -0.0, 5e-324, 1 / 3], jnp.float64),
         "half": jnp.asarray(random.normal(size=4), jnp.float16),
     }
-    counts = {"count": jnp.asarray(2**31 - 1, jnp.int32), "wide": jnp.asarray(2**40 + 1, jnp.int64), "flag": jnp.asarray([True, False])}
+    counts = {
+        "count": jnp.asarray(2**31 - 1, jnp.int32),
+        "wide": jnp.asarray(2**40 + 1, jnp.int64),
+        "flag": jnp.asarray([True, False]),
+    }
     return State(jnp.asarray(7, jnp.int32), params, ({"mu": params["blocks.0.kernel"] * 2}, counts))
 
 
@@ -45,7 +55,10 @@ def like(tree):
 
 def bits(tree) -> list[tuple[str, str, tuple[int, ...], bytes]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes()) for path, leaf in leaves]
+    return [
+        (jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+        for path, leaf in leaves
+    ]
 
 
 def save(folder: Path, step: int, tree=None, **about) -> Path:
@@ -84,14 +97,18 @@ def test_every_dtype_comes_back_bit_for_bit(saved):
     assert bits(loaded) == bits(state())
     assert bits(loaded) != bits(state(seed=1))
     assert isinstance(loaded, State)
-    assert {"bfloat16", "float16", "float32", "float64", "int32", "int64", "bool"} == {dtype for _, dtype, _, _ in bits(loaded)}
+    assert {"bfloat16", "float16", "float32", "float64", "int32", "int64", "bool"} == {
+        dtype for _, dtype, _, _ in bits(loaded)
+    }
 
 
 def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
     assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
-    assert checkpoint.described(Path("runs/here"), 7) == checkpoint.described(tmp_path / "runs/here", 7)
+    assert checkpoint.described(Path("runs/here"), 7) == checkpoint.described(
+        tmp_path / "runs/here", 7
+    )
 
 
 def test_what_is_pruned_is_gone_and_the_rest_stays(tmp_path):
@@ -129,15 +146,22 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["_sha256", "sync", "orbax"])
-def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, monkeypatch, where):
+def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else(
+    tmp_path, monkeypatch, where
+):
     save(tmp_path, 7)
 
     def full(path: Path, *rest) -> str:
         if where == "orbax":  # as its storage says it: no OSError, several lines
-            raise ValueError("\nRESOURCE_EXHAUSTED: No space left on device [OS error 28]\nSource locations: ...")
+            raise ValueError(
+                "\nRESOURCE_EXHAUSTED: No space left on device [OS error 28]\nSource locations: ..."
+            )
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(errors.CheckpointError, match="No space left") as caught:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(errors.CheckpointError, match="No space left") as caught,
+    ):
         if where == "orbax":
             patch.setattr(ocp, "save", full)
         else:
@@ -169,7 +193,11 @@ os._exit(0)  # threads of Orbax's wait for ever
 def test_what_fails_within_orbax_is_said_once(tmp_path):
     """Orbax logs it with a traceback as well."""
     done = subprocess.run(
-        [sys.executable, "-c", FAILING, str(tmp_path)], env=runs.environment(), capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", FAILING, str(tmp_path)],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert "No space left on device" in done.stdout and done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -193,16 +221,21 @@ def test_the_newest_intact_one_is_found_and_what_is_wrong_with_the_newer_ones(tm
     spoiled = [damage(tmp_path, 10), damage(tmp_path, 9)]
     step, errors_found = checkpoint.newest_intact(tmp_path)
     assert step == 5
-    assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [True, True]
+    assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [
+        True,
+        True,
+    ]
     damage(tmp_path, 5)
-    with pytest.raises(errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"):
+    with pytest.raises(
+        errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"
+    ):
         checkpoint.newest_intact(tmp_path)
 
 
 def test_one_that_is_set_aside_is_none_and_is_not_lost(tmp_path):
     for _ in range(3):
         save(tmp_path, 7)
-        aside = checkpoint.set_aside(tmp_path, 7)
+        aside = checkpoint.quarantine(tmp_path, 7)
         assert checkpoint.steps(tmp_path) == [] and (aside / "manifest.json").exists()
     assert sorted(os.listdir(tmp_path)) == ["damaged-7", "damaged-7.2", "damaged-7.3"]
 
@@ -230,9 +263,15 @@ def test_the_manifest_has_the_step_what_was_said_and_every_file(saved):
     manifest = checkpoint.manifest(saved, 7)
     assert manifest["step"] == 7
     assert manifest["versions"] == {"jax": jax.__version__}
-    files = {str(path.relative_to(saved / "7")): path for path in (saved / "7").rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(saved / "7")): path
+        for path in (saved / "7").rglob("*")
+        if path.is_file()
+    }
     del files["manifest.json"]
-    assert manifest["sha256"] == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    assert manifest["sha256"] == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
     assert len(files) > 3
 
 
@@ -271,7 +310,10 @@ def test_an_added_file_is_named(saved, tmp_path):
     assert str(path) in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"step": 7, "sha', b"\xff\xfe", b"[]", b"7", b'{"step": 7, "sha256": []}'])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b'{"step": 7, "sha', b"\xff\xfe", b"[]", b"7", b'{"step": 7, "sha256": []}'],
+)
 def test_a_manifest_that_is_missing_or_damaged_is_named(saved, tmp_path, content):
     path = copied(saved, tmp_path) / "manifest.json"
     path.unlink()
@@ -298,24 +340,34 @@ def test_describing_a_damaged_checkpoint_is_refused_as_well(saved, tmp_path):
 
 
 def test_another_shape_or_dtype_is_refused_by_name(saved):
-    for changed in (jax.ShapeDtypeStruct((5, 4), jnp.float32), jax.ShapeDtypeStruct((5, 3), jnp.float64)):
+    for changed in (
+        jax.ShapeDtypeStruct((5, 4), jnp.float32),
+        jax.ShapeDtypeStruct((5, 3), jnp.float64),
+    ):
         wanted = like(state())
         wanted.params["blocks.0.kernel"] = changed
         message = refusal(saved, wanted)
         assert "params/blocks.0.kernel" in message
-        assert "(5, 3)" in message and str(changed.shape) in message and changed.dtype.name in message
+        assert (
+            "(5, 3)" in message and str(changed.shape) in message and changed.dtype.name in message
+        )
 
 
 def test_an_array_too_many_or_too_few_is_refused_by_name(saved):
     wanted = like(state())
     del wanted.params["scale"]
     assert "params/scale" in refusal(saved, wanted)
-    wanted.params["scale"], wanted.params["shift"] = like(state()).params["scale"], jax.ShapeDtypeStruct((5,), jnp.float64)
+    wanted.params["scale"], wanted.params["shift"] = (
+        like(state()).params["scale"],
+        jax.ShapeDtypeStruct((5,), jnp.float64),
+    )
     assert "params/shift" in refusal(saved, wanted)
 
 
 def test_a_part_can_be_loaded_alone(saved):
-    loaded = checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}}, partial=True)
+    loaded = checkpoint.load(
+        saved, 7, {"params": {"scale": like(state()).params["scale"]}}, partial=True
+    )
     assert bits(loaded) == bits({"params": {"scale": state().params["scale"]}})
     with pytest.raises(errors.CheckpointError):
         checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}})
@@ -329,4 +381,6 @@ def test_a_part_that_is_not_there_is_refused_by_name(saved):
 def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
     path = largest(copied(saved, tmp_path), "state/ocdbt.process_0/d/*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert str(path) in refusal(tmp_path, {"params": {"scale": like(state()).params["scale"]}}, partial=True)
+    assert str(path) in refusal(
+        tmp_path, {"params": {"scale": like(state()).params["scale"]}}, partial=True
+    )

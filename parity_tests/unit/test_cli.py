@@ -11,8 +11,10 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer
-from jax_transformer import cli, commands
-from jax_transformer.training import data_options, options
+from jax_transformer import cli
+from jax_transformer.cli import commands
+from jax_transformer.data import options as data_options
+from jax_transformer.training import options
 from parity_tests.unit import runs
 
 TRAIN_FLAGS = """
@@ -53,7 +55,9 @@ def _as_a_user(tmp_path_factory):
 def weights(tmp_path_factory) -> Path:
     """A small .safetensors file."""
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path)
+    safetensors.numpy.save_file(
+        {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
+    )
     return path
 
 
@@ -69,8 +73,14 @@ def documented(module) -> dict[str, str]:
     """The text under every field of the dataclasses of a module, by class and field."""
     texts = {}
     for item in ast.parse(inspect.getsource(module)).body:
-        for field, text in zip(getattr(item, "body", []), getattr(item, "body", [])[1:], strict=False):
-            if isinstance(item, ast.ClassDef) and isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+        for field, text in zip(
+            getattr(item, "body", []), getattr(item, "body", [])[1:], strict=False
+        ):
+            if (
+                isinstance(item, ast.ClassDef)
+                and isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+            ):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
 
@@ -82,16 +92,29 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert (code, err) == (0, "")
     said = " ".join(out.replace("│", " ").split())
     assert not [flag for flag in FLAGS[command] if flag not in said]
-    nested = ["TrainCommand.", "ModelOptions.", "DataOptions.", "OptimizerOptions."] if command == "train" else []
+    nested = (
+        ["TrainCommand.", "ModelOptions.", "DataOptions.", "OptimizerOptions."]
+        if command == "train"
+        else []
+    )
     texts = documented(commands) | documented(options) | documented(data_options)
-    meanings = {name: text for name, text in texts.items() if name.startswith((f"{command.title()}Options.", *nested))}
+    meanings = {
+        name: text
+        for name, text in texts.items()
+        if name.startswith((f"{command.title()}Options.", *nested))
+    }
     assert len(meanings) >= len([flag for flag in FLAGS[command] if not flag.startswith("--no-")])
     assert not [text for text in meanings.values() if text not in said]
 
 
 def test_help_shows_values_as_they_are_typed(console):
     assert "{cosine,inverse_sqrt,constant}" in console.say("train", "--help")[1]
-    assert cli.parse("train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"]).optimizer.schedule == "inverse_sqrt"
+    assert (
+        cli.parse(
+            "train", options.TrainOptions, ["--optimizer.schedule", "inverse_sqrt"]
+        ).optimizer.schedule
+        == "inverse_sqrt"
+    )
 
 
 def test_no_command_shows_what_there_is(console):
@@ -106,9 +129,24 @@ def test_the_version(console):
 
 
 def test_underscores_are_dashes():
-    words = ["--eval_every", "7", "--optimizer.learning_rate=0.5", "--data.train_source", "a_b", *"--data.train-target b".split()]
-    given = cli.parse("train", options.TrainOptions, [*words, "--data.valid_source", "c", "--data.valid-target", "d"])
-    assert (given.eval_every, given.optimizer.learning_rate, given.data.train_source) == (7, 0.5, ("a_b",))
+    words = [
+        "--eval_every",
+        "7",
+        "--optimizer.learning_rate=0.5",
+        "--data.train_source",
+        "a_b",
+        *"--data.train-target b".split(),
+    ]
+    given = cli.parse(
+        "train",
+        options.TrainOptions,
+        [*words, "--data.valid_source", "c", "--data.valid-target", "d"],
+    )
+    assert (given.eval_every, given.optimizer.learning_rate, given.data.train_source) == (
+        7,
+        0.5,
+        ("a_b",),
+    )
 
 
 def test_debug_shows_the_traceback():
@@ -122,20 +160,28 @@ def finished(*arguments: str | Path, stdin: str = "", **options) -> tuple[int, s
     return process.returncode, out, err
 
 
-LOADED = (
-    "import sys; print(sorted({name.split('.')[0] for name in sys.modules} & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
-)
+LOADED = "import sys; print(sorted({name.split('.')[0] for name in sys.modules} & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
 
 
 def test_an_error_does_not_wait_for_threads_that_never_end():
     """A save that fails can leave some."""
     code = "import sys, threading; threading.Thread(target=threading.Event().wait).start(); from jax_transformer import cli; cli.process('nope')"
-    done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 2 and "unknown command 'nope'" in done.stderr
 
 
 def test_importing_the_package_loads_neither_jax_nor_torch():
-    assert finished(program=("-c", f"import jax_transformer, jax_transformer.cli; {LOADED}")) == (0, "[]\n", "")
+    assert finished(program=("-c", f"import jax_transformer, jax_transformer.cli; {LOADED}")) == (
+        0,
+        "[]\n",
+        "",
+    )
 
 
 def test_help_and_inspect_do_not_wait_for_jax(weights):
@@ -149,7 +195,10 @@ def test_help_and_inspect_do_not_wait_for_jax(weights):
 
 def test_the_module_and_train_py_are_the_command(tmp_path):
     assert finished("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
-    module, script = finished("train", "--help"), finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path)
+    module, script = (
+        finished("train", "--help"),
+        finished("--help", program=(str(runs.ROOT / "train.py"),), cwd=tmp_path),
+    )
     assert module == script and module[0] == 0 and "--optimizer.learning-rate" in module[1]
     assert finished("--steps", "0", program=(str(runs.ROOT / "train.py"),))[0] == 2
 
@@ -177,8 +226,14 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ("train --model.tying al", ["tying", "'al'", "all"]),
         ("train --model.dropout 1.5", ["dropout=1.5"]),
         ("train --data.vocab-size 100", ["vocab_size=100"]),
-        ("train --data.train-source a --data.valid-source b", ["data.train_target", "data.valid_target"]),
-        ("train --data.train_source a --data.train-source b", ["--data.train-source is given 2 times", "behind one"]),
+        (
+            "train --data.train-source a --data.valid-source b",
+            ["data.train_target", "data.valid_target"],
+        ),
+        (
+            "train --data.train_source a --data.train-source b",
+            ["--data.train-source is given 2 times", "behind one"],
+        ),
         ("convert a b --set heads=4 --set=dropout=0", ["--set is given 2 times"]),
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),

@@ -50,11 +50,22 @@ def test_weights_go_out_and_come_back_byte_for_byte(console, run, weights, tmp_p
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{folder} (last, step 0) -> {again}: ") and "float32" in out and str(len(tensors(weights))) in out
+    assert (
+        out.startswith(f"{folder} (last, step 0) -> {again}: ")
+        and "float32" in out
+        and str(len(tensors(weights))) in out
+    )
     assert again.read_bytes() == weights.read_bytes()
     assert (folder / "config.json").read_bytes() == (run / "config.json").read_bytes()
-    assert console.say("convert", weights, tmp_path / "by_config", "--config", run / "config.json")[0] == 0
-    params = {name: array for name, array in runs.arrays(run).items() if name.startswith(("params/", "carried/"))}
+    assert (
+        console.say("convert", weights, tmp_path / "by_config", "--config", run / "config.json")[0]
+        == 0
+    )
+    params = {
+        name: array
+        for name, array in runs.arrays(run).items()
+        if name.startswith(("params/", "carried/"))
+    }
     for made in ("folder", "by_config"):
         assert runs.differing(runs.arrays(tmp_path / made, 0), params) == []
 
@@ -63,35 +74,58 @@ def test_weights_are_under_the_names_of_pytorch(weights):
     state = tensors(weights)
     assert state["encoder.layers.0.self_attn.in_proj_weight"].shape == (48, 16)
     assert state["decoder.layers.0.linear1.weight"].shape == (32, 16)
-    assert runs.bits(state["linear.weight"]) == runs.bits(state["src_emb.weight"]) == runs.bits(state["tgt_emb.weight"])
+    assert (
+        runs.bits(state["linear.weight"])
+        == runs.bits(state["src_emb.weight"])
+        == runs.bits(state["tgt_emb.weight"])
+    )
     with safetensors.safe_open(weights, framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 def test_a_dtype_is_cast_to_and_stays(console, weights, tmp_path):
-    half, folder, again = tmp_path / "half.safetensors", tmp_path / "half", tmp_path / "again.safetensors"
+    half, folder, again = (
+        tmp_path / "half.safetensors",
+        tmp_path / "half",
+        tmp_path / "again.safetensors",
+    )
     assert console.say("convert", weights, tmp_path / "folder", *SMALL)[0] == 0
     assert console.say("convert", tmp_path / "folder", half, "--dtype", "bfloat16")[0] == 0
     original = tensors(weights)
     assert {str(array.dtype) for array in tensors(half).values()} == {"bfloat16"}
-    assert runs.differing(tensors(half), {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()}) == []
+    assert (
+        runs.differing(
+            tensors(half),
+            {name: array.astype(tensors(half)[name].dtype) for name, array in original.items()},
+        )
+        == []
+    )
     assert console.say("convert", half, folder, *SMALL)[0] == 0
     assert console.say("convert", folder, again)[0] == 0
     assert again.read_bytes() == half.read_bytes()
 
 
-def test_float64_crosses_in_32_bit_mode_and_is_refused_where_it_would_be_narrowed(console, run, weights, tmp_path):
+def test_float64_crosses_in_32_bit_mode_and_is_refused_where_it_would_be_narrowed(
+    console, run, weights, tmp_path
+):
     double = tmp_path / "double.safetensors"
     assert console.say("convert", run, double, "--dtype", "float64")[0] == 0
     assert console.say("convert", double, tmp_path / "folder", *SMALL)[0] == 0
-    assert {array.dtype for array in runs.arrays(tmp_path / "folder", 0).values()} == {np.dtype("float64")}
+    assert {array.dtype for array in runs.arrays(tmp_path / "folder", 0).values()} == {
+        np.dtype("float64")
+    }
     assert console.say("convert", tmp_path / "folder", tmp_path / "again.safetensors")[0] == 0
     assert (tmp_path / "again.safetensors").read_bytes() == double.read_bytes()
     with pytest.raises(CheckpointError, match="JAX_ENABLE_X64"):
         jt.load(tmp_path / "folder")
     with pytest.raises(InputError, match="float64"):
         jt.convert.load(double, preset="small")
-    assert console.say("convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32")[0] == 0
+    assert (
+        console.say(
+            "convert", double, tmp_path / "single.safetensors", *SMALL, "--dtype", "float32"
+        )[0]
+        == 0
+    )
     assert (tmp_path / "single.safetensors").read_bytes() == weights.read_bytes()
 
 
@@ -107,41 +141,90 @@ def test_nothing_is_overwritten(console, run, weights, tmp_path):
 def test_conversions_that_cannot_be_meant_are_refused(console, run, weights, tmp_path):
     to_folder, new = ["convert", weights, tmp_path / "new"], tmp_path / "new"
     console.refused(2, ["--config", "--preset"], *to_folder)
-    console.refused(2, ["--config", "--preset"], *to_folder, *SMALL, "--config", run / "config.json")
+    console.refused(
+        2, ["--config", "--preset"], *to_folder, *SMALL, "--config", run / "config.json"
+    )
     console.refused(2, ["smal", "did you mean 'small'?"], *to_folder, "--preset", "smal")
-    console.refused(2, ["d_model", "name=value"], *to_folder, "--preset", "small", "--set", "d_model")
-    console.refused(2, ["dmodel", "did you mean 'd_model'?"], *to_folder, "--preset", "small", "--set", "dmodel=16")
-    console.refused(2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide")
+    console.refused(
+        2, ["d_model", "name=value"], *to_folder, "--preset", "small", "--set", "d_model"
+    )
+    console.refused(
+        2,
+        ["dmodel", "did you mean 'd_model'?"],
+        *to_folder,
+        "--preset",
+        "small",
+        "--set",
+        "dmodel=16",
+    )
+    console.refused(
+        2, ["d_model", "'wide'"], *to_folder, "--preset", "small", "--set", "d_model=wide"
+    )
     console.refused(2, ["tying", "'some'"], *to_folder, "--preset", "small", "--set", "tying=some")
     console.refused(2, ["--dtype", "int8"], *to_folder, *SMALL, "--dtype", "int8")
-    console.refused(2, ["config.json of its own"], "convert", run, tmp_path / "new.safetensors", *SMALL)
+    console.refused(
+        2, ["config.json of its own"], "convert", run, tmp_path / "new.safetensors", *SMALL
+    )
     console.refused(2, [".npz", ".safetensors"], "convert", run, tmp_path / "new.npz")
     console.refused(2, ["--weights"], *to_folder, *SMALL, "--weights", "best")
     console.refused(2, ["--key"], *to_folder, *SMALL, "--key", "model")
-    console.refused(3, [tmp_path / "none" / "runs"], "convert", weights, tmp_path / "none" / "runs" / "new", *SMALL)  # one is made
+    console.refused(
+        3,
+        [tmp_path / "none" / "runs"],
+        "convert",
+        weights,
+        tmp_path / "none" / "runs" / "new",
+        *SMALL,
+    )  # one is made
     console.refused(3, [tmp_path / "none"], "convert", tmp_path / "none", new, *SMALL)
     console.refused(3, [tmp_path / "none.json"], *to_folder, "--config", tmp_path / "none.json")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "word"), [('{"d_model": 1', "JSON"), ('{"d_modle": 1}', "d_modle"), ("[1]", "object")])
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [('{"d_model": 1', "JSON"), ('{"d_modle": 1}', "d_modle"), ("[1]", "object")],
+)
 def test_a_configuration_that_cannot_be_read_is_named(console, weights, tmp_path, content, word):
     (tmp_path / "config.json").write_text(content)
-    console.refused(3, [tmp_path / "config.json", word], "convert", weights, tmp_path / "new", "--config", tmp_path / "config.json")
+    console.refused(
+        3,
+        [tmp_path / "config.json", word],
+        "convert",
+        weights,
+        tmp_path / "new",
+        "--config",
+        tmp_path / "config.json",
+    )
 
 
 def test_weights_of_another_architecture_are_refused_by_name(console, weights, tmp_path):
     command = ["convert", weights, tmp_path / "new", "--preset", "lesson10", "--set", *TINY]
     console.refused(3, ["missing pos_enc.pe", "missing linear.bias"], *command)
     command = ["convert", weights, tmp_path / "new", "--preset", "small", "--set", *TINY, "d_ff=64"]
-    console.refused(3, ["mis-shaped encoder.layers.0.linear1.weight", "(32, 16)", "(64, 16)"], *command)
+    console.refused(
+        3, ["mis-shaped encoder.layers.0.linear1.weight", "(32, 16)", "(64, 16)"], *command
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_are_read_as_they_are_typed(console, run, weights, tmp_path):
-    settings = [*TINY, "tying=all", "dropout=0.25", "output_bias=false", "encoder.positions=sinusoidal"]
-    assert console.say("convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings)[0] == 0
-    made, original = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run))
+    settings = [
+        *TINY,
+        "tying=all",
+        "dropout=0.25",
+        "output_bias=false",
+        "encoder.positions=sinusoidal",
+    ]
+    assert (
+        console.say("convert", weights, tmp_path / "new", "--preset", "small", "--set", *settings)[
+            0
+        ]
+        == 0
+    )
+    made, original = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run)
+    )
     assert made == {**original, "dropout": 0.25}
 
 
@@ -149,7 +232,11 @@ def test_inspect_shows_a_file(console, weights):
     code, out, err = console.say("inspect", weights)
     lines = out.splitlines()
     assert (code, err, lines[0]) == (0, "", f"{weights}: safetensors")
-    shown = {words[0]: words[1] for words in (line.split() for line in lines[1:]) if len(words) == 3 and words[0] != "sha256"}
+    shown = {
+        words[0]: words[1]
+        for words in (line.split() for line in lines[1:])
+        if len(words) == 3 and words[0] != "sha256"
+    }
     state = tensors(weights)
     assert shown == {name: "x".join(map(str, array.shape)) for name, array in state.items()}
     assert f"{len(state)} arrays, {sum(array.size for array in state.values()):,} numbers" in lines
@@ -167,7 +254,14 @@ def test_what_cannot_be_inspected_is_named(console, weights, tmp_path):
     console.refused(3, [tmp_path / "none"], "inspect", tmp_path / "none")
     console.refused(3, [tmp_path], "inspect", tmp_path)
     good, path = weights.read_bytes(), tmp_path / "bad.safetensors"
-    for content in (b"", b"text", good[:100], good[:-1], (2**62).to_bytes(8, "little") + good[8:], good.replace(b"F32", b"Q99", 1)):
+    for content in (
+        b"",
+        b"text",
+        good[:100],
+        good[:-1],
+        (2**62).to_bytes(8, "little") + good[8:],
+        good.replace(b"F32", b"Q99", 1),
+    ):
         path.write_bytes(content)
         console.refused(3, [path], "inspect", path)
         console.refused(3, [path], "convert", path, tmp_path / "new", *SMALL)

@@ -17,7 +17,15 @@ import safetensors.numpy
 from jax_transformer import translation
 from parity_tests.unit import runs
 
-LINES = ["the cat", "a red dog sees the small bird", "", "house", "the cat and the dog", "a", "bird"]
+LINES = [
+    "the cat",
+    "a red dog sees the small bird",
+    "",
+    "house",
+    "the cat and the dog",
+    "a",
+    "bird",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +44,9 @@ def run(_as_a_user, tmp_path_factory) -> Path:
 def weights(tmp_path_factory) -> Path:
     """A small .safetensors file."""
     path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path)
+    safetensors.numpy.save_file(
+        {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float16)}, path
+    )
     return path
 
 
@@ -49,7 +59,9 @@ def console(capsys, monkeypatch) -> runs.Console:
 
 
 def translated(console: runs.Console, run: Path, lines: list[str], *more: str) -> list[str]:
-    code, out, _ = console.say("translate", "--run", run, *more, stdin="".join(line + "\n" for line in lines).encode())
+    code, out, _ = console.say(
+        "translate", "--run", run, *more, stdin="".join(line + "\n" for line in lines).encode()
+    )
     assert code == 0 and out.endswith("\n")
     return out.removesuffix("\n").split("\n")
 
@@ -68,7 +80,10 @@ def test_ends_of_lines_do_not_matter(console, run):
     for stdin in (text, text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text + b"\n"):
         assert console.say("translate", "--run", run, stdin=stdin) == (0, expected, "")
     assert console.say("translate", "--run", run, stdin=b"\n\n") == (0, "\n\n", "")
-    assert console.say("translate", "--run", run, stdin="the\u2028cat\x0b\x85".encode())[1].count("\n") == 1
+    assert (
+        console.say("translate", "--run", run, stdin="the\u2028cat\x0b\x85".encode())[1].count("\n")
+        == 1
+    )
 
 
 def test_nothing_in_nothing_out(console, run):
@@ -77,16 +92,37 @@ def test_nothing_in_nothing_out(console, run):
 
 def test_beam_search_by_its_flag(console, run):
     found = translated(console, run, LINES, "--beam", "2", "--length-penalty", "1")
-    assert len(found) == len(LINES) and not found[2] and all(line for i, line in enumerate(found) if i != 2)
+    assert (
+        len(found) == len(LINES)
+        and not found[2]
+        and all(line for i, line in enumerate(found) if i != 2)
+    )
     console.refused(2, ["beam_size=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
-    console.refused(2, ["length_penalty=-1"], "translate", "--run", run, "--beam", "2", "--length-penalty", "-1", stdin=b"a\n")
+    console.refused(
+        2,
+        ["length_penalty=-1"],
+        "translate",
+        "--run",
+        run,
+        "--beam",
+        "2",
+        "--length-penalty",
+        "-1",
+        stdin=b"a\n",
+    )
 
 
 @pytest.mark.slow
 def test_n_best_lists_by_their_flag(console, run):
     best = translated(console, run, LINES[:3], "--beam", "3")
-    found = [line.split(" ||| ") for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")]
-    assert [number for number, _, _ in found] == ["0", "0", "1", "1", "2"] and found[4][1:] == ["", "0.000000"]
+    found = [
+        line.split(" ||| ")
+        for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")
+    ]
+    assert [number for number, _, _ in found] == ["0", "0", "1", "1", "2"] and found[4][1:] == [
+        "",
+        "0.000000",
+    ]
     assert [text for _, text, _ in found[::2]] == best
     assert all(float(a[2]) >= float(b[2]) for a, b in (found[:2], found[2:4]))
 
@@ -94,11 +130,16 @@ def test_n_best_lists_by_their_flag(console, run):
 @pytest.mark.slow
 def test_samples_by_their_flags(console, run):
     command = ["--sample", "--temperature", "3", "--top-k", "50", "--seed"]
-    first, second = translated(console, run, LINES, *command, "1"), translated(console, run, LINES, *command, "2")
+    first, second = (
+        translated(console, run, LINES, *command, "1"),
+        translated(console, run, LINES, *command, "2"),
+    )
     assert len(first) == len(LINES) and not first[2] and first != second
     assert translated(console, run, LINES, *command, "1") == first
     assert translated(console, run, LINES[:4], *command, "1") == first[:4]
-    assert translated(console, run, LINES, "--sample", "--top-k", "1") == translated(console, run, LINES)
+    assert translated(console, run, LINES, "--sample", "--top-k", "1") == translated(
+        console, run, LINES
+    )
 
 
 def test_files_in_and_out(console, run, tmp_path):
@@ -106,24 +147,47 @@ def test_files_in_and_out(console, run, tmp_path):
     text = "".join(line + "\n" for line in LINES).encode()
     for name, content in (("plain", text), ("packed.gz", gzip.compress(text))):
         (tmp_path / name).write_bytes(content)
-        command = ["translate", "--run", run, "--input", tmp_path / name, "--output", tmp_path / "out"]
+        command = [
+            "translate",
+            "--run",
+            run,
+            "--input",
+            tmp_path / name,
+            "--output",
+            tmp_path / "out",
+        ]
         assert console.say(*command) == (0, "", "")
         assert (tmp_path / "out").read_bytes().decode() == expected
     (tmp_path / "plain").write_bytes(text + b"cat " * 50 + b"\n")
-    console.refused(3, [f"line {len(LINES) + 1}"], *command[:4], tmp_path / "plain", "--output", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes().decode() == expected and len(list(tmp_path.iterdir())) == 3
+    console.refused(
+        3,
+        [f"line {len(LINES) + 1}"],
+        *command[:4],
+        tmp_path / "plain",
+        "--output",
+        tmp_path / "out",
+    )
+    assert (tmp_path / "out").read_bytes().decode() == expected and len(
+        list(tmp_path.iterdir())
+    ) == 3
     console.refused(3, [tmp_path / "none"], *command[:4], tmp_path / "none")
-    console.refused(2, [tmp_path / "none" / "out"], *command[:5], "--output", tmp_path / "none" / "out")
+    console.refused(
+        2, [tmp_path / "none" / "out"], *command[:5], "--output", tmp_path / "none" / "out"
+    )
 
 
 def test_translations_of_a_given_length(console, run):
     short = translated(console, run, LINES, "--max-length", "1")
     assert short != translated(console, run, LINES)
-    console.refused(2, ["max_length=41"], "translate", "--run", run, "--max-length", "41", stdin=b"a\n")
+    console.refused(
+        2, ["max_length=41"], "translate", "--run", run, "--max-length", "41", stdin=b"a\n"
+    )
 
 
 def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkeypatch):
-    found = [[translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")]
+    found = [
+        [translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")
+    ]
     monkeypatch.setattr(translation, "hypotheses", lambda *arguments, **options: found)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     file = io.BytesIO()
@@ -135,7 +199,9 @@ def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkey
 
 def test_lines_that_cannot_be_translated_are_named(console, run):
     command = ["translate", "--run", run]
-    console.refused(3, ["line 3", "max_length=40"], *command, stdin=b"a\n\n" + b"cat " * 50 + b"\nb\n")
+    console.refused(
+        3, ["line 3", "max_length=40"], *command, stdin=b"a\n\n" + b"cat " * 50 + b"\nb\n"
+    )
     console.refused(3, ["standard input", "line 2"], *command, stdin=b"a\n\xff\n")
 
 
@@ -172,13 +238,24 @@ def test_a_run_with_a_damaged_file_is_refused_by_its_name(console, broken, name,
         console.refused(3, [broken, name], "translate", "--run", broken, stdin=b"a\n")
 
 
-FILES = ("manifest.json", "_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d/*", "state/ocdbt.process_0/d/*")
+FILES = (
+    "manifest.json",
+    "_CHECKPOINT_METADATA",
+    "state/_METADATA",
+    "state/manifest.ocdbt",
+    "state/d/*",
+    "state/ocdbt.process_0/d/*",
+)
 
 
-@pytest.mark.parametrize("command", [["translate", "--run"], ["inspect"]], ids=["translate", "inspect"])
+@pytest.mark.parametrize(
+    "command", [["translate", "--run"], ["inspect"]], ids=["translate", "inspect"]
+)
 @pytest.mark.parametrize("pattern", FILES)
 def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(console, broken, command, pattern):
-    path = max((broken / "checkpoints" / "200").glob(pattern), key=lambda found: found.stat().st_size)
+    path = max(
+        (broken / "checkpoints" / "200").glob(pattern), key=lambda found: found.stat().st_size
+    )
     with damaged(path, path.read_bytes()[:-3]):
         console.refused(5, [path], *command, broken, stdin=b"a\n")
 
@@ -196,8 +273,12 @@ def test_a_reader_that_goes_away_is_no_error(run, weights, command):
 
 
 def test_the_head_of_a_pipe(weights):
-    command = f"{sys.executable} -m jax_transformer inspect {weights} | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], env=runs.environment(), capture_output=True, text=True, timeout=60)
+    command = (
+        f"{sys.executable} -m jax_transformer inspect {weights} | head -1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], env=runs.environment(), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{weights}: safetensors\n", "")
 
 
@@ -216,7 +297,9 @@ def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
         "--weights",
         "last",
     ]
-    code, out, err = console.say(*command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses")
+    code, out, err = console.say(
+        *command, "--json", "--bootstrap", "0", "--hypotheses", tmp_path / "hypotheses"
+    )
     report = json.loads(out)
     assert (code, out.count("\n"), err) == (0, 1, "")
     keys = {
@@ -237,13 +320,24 @@ def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
     last = runs.metrics(run)[-1]
     assert not [name for name in ("bleu", "chrf", "exact_match") if report[name] != last[name]]
     assert last["signatures"].items() <= report["signatures"].items()
-    assert (report["step"], report["pairs"], report["dropped_empty"], report["left_out_of_loss"]) == (runs.STEPS, 8, 0, 0)
-    assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5) and math.isfinite(report["loss"])
+    assert (
+        report["step"],
+        report["pairs"],
+        report["dropped_empty"],
+        report["left_out_of_loss"],
+    ) == (runs.STEPS, 8, 0, 0)
+    assert report["loss"] == pytest.approx(last["valid_loss"], rel=1e-5) and math.isfinite(
+        report["loss"]
+    )
     assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
     assert (tmp_path / "hypotheses").read_text().count("\n") == 8
     code, out, _ = console.say(*command, "--bootstrap", "20")
-    assert code == 0 and not [name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"]
-    assert f"{report['loss']:.4f}" in out and f"{report['bleu']:.4f} (μ = " in out and "bs:20" in out
+    assert code == 0 and not [
+        name for name in keys - {"signatures"} if f"\n{name} " not in f"\n{out}"
+    ]
+    assert (
+        f"{report['loss']:.4f}" in out and f"{report['bleu']:.4f} (μ = " in out and "bs:20" in out
+    )
 
 
 def test_test_sets_that_cannot_be_scored_are_named(console, run, tmp_path):

@@ -31,7 +31,9 @@ NAMES = jt.preset_names()
 def typed(value):
     """The value with every type spelled out: a StrEnum equals its string and a list its tuple's JSON, which ``==`` would let pass."""
     if dataclasses.is_dataclass(value):
-        return type(value), [typed(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return type(value), [
+            typed(getattr(value, field.name)) for field in dataclasses.fields(value)
+        ]
     return type(value), [typed(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -45,7 +47,9 @@ rates = st.floats(0, 1, exclude_max=True)
 def random_branches(draw, parts: list[Part], residuals: list[Residual]):
     chosen = draw(st.permutations(parts))
     groups = [chosen[:1], chosen[1:]] if draw(st.booleans()) else [[part] for part in chosen]
-    return tuple(Branch(tuple(group), draw(one_of(residuals)), draw(st.none() | rates)) for group in groups)
+    return tuple(
+        Branch(tuple(group), draw(one_of(residuals)), draw(st.none() | rates)) for group in groups
+    )
 
 
 def random_config(draw):
@@ -53,7 +57,12 @@ def random_config(draw):
     heads, vocab = draw(st.integers(1, 9)), draw(st.integers(4, 10**6))
     stacks = {
         "encoder": ([Part.SELF, Part.FFN], [Residual.INPUT], [Mask.SOURCE_PADDING], []),
-        "decoder": ([Part.SELF, Part.CROSS, Part.FFN], list(Residual), [Mask.TARGET_PADDING, Mask.CAUSAL], [Mask.SOURCE_PADDING]),
+        "decoder": (
+            [Part.SELF, Part.CROSS, Part.FFN],
+            list(Residual),
+            [Mask.TARGET_PADDING, Mask.CAUSAL],
+            [Mask.SOURCE_PADDING],
+        ),
     }
     made = {
         name: StackConfig(
@@ -61,7 +70,9 @@ def random_config(draw):
             branches := random_branches(draw, parts, residuals),
             idle=tuple(Branch((part,)) for part in draw(st.lists(one_of(Part), max_size=2))),
             positions=draw(one_of(Positions)),
-            positions_at=draw(one_of(PositionsAt)) if any(Part.FFN in branch.parts for branch in branches) else PositionsAt.EMBEDDING,
+            positions_at=draw(one_of(PositionsAt))
+            if any(Part.FFN in branch.parts for branch in branches)
+            else PositionsAt.EMBEDDING,
             position_index=draw(one_of(PositionIndex)),
             position_exponent=draw(st.floats(0, 3, exclude_min=True)),
             activation=draw(one_of(Activation)),
@@ -70,14 +81,33 @@ def random_config(draw):
             attention_dropout=draw(st.none() | rates),
             init=draw(st.none() | one_of(Init)),
             final_norm=draw(st.booleans()),
-            self_mask=tuple(draw(st.permutations(self_mask))[: draw(st.integers(0, len(self_mask)))]),
+            self_mask=tuple(
+                draw(st.permutations(self_mask))[: draw(st.integers(0, len(self_mask)))]
+            ),
             cross_mask=tuple(cross_mask[: draw(st.integers(0, 1))]),
         )
         for name, (parts, residuals, self_mask, cross_mask) in stacks.items()
     }
-    free = ("score_scale", "embedding_scale", "dropout_site", "dropout_masks", "norm_placement", "init", "layout", "tying", "mask_fill")
-    enums = {field.name: draw(one_of(type(field.default))) for field in dataclasses.fields(LESSON10) if field.name in free}
-    numbers = {name: draw(rates) for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")}
+    free = (
+        "score_scale",
+        "embedding_scale",
+        "dropout_site",
+        "dropout_masks",
+        "norm_placement",
+        "init",
+        "layout",
+        "tying",
+        "mask_fill",
+    )
+    enums = {
+        field.name: draw(one_of(type(field.default)))
+        for field in dataclasses.fields(LESSON10)
+        if field.name in free
+    }
+    numbers = {
+        name: draw(rates)
+        for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
+    }
     numbers |= {name: draw(st.booleans()) for name in ("bias", "output_bias")}
     return jt.TransformerConfig(
         source_vocab_size=vocab,
@@ -93,7 +123,9 @@ def random_config(draw):
         attention_bias=draw(st.none() | st.booleans()),
         embedding_dropouts=draw(st.integers(1, 3)),
         norm_epsilon=draw(st.floats(0, 1, exclude_min=True)),
-        compute_dtype=draw(st.none() | st.sampled_from(["bfloat16", "float16", "float32", "float64"])),
+        compute_dtype=draw(
+            st.none() | st.sampled_from(["bfloat16", "float16", "float32", "float64"])
+        ),
         source_pad_id=draw(st.integers(0, 3)),
         target_pad_id=draw(st.integers(0, 1)),
         bos_id=draw(st.integers(0, 3)),
@@ -122,8 +154,14 @@ def test_any_configuration_makes_the_round_trip_through_json(data):
 def test_json_is_plain_and_complete():
     data = json.loads(LESSON10.to_json())
     assert list(data) == [field.name for field in dataclasses.fields(LESSON10)]
-    assert data["decoder"]["self_mask"] == ["target_padding", "causal"] and data["norm_placement"] == "post" and data["head_dim"] is None
-    assert type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float  # other writers write 0.0 as 0
+    assert (
+        data["decoder"]["self_mask"] == ["target_padding", "causal"]
+        and data["norm_placement"] == "post"
+        and data["head_dim"] is None
+    )
+    assert (
+        type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
+    )  # other writers write 0.0 as 0
 
 
 def edited(path: str, value) -> str:
@@ -146,7 +184,11 @@ def edited(path: str, value) -> str:
         ("d_modle", 8, "unknown key 'd_modle' (did you mean 'd_model'?)"),
         ("zzz", 8, "unknown key 'zzz'"),
         ("encoder/layer", 8, "unknown key 'encoder.layer' (did you mean 'layers'?)"),
-        ("decoder/branches/1/residuals", "input", "unknown key 'decoder.branches[1].residuals' (did you mean 'residual'?)"),
+        (
+            "decoder/branches/1/residuals",
+            "input",
+            "unknown key 'decoder.branches[1].residuals' (did you mean 'residual'?)",
+        ),
         ("d_model", ..., "missing key 'd_model'"),
         ("decoder/layers", ..., "missing key 'decoder.layers'"),
         ("encoder/branches/0/parts", ..., "missing key 'encoder.branches[0].parts'"),
@@ -163,20 +205,60 @@ def edited(path: str, value) -> str:
         ("encoder/branches", {}, "encoder.branches must be a list, not {}"),
         ("decoder/branches/2", "ffn", "decoder.branches[2] must be an object, not str"),
         ("encoder/self_mask", "causal", "encoder.self_mask must be a list, not 'causal'"),
-        ("norm_placement", "pre-norm", "norm_placement='pre-norm' is not one of post, pre (did you mean 'pre'?)"),
+        (
+            "norm_placement",
+            "pre-norm",
+            "norm_placement='pre-norm' is not one of post, pre (did you mean 'pre'?)",
+        ),
         ("norm_placement", "PRE", "norm_placement='PRE' is not one of post, pre"),
-        ("norm_placement", ["pre"], "norm_placement=['pre'] is not one of post, pre (did you mean 'pre'?)"),
-        ("encoder/activation", "geluu", "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu (did you mean 'gelu'?)"),
-        ("decoder/mixing", "sum", "decoder.mixing='sum' is not one of weighted, summed (did you mean 'summed'?)"),
-        ("encoder/head_merge", "rawr", "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)"),
-        ("mask_fill", "exclude", "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 (did you mean 'excluded'?)"),
-        ("encoder/positions_at", "ffn", "encoder.positions_at='ffn' is not one of embedding, feed_forward"),
-        ("encoder/position_index", "rank", "encoder.position_index='rank' is not one of order, truncated_cosine, not_padding"),
+        (
+            "norm_placement",
+            ["pre"],
+            "norm_placement=['pre'] is not one of post, pre (did you mean 'pre'?)",
+        ),
+        (
+            "encoder/activation",
+            "geluu",
+            "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu (did you mean 'gelu'?)",
+        ),
+        (
+            "decoder/mixing",
+            "sum",
+            "decoder.mixing='sum' is not one of weighted, summed (did you mean 'summed'?)",
+        ),
+        (
+            "encoder/head_merge",
+            "rawr",
+            "encoder.head_merge='rawr' is not one of concatenated, raw (did you mean 'raw'?)",
+        ),
+        (
+            "mask_fill",
+            "exclude",
+            "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 (did you mean 'excluded'?)",
+        ),
+        (
+            "encoder/positions_at",
+            "ffn",
+            "encoder.positions_at='ffn' is not one of embedding, feed_forward",
+        ),
+        (
+            "encoder/position_index",
+            "rank",
+            "encoder.position_index='rank' is not one of order, truncated_cosine, not_padding",
+        ),
         ("encoder/attention_dropout", "0.1", "encoder.attention_dropout must be float, not '0.1'"),
-        ("encoder/init", "xavir", "encoder.init='xavir' is not one of torch, torch_transformer, xavier (did you mean 'xavier'?)"),
+        (
+            "encoder/init",
+            "xavir",
+            "encoder.init='xavir' is not one of torch, torch_transformer, xavier (did you mean 'xavier'?)",
+        ),
         ("attention_bias", 0, "attention_bias must be bool, not 0"),
         ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
-        ("decoder/idle", [{"part": ["feed_forward"]}], "unknown key 'decoder.idle[0].part' (did you mean 'parts'?)"),
+        (
+            "decoder/idle",
+            [{"part": ["feed_forward"]}],
+            "unknown key 'decoder.idle[0].part' (did you mean 'parts'?)",
+        ),
         (
             "decoder/branches/0/parts/0",
             "self_atention",
@@ -192,7 +274,10 @@ def test_json_is_refused_by_the_dotted_name_of_the_key(path, value, message):
 
 
 def test_all_missing_keys_are_named_at_once_and_other_text_is_refused():
-    with pytest.raises(ConfigError, match=r"^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', 'd_ff'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', 'd_ff'",
+    ):
         jt.TransformerConfig.from_json("{}")
     with pytest.raises(ConfigError, match=r"^the configuration must be an object, not list$"):
         jt.TransformerConfig.from_json("[]")

@@ -35,29 +35,69 @@ INVALID = [
     (dict(d_ff=-1), "d_ff=-1 must be at least 1"),
     (dict(max_length=0), "max_length=0 must be at least 1"),
     (dict(head_dim=0), "head_dim=0 must be at least 1"),
-    (dict(encoder=dataclasses.replace(LESSON10.encoder, layers=0)), "encoder.layers=0 must be at least 1"),
-    (dict(decoder=dataclasses.replace(LESSON10.decoder, layers=-2)), "decoder.layers=-2 must be at least 1"),
+    (
+        dict(encoder=dataclasses.replace(LESSON10.encoder, layers=0)),
+        "encoder.layers=0 must be at least 1",
+    ),
+    (
+        dict(decoder=dataclasses.replace(LESSON10.decoder, layers=-2)),
+        "decoder.layers=-2 must be at least 1",
+    ),
     (dict(d_model=500), "d_model=500 is not divisible by num_heads=8"),
     (dict(d_model=513, num_heads=27), "d_model=513 is odd; sinusoidal positions come in pairs"),
-    (dict(tying=Tying.ALL, source_vocab_size=7), "tying='all' needs one vocabulary: source_vocab_size=7, target_vocab_size=10000"),
-    (dict(compute_dtype="fp16"), "compute_dtype='fp16' is not one of bfloat16, float16, float32, float64"),
+    (
+        dict(tying=Tying.ALL, source_vocab_size=7),
+        "tying='all' needs one vocabulary: source_vocab_size=7, target_vocab_size=10000",
+    ),
+    (
+        dict(compute_dtype="fp16"),
+        "compute_dtype='fp16' is not one of bfloat16, float16, float32, float64",
+    ),
     (dict(dropout=1.0), "dropout=1.0 must be at least 0 and below 1"),
     (dict(attention_dropout=-0.1), "attention_dropout=-0.1 must be at least 0 and below 1"),
     (dict(activation_dropout=2.0), "activation_dropout=2.0 must be at least 0 and below 1"),
     (dict(embedding_dropout=float("nan")), "embedding_dropout=nan must be at least 0 and below 1"),
     (
-        dict(decoder=dataclasses.replace(LESSON10.decoder, branches=(*NO_CROSS, Branch((Part.CROSS,), dropout=1.5)))),
+        dict(
+            decoder=dataclasses.replace(
+                LESSON10.decoder, branches=(*NO_CROSS, Branch((Part.CROSS,), dropout=1.5))
+            )
+        ),
         "decoder.branches[1].dropout=1.5 must be at least 0 and below 1",
     ),
-    (stack("encoder", attention_dropout=1.0), "encoder.attention_dropout=1.0 must be at least 0 and below 1"),
-    (stack("decoder", attention_dropout=-0.5), "decoder.attention_dropout=-0.5 must be at least 0 and below 1"),
-    (stack("decoder", attention_dropout=float("nan")), "decoder.attention_dropout=nan must be at least 0 and below 1"),
+    (
+        stack("encoder", attention_dropout=1.0),
+        "encoder.attention_dropout=1.0 must be at least 0 and below 1",
+    ),
+    (
+        stack("decoder", attention_dropout=-0.5),
+        "decoder.attention_dropout=-0.5 must be at least 0 and below 1",
+    ),
+    (
+        stack("decoder", attention_dropout=float("nan")),
+        "decoder.attention_dropout=nan must be at least 0 and below 1",
+    ),
     (dict(embedding_dropouts=0), "embedding_dropouts=0 must be at least 1"),
     (dict(embedding_dropouts=-2), "embedding_dropouts=-2 must be at least 1"),
-    *((stack(name, position_exponent=0.0), f"{name}.position_exponent=0.0 must be above 0 and finite") for name in ("encoder", "decoder")),
-    (stack("encoder", position_exponent=-1.0), "encoder.position_exponent=-1.0 must be above 0 and finite"),
-    (stack("encoder", position_exponent=float("nan")), "encoder.position_exponent=nan must be above 0 and finite"),
-    (stack("decoder", position_exponent=float("inf")), "decoder.position_exponent=inf must be above 0 and finite"),
+    *(
+        (
+            stack(name, position_exponent=0.0),
+            f"{name}.position_exponent=0.0 must be above 0 and finite",
+        )
+        for name in ("encoder", "decoder")
+    ),
+    (
+        stack("encoder", position_exponent=-1.0),
+        "encoder.position_exponent=-1.0 must be above 0 and finite",
+    ),
+    (
+        stack("encoder", position_exponent=float("nan")),
+        "encoder.position_exponent=nan must be above 0 and finite",
+    ),
+    (
+        stack("decoder", position_exponent=float("inf")),
+        "decoder.position_exponent=inf must be above 0 and finite",
+    ),
     *(
         (
             dict(max_length=1, **stack(name, position_index=PositionIndex.TRUNCATED_COSINE)),
@@ -65,26 +105,44 @@ INVALID = [
         )
         for name in ("encoder", "decoder")
     ),
-    (stack("encoder", idle=(Branch((Part.SELF, Part.FFN)),)), "encoder.idle: an idle branch has one part"),
-    (stack("decoder", idle=(Branch((Part.FFN,)), Branch(()))), "decoder.idle: an idle branch has one part"),
+    (
+        stack("encoder", idle=(Branch((Part.SELF, Part.FFN)),)),
+        "encoder.idle: an idle branch has one part",
+    ),
+    (
+        stack("decoder", idle=(Branch((Part.FFN,)), Branch(()))),
+        "decoder.idle: an idle branch has one part",
+    ),
     (
         stack("encoder", positions_at=PositionsAt.FEED_FORWARD, branches=NO_CROSS),
         "encoder.positions_at='feed_forward': its blocks have no feed-forward",
     ),
     (
-        stack("decoder", positions_at=PositionsAt.FEED_FORWARD, branches=CROSS_ONLY, idle=(Branch((Part.FFN,)),)),
+        stack(
+            "decoder",
+            positions_at=PositionsAt.FEED_FORWARD,
+            branches=CROSS_ONLY,
+            idle=(Branch((Part.FFN,)),),
+        ),
         "decoder.positions_at='feed_forward': its blocks have no feed-forward",
     ),
     *(
         (stack(name, **{field: value}), f"{name}.{field}={value} must be at least {least}")
-        for name, field, value, least in (("encoder", "num_heads", 0, 1), ("decoder", "d_ff", -1, 1), ("encoder", "position_offset", -1, 0))
+        for name, field, value, least in (
+            ("encoder", "num_heads", 0, 1),
+            ("decoder", "d_ff", -1, 1),
+            ("encoder", "position_offset", -1, 0),
+        )
     ),
     (stack("decoder", num_heads=7), "d_model=512 is not divisible by decoder.num_heads=7"),
     (
         stack("encoder", positions=Positions.RELATIVE, relative_buckets=7),
         "encoder.relative_buckets=7 must be a multiple of 2, at least 4",
     ),
-    (stack("decoder", positions=Positions.RELATIVE, relative_buckets=1), "decoder.relative_buckets=1 must be a multiple of 1, at least 2"),
+    (
+        stack("decoder", positions=Positions.RELATIVE, relative_buckets=1),
+        "decoder.relative_buckets=1 must be a multiple of 1, at least 2",
+    ),
     (
         stack("decoder", positions=Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
         "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket of their own",
@@ -125,7 +183,11 @@ INVALID = [
         "decoder.branches: cross_attention belongs in every decoder block and in no encoder block",
     ),
     (
-        dict(encoder=dataclasses.replace(LESSON10.encoder, branches=(Branch((Part.FFN,), Residual.MEMORY),))),
+        dict(
+            encoder=dataclasses.replace(
+                LESSON10.encoder, branches=(Branch((Part.FFN,), Residual.MEMORY),)
+            )
+        ),
         "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder",
     ),
     (
@@ -147,7 +209,9 @@ INVALID = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), INVALID, ids=[message[:40] for _, message in INVALID])
+@pytest.mark.parametrize(
+    ("changes", "message"), INVALID, ids=[message[:40] for _, message in INVALID]
+)
 def test_every_check_says_the_numbers(changes, message):
     with pytest.raises(ConfigError) as error:
         dataclasses.replace(LESSON10, **changes)

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from jax_transformer import cli, codec, commands, config_file
+from jax_transformer import cli
+from jax_transformer.cli import commands, config_file
+from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.options import Precision, Schedule, TrainOptions
 from parity_tests.unit import runs
@@ -36,44 +38,77 @@ def write(tmp_path):
 
 
 def parsed(*arguments) -> TrainOptions:
-    return cli.parse("train", commands.TrainCommand, [str(argument) for argument in arguments]).options
+    return cli.parse(
+        "train", commands.TrainCommand, [str(argument) for argument in arguments]
+    ).options
 
 
 def test_a_file_stands_between_the_defaults_and_the_flags(write):
     path = write(FILE)
     options = parsed("--config", path)
     assert (options.steps, options.tensorboard, options.seed) == (70, True, TrainOptions().seed)
-    assert options.optimizer.learning_rate == 1e-3 and options.optimizer.schedule is Schedule.INVERSE_SQRT
-    assert type(options.optimizer.weight_decay) is float and options.optimizer.beta2 == TrainOptions().optimizer.beta2
-    assert (options.data.train, options.data.valid) == (("one.tsv", "two.jsonl"), ("2024-01-01.tsv",))
+    assert (
+        options.optimizer.learning_rate == 1e-3
+        and options.optimizer.schedule is Schedule.INVERSE_SQRT
+    )
+    assert (
+        type(options.optimizer.weight_decay) is float
+        and options.optimizer.beta2 == TrainOptions().optimizer.beta2
+    )
+    assert (options.data.train, options.data.valid) == (
+        ("one.tsv", "two.jsonl"),
+        ("2024-01-01.tsv",),
+    )
     assert options.model == TrainOptions().model
     flags = "--steps 9 --no-tensorboard --optimizer.learning_rate=0.5 --data.train a.tsv b.tsv c.tsv --model.precision bfloat16".split()
-    for command in ([f"--config={path}", *flags], [*flags, "--config", path], ["--config", "elsewhere", *flags, "--config", path]):
+    for command in (
+        [f"--config={path}", *flags],
+        [*flags, "--config", path],
+        ["--config", "elsewhere", *flags, "--config", path],
+    ):
         over = parsed(*command)
         assert (over.steps, over.tensorboard, over.optimizer.learning_rate) == (9, False, 0.5)
-        assert over.data.train == ("a.tsv", "b.tsv", "c.tsv") and over.model.precision is Precision.BFLOAT16
-        assert over.optimizer.schedule is Schedule.INVERSE_SQRT and over.data.valid == options.data.valid
+        assert (
+            over.data.train == ("a.tsv", "b.tsv", "c.tsv")
+            and over.model.precision is Precision.BFLOAT16
+        )
+        assert (
+            over.optimizer.schedule is Schedule.INVERSE_SQRT
+            and over.data.valid == options.data.valid
+        )
 
 
 def test_lists_of_files_are_typed_one_after_the_other():
     words = "--data.train a.tsv b.tsv --steps 3 --data.valid c.tsv"
-    assert (parsed(*words.split()).data.train, parsed(*words.split()).data.valid) == (("a.tsv", "b.tsv"), ("c.tsv",))
+    assert (parsed(*words.split()).data.train, parsed(*words.split()).data.valid) == (
+        ("a.tsv", "b.tsv"),
+        ("c.tsv",),
+    )
 
 
 def test_what_a_run_keeps_can_be_given_back(tmp_path):
     words = "--steps 7 --data.train café😀.tsv --data.valid v.tsv --optimizer.epsilon 1e-9 --wandb no --model.d-model 12"
     options = parsed(*words.split())
     (tmp_path / "train_config.json").write_text(codec.to_json(options))
-    assert "\\ud83d\\ude00" in codec.to_json(options)  # as JSON escapes it, which YAML reads otherwise
+    assert "\\ud83d\\ude00" in codec.to_json(
+        options
+    )  # as JSON escapes it, which YAML reads otherwise
     assert parsed("--config", tmp_path / "train_config.json") == options
 
 
 def test_a_file_and_flags_are_checked_together(write):
     path = write("data: {train: a.tsv}\npatience: -1\n")
-    assert parsed("--config", path, "--data.valid", "b.tsv", "--patience", "0").data.train == ("a.tsv",)
-    with pytest.raises(ConfigError, match=rf"^training on files .* data\.valid \(with {path} underneath the flags\)$"):
+    assert parsed("--config", path, "--data.valid", "b.tsv", "--patience", "0").data.train == (
+        "a.tsv",
+    )
+    with pytest.raises(
+        ConfigError,
+        match=rf"^training on files .* data\.valid \(with {path} underneath the flags\)$",
+    ):
         parsed("--config", path, "--patience", "0")
-    with pytest.raises(ConfigError, match=rf"^patience=-1 must be at least 0 \(with {path} underneath the flags\)$"):
+    with pytest.raises(
+        ConfigError, match=rf"^patience=-1 must be at least 0 \(with {path} underneath the flags\)$"
+    ):
         parsed("--config", path, "--data.valid", "b.tsv")
     with pytest.raises(ConfigError, match="Missing value for argument '--config'"):
         parsed("--config")
@@ -86,14 +121,28 @@ def test_an_empty_file_says_nothing(write, content):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 1e-3), ("1E3", 1e3), ("1.5e-3", 1.5e-3), (".5", 0.5), ("5.", 5.0), ("3", 3.0), ("1_000", 1e3), ("+2e+1", 20.0)],
+    [
+        ("1e-3", 1e-3),
+        ("1E3", 1e3),
+        ("1.5e-3", 1.5e-3),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("3", 3.0),
+        ("1_000", 1e3),
+        ("+2e+1", 20.0),
+    ],
 )
 def test_numbers_are_read_as_they_are_meant(write, text, value):
-    found = parsed("--config", write(f"optimizer: {{learning_rate: {text}}}")).optimizer.learning_rate
+    found = parsed(
+        "--config", write(f"optimizer: {{learning_rate: {text}}}")
+    ).optimizer.learning_rate
     assert found == value and type(found) is float
 
 
-@pytest.mark.parametrize("text", ["2024-01-01", "007", "1:30", "0x10", "1e", "=", "<<", "nope", "'12'", '"off"', "a.b", "-x"])
+@pytest.mark.parametrize(
+    "text",
+    ["2024-01-01", "007", "1:30", "0x10", "1e", "=", "<<", "nope", "'12'", '"off"', "a.b", "-x"],
+)
 def test_text_is_text(write, text):
     assert parsed("--config", write(f"run: {text}")).run == text.strip("'\"")
 
@@ -103,10 +152,16 @@ def test_text_is_text(write, text):
     [
         ("stepz: 3", "unknown key 'stepz' (did you mean 'steps'?)"),
         ("d_model: 3", "unknown key 'd_model' (did you mean 'model.d_model'?)"),
-        ("learning_rate: 3", "unknown key 'learning_rate' (did you mean 'optimizer.learning_rate'?)"),
+        (
+            "learning_rate: 3",
+            "unknown key 'learning_rate' (did you mean 'optimizer.learning_rate'?)",
+        ),
         ("eval-every: 3", "unknown key 'eval-every' (did you mean 'eval_every'?)"),
         ("model: {d_modle: 3}", "unknown key 'model.d_modle' (did you mean 'model.d_model'?)"),
-        ("model: {learning_rate: 3}", "unknown key 'model.learning_rate' (did you mean 'optimizer.learning_rate'?)"),
+        (
+            "model: {learning_rate: 3}",
+            "unknown key 'model.learning_rate' (did you mean 'optimizer.learning_rate'?)",
+        ),
         ("optimiser: {beta1: 0.5}", "unknown key 'optimiser' (did you mean 'optimizer'?)"),
         ("config: other.yaml", "unknown key 'config'"),
         ("1: 2", "unknown key '1'"),
@@ -120,7 +175,10 @@ def test_text_is_text(write, text):
         ("steps: true", "steps must be int, not True"),
         ("steps:", "steps must be int, not None"),
         ("tensorboard: 1", "tensorboard must be bool, not 1"),
-        ("wandb: off", "wandb must be str, not False; YAML reads yes, no, on and off so, unless they are in quotes"),
+        (
+            "wandb: off",
+            "wandb must be str, not False; YAML reads yes, no, on and off so, unless they are in quotes",
+        ),
         ("model: {preset: 12}", "model.preset must be str, not 12"),
         (
             "data: {train: [a.tsv, no]}",
@@ -167,21 +225,35 @@ def test_what_is_no_yaml_is_refused_by_file_and_line(write, content, message):
 
 def test_a_file_that_cannot_be_read_is_a_bad_input_file(capsys, monkeypatch, tmp_path):
     console = runs.Console(capsys, monkeypatch)
-    console.refused(3, [tmp_path / "none.yaml", "No such file"], "train", "--config", tmp_path / "none.yaml")
+    console.refused(
+        3, [tmp_path / "none.yaml", "No such file"], "train", "--config", tmp_path / "none.yaml"
+    )
     console.refused(3, [tmp_path, "directory"], "train", "--config", tmp_path)
     (tmp_path / "bad.yaml").write_text("stepz: 1")
-    console.refused(2, [tmp_path / "bad.yaml", "stepz", "'steps'"], "train", "--config", tmp_path / "bad.yaml")
+    console.refused(
+        2, [tmp_path / "bad.yaml", "stepz", "'steps'"], "train", "--config", tmp_path / "bad.yaml"
+    )
     console.refused(2, ["--confi", "did you mean '--config'?"], "train", "--confi", "a")
 
 
 def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write):
-    code, out, err = runs.Console(capsys, monkeypatch).say("train", "--config", write(FILE), "--help")
+    code, out, err = runs.Console(capsys, monkeypatch).say(
+        "train", "--config", write(FILE), "--help"
+    )
     said = " ".join(out.replace("│", " ").split())
-    assert (code, err) == (0, "") and "--config {None}|STR A YAML file of the options below" in said and "Updates. (default: 70)" in said
+    assert (
+        (code, err) == (0, "")
+        and "--config {None}|STR A YAML file of the options below" in said
+        and "Updates. (default: 70)" in said
+    )
 
 
 def test_the_example_of_the_documents_is_one(write):
-    (example,) = re.findall(r"^```yaml\n(.*?)^```$", (runs.ROOT / "docs" / "configuration.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(
+        r"^```yaml\n(.*?)^```$",
+        (runs.ROOT / "docs" / "configuration.md").read_text("utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
     options = parsed("--config", write(example))
     assert (options.run, options.optimizer.learning_rate, options.data.train_source) == (
         "runs/de-en",
@@ -196,7 +268,9 @@ def test_any_options_class_can_be_read(write):
 
     config = jt.preset("lesson10", vocab_size=11)
     changed = json.loads(config.to_json()) | {"norm_placement": "pre"}
-    assert config_file.read(jt.TransformerConfig, write(json.dumps(changed))).norm_placement == "pre"
+    assert (
+        config_file.read(jt.TransformerConfig, write(json.dumps(changed))).norm_placement == "pre"
+    )
 
 
 def test_no_argument_at_all_is_every_default():

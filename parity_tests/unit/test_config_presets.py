@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_transformer as jt
-from jax_transformer import presets
+from jax_transformer.architectures import presets
 from jax_transformer.config import (
     Activation,
     Branch,
@@ -30,7 +30,9 @@ CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 def typed(value):
     """The value with every type spelled out: a StrEnum equals its string and a list its tuple's JSON, which ``==`` would let pass."""
     if dataclasses.is_dataclass(value):
-        return type(value), [typed(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return type(value), [
+            typed(getattr(value, field.name)) for field in dataclasses.fields(value)
+        ]
     return type(value), [typed(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -38,7 +40,9 @@ def test_with_sizes_knows_its_shorthands():
     both = LESSON10.with_sizes(num_layers=3)
     assert (both.encoder.layers, both.decoder.layers) == (3, 3)
     one = LESSON10.with_sizes(encoder_layers=2)
-    assert (one.encoder.layers, one.decoder.layers) == (2, 6) and one == LESSON10.with_sizes(**{"encoder.layers": 2})
+    assert (one.encoder.layers, one.decoder.layers) == (2, 6) and one == LESSON10.with_sizes(
+        **{"encoder.layers": 2}
+    )
     two = LESSON10.with_sizes(decoder_layers=2)
     assert (two.encoder.layers, two.decoder.layers) == (6, 2)
     vocab = LESSON10.with_sizes(vocab_size=77)
@@ -46,9 +50,17 @@ def test_with_sizes_knows_its_shorthands():
     pads = LESSON10.with_sizes(pad_id=0)
     assert (pads.source_pad_id, pads.target_pad_id, LESSON10.source_pad_id) == (0, 0, 1)
     gelu = LESSON10.with_sizes(**{"encoder.activation": "gelu"}, norm_placement="pre", dropout=0)
-    assert typed(gelu.encoder.activation) == (Activation, Activation.GELU) and gelu.decoder.activation is Activation.RELU
+    assert (
+        typed(gelu.encoder.activation) == (Activation, Activation.GELU)
+        and gelu.decoder.activation is Activation.RELU
+    )
     assert gelu.norm_placement is NormPlacement.PRE and gelu.with_sizes() == gelu
-    assert dataclasses.replace(gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder) == LESSON10
+    assert (
+        dataclasses.replace(
+            gelu, norm_placement=NormPlacement.POST, dropout=0.1, encoder=LESSON10.encoder
+        )
+        == LESSON10
+    )
     stack = dataclasses.replace(LESSON10.encoder, branches=(Branch((Part.FFN,)),))
     assert LESSON10.with_sizes(encoder=stack).encoder == stack
     with pytest.raises(ConfigError, match=r"^d_model=9 is not divisible by num_heads=8$"):
@@ -66,15 +78,43 @@ def test_with_sizes_takes_what_python_has_for_these_fields():
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("leson10", {}, f"unknown preset 'leson10' (did you mean 'lesson10'?); known: {', '.join(NAMES)}"),
-        ("deepdive", {}, f"unknown preset 'deepdive' (did you mean 'deep_dive'?); known: {', '.join(NAMES)}"),
+        (
+            "leson10",
+            {},
+            f"unknown preset 'leson10' (did you mean 'lesson10'?); known: {', '.join(NAMES)}",
+        ),
+        (
+            "deepdive",
+            {},
+            f"unknown preset 'deepdive' (did you mean 'deep_dive'?); known: {', '.join(NAMES)}",
+        ),
         ("bert", {}, f"unknown preset 'bert'; known: {', '.join(NAMES)}"),
-        ("lesson10", dict(d_modle=8), "unknown configuration field 'd_modle' (did you mean 'd_model'?)"),
-        ("lesson10", dict(layers=8), "unknown configuration field 'layers' (did you mean 'num_layers'?)"),
-        ("lesson10", {"encoder.activaton": "relu"}, "unknown configuration field 'encoder.activaton' (did you mean 'encoder.activation'?)"),
+        (
+            "lesson10",
+            dict(d_modle=8),
+            "unknown configuration field 'd_modle' (did you mean 'd_model'?)",
+        ),
+        (
+            "lesson10",
+            dict(layers=8),
+            "unknown configuration field 'layers' (did you mean 'num_layers'?)",
+        ),
+        (
+            "lesson10",
+            {"encoder.activaton": "relu"},
+            "unknown configuration field 'encoder.activaton' (did you mean 'encoder.activation'?)",
+        ),
         ("lesson10", dict(qqq=8), "unknown configuration field 'qqq'"),
-        ("blog2023", dict(attn_bias=True), "unknown configuration field 'attn_bias' (did you mean 'attention_bias'?)"),
-        ("deep_dive", {"decoder.idl": ()}, "unknown configuration field 'decoder.idl' (did you mean 'decoder.idle'?)"),
+        (
+            "blog2023",
+            dict(attn_bias=True),
+            "unknown configuration field 'attn_bias' (did you mean 'attention_bias'?)",
+        ),
+        (
+            "deep_dive",
+            {"decoder.idl": ()},
+            "unknown configuration field 'decoder.idl' (did you mean 'decoder.idle'?)",
+        ),
     ],
 )
 def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
@@ -86,12 +126,29 @@ def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_takes_the_same_field_names(name):
     """A preset is no form of its own: any field of the configuration may be given to any of them, and a misspelt one to none."""
-    changed = jt.preset(name, num_layers=1, vocab_size=97, **{"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"})
-    assert (changed.encoder.layers, changed.decoder.layers, changed.source_vocab_size, changed.target_vocab_size) == (1, 1, 97, 97)
-    assert changed.decoder.attention_dropout == 0.25 and changed.encoder.activation is Activation.GELU_TANH
-    with pytest.raises(ConfigError, match=r"^unknown configuration field 'd_modle' \(did you mean 'd_model'\?\)$"):
+    changed = jt.preset(
+        name,
+        num_layers=1,
+        vocab_size=97,
+        **{"decoder.attention_dropout": 0.25, "encoder.activation": "gelu_tanh"},
+    )
+    assert (
+        changed.encoder.layers,
+        changed.decoder.layers,
+        changed.source_vocab_size,
+        changed.target_vocab_size,
+    ) == (1, 1, 97, 97)
+    assert (
+        changed.decoder.attention_dropout == 0.25
+        and changed.encoder.activation is Activation.GELU_TANH
+    )
+    with pytest.raises(
+        ConfigError, match=r"^unknown configuration field 'd_modle' \(did you mean 'd_model'\?\)$"
+    ):
         jt.preset(name, d_modle=8)
-    with pytest.raises(ConfigError, match=rf"^unknown preset '{name}x' \(did you mean '{name}'\?\)"):
+    with pytest.raises(
+        ConfigError, match=rf"^unknown preset '{name}x' \(did you mean '{name}'\?\)"
+    ):
         jt.preset(f"{name}x")
 
 
@@ -111,12 +168,18 @@ def test_the_rule_of_positions_says_how_long_a_sequence_may_be():
     rows = [position_row(PositionIndex.TRUNCATED_COSINE, i) for i in range(101)]
     assert rows == [1] + 49 * [0] + [-1] + 49 * [0] + [1]
     assert [position_row(PositionIndex.ORDER, i) for i in (0, 7, 50)] == [0, 7, 50]
-    deep = {length: jt.preset("deep_dive", max_length=length).longest for length in (2, 49, 50, 51, 100, 1000)}
+    deep = {
+        length: jt.preset("deep_dive", max_length=length).longest
+        for length in (2, 49, 50, 51, 100, 1000)
+    }
     assert deep == {2: 2, 49: 49, 50: 50, 51: 50, 100: 50, 1000: 50}
     for name in NAMES:
         config = jt.preset(name)
         assert config.longest == (50 if name == "deep_dive" else config.max_length)
-    for name in ("encoder", "decoder"):  # one stack is enough, and a table that is not there has no rows to lack
+    for name in (
+        "encoder",
+        "decoder",
+    ):  # one stack is enough, and a table that is not there has no rows to lack
         one = LESSON10.with_sizes(**{f"{name}.position_index": "truncated_cosine"})
         assert one.longest == 50 and one.with_sizes(**{f"{name}.positions": "none"}).longest == 100
 
@@ -126,19 +189,39 @@ def test_sides_must_be_equally_long_where_the_memory_is_a_residual():
     branches = LESSON10.decoder.branches
     for k, branch in enumerate(branches):
         memory = dataclasses.replace(branch, residual=Residual.MEMORY)
-        assert LESSON10.with_sizes(**{"decoder.branches": (*branches[:k], memory, *branches[k + 1 :])}).equal_lengths
+        assert LESSON10.with_sizes(
+            **{"decoder.branches": (*branches[:k], memory, *branches[k + 1 :])}
+        ).equal_lengths
 
 
 UNCACHEABLE = [
     ({"decoder.self_mask": ()}, "its self-attention is not causal"),
     ({"decoder.self_mask": ("target_padding",)}, "its self-attention is not causal"),
-    ({"decoder.mixing": "summed"}, "its self-attention sums the values of all tokens, those to come among them"),
+    (
+        {"decoder.mixing": "summed"},
+        "its self-attention sums the values of all tokens, those to come among them",
+    ),
     ({"decoder.head_merge": "raw"}, "its attention merges heads across positions"),
-    ({"decoder.head_merge": "raw", "decoder.branches": CROSS_ONLY}, "its attention merges heads across positions"),
-    ({"decoder.branches": (*NO_CROSS, *NO_CROSS, *CROSS_ONLY)}, "its blocks attend to themselves twice"),
-    ({"decoder.branches": (Branch((Part.SELF, Part.CROSS, Part.SELF)),)}, "its blocks attend to themselves twice"),
-    ({"decoder.branches": (*NO_CROSS, Branch((Part.CROSS,), Residual.MEMORY))}, "it adds the memory position by position"),
-    ({"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()}, None),  # without self-attention nothing is to be masked
+    (
+        {"decoder.head_merge": "raw", "decoder.branches": CROSS_ONLY},
+        "its attention merges heads across positions",
+    ),
+    (
+        {"decoder.branches": (*NO_CROSS, *NO_CROSS, *CROSS_ONLY)},
+        "its blocks attend to themselves twice",
+    ),
+    (
+        {"decoder.branches": (Branch((Part.SELF, Part.CROSS, Part.SELF)),)},
+        "its blocks attend to themselves twice",
+    ),
+    (
+        {"decoder.branches": (*NO_CROSS, Branch((Part.CROSS,), Residual.MEMORY))},
+        "it adds the memory position by position",
+    ),
+    (
+        {"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()},
+        None,
+    ),  # without self-attention nothing is to be masked
     ({"decoder.branches": CROSS_ONLY, "decoder.mixing": "summed"}, None),
     ({"decoder.branches": (*NO_CROSS, *CROSS_ONLY, *CROSS_ONLY)}, None),
     ({"encoder.mixing": "summed", "encoder.head_merge": "raw", "encoder.self_mask": ()}, None),
@@ -153,7 +236,9 @@ def test_why_keys_and_values_cannot_be_kept(changes, reason):
 
 
 def test_of_the_presets_one_alone_cannot_keep_keys_and_values():
-    assert {name: jt.preset(name).uncacheable for name in NAMES if jt.preset(name).uncacheable} == {"blog2023": UNCACHEABLE[2][1]}
+    assert {name: jt.preset(name).uncacheable for name in NAMES if jt.preset(name).uncacheable} == {
+        "blog2023": UNCACHEABLE[2][1]
+    }
 
 
 # The documents' numbers
@@ -178,19 +263,44 @@ def test_a_model_size_that_is_no_number_is_refused_by_name():
 
 
 def test_lesson10_has_the_document_s_numbers():
-    numbers = (LESSON10.source_vocab_size, LESSON10.target_vocab_size, LESSON10.d_model, LESSON10.num_heads, LESSON10.d_ff)
+    numbers = (
+        LESSON10.source_vocab_size,
+        LESSON10.target_vocab_size,
+        LESSON10.d_model,
+        LESSON10.num_heads,
+        LESSON10.d_ff,
+    )
     assert numbers == (10_000, 10_000, 512, 8, 2048)
     assert (LESSON10.encoder.layers, LESSON10.decoder.layers, LESSON10.max_length) == (6, 6, 100)
     assert (LESSON10.source_pad_id, LESSON10.target_pad_id, LESSON10.dropout) == (1, 1, 0.1)
-    assert (LESSON10.layout, LESSON10.init, LESSON10.norm_placement) == (Layout.LESSON10, Init.TORCH_TRANSFORMER, NormPlacement.POST)
-    assert LESSON10.decoder.cross_mask == () and jt.preset("lesson10_repaired").decoder.cross_mask == (Mask.SOURCE_PADDING,)
-    assert dataclasses.replace(LESSON10, decoder=jt.preset("lesson10_repaired").decoder) == jt.preset("lesson10_repaired")
+    assert (LESSON10.layout, LESSON10.init, LESSON10.norm_placement) == (
+        Layout.LESSON10,
+        Init.TORCH_TRANSFORMER,
+        NormPlacement.POST,
+    )
+    assert LESSON10.decoder.cross_mask == () and jt.preset(
+        "lesson10_repaired"
+    ).decoder.cross_mask == (Mask.SOURCE_PADDING,)
+    assert dataclasses.replace(
+        LESSON10, decoder=jt.preset("lesson10_repaired").decoder
+    ) == jt.preset("lesson10_repaired")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_repair_changes_no_size(document):
     faithful, repaired = jt.preset(document), jt.preset(f"{document}_repaired")
     assert faithful != repaired and faithful.layout is repaired.layout is Layout(document)
-    sizes = ("source_vocab_size", "target_vocab_size", "d_model", "num_heads", "head_dim", "d_ff", "max_length")
+    sizes = (
+        "source_vocab_size",
+        "target_vocab_size",
+        "d_model",
+        "num_heads",
+        "head_dim",
+        "d_ff",
+        "max_length",
+    )
     assert all(getattr(faithful, size) == getattr(repaired, size) for size in sizes)
-    assert (faithful.encoder.layers, faithful.decoder.layers) == (repaired.encoder.layers, repaired.decoder.layers)
+    assert (faithful.encoder.layers, faithful.decoder.layers) == (
+        repaired.encoder.layers,
+        repaired.decoder.layers,
+    )

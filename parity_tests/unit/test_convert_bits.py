@@ -11,8 +11,8 @@ import safetensors.numpy
 
 from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files import pt
-from jax_transformer.training import exchange
+from jax_transformer.convert import exchange
+from jax_transformer.storage import pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert, state_of, write
 
@@ -44,7 +44,10 @@ def config_file(small) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_bit_crosses(config, config_file, dtype, tmp_path):
-    state = {name: round_trips.odd_numbers(dtype, array.size).reshape(array.shape) for name, array in state_of(config).items()}
+    state = {
+        name: round_trips.odd_numbers(dtype, array.size).reshape(array.shape)
+        for name, array in state_of(config).items()
+    }
     source = write(tmp_path / "a.safetensors", state)
     convert(source, tmp_path / "run", description=exchange.Description(str(config_file)))
     convert(tmp_path / "run/checkpoints/0", tmp_path / "b.pt")
@@ -52,27 +55,43 @@ def test_every_bit_crosses(config, config_file, dtype, tmp_path):
     convert(tmp_path / "7", tmp_path / "run2", description=exchange.Description(str(config_file)))
     outcome = convert(tmp_path / "run2", tmp_path / "c.safetensors", check=True)
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
-    why = "not all weights are finite" if importlib.util.find_spec("torch") else "PyTorch is not installed"
+    why = (
+        "not all weights are finite"
+        if importlib.util.find_spec("torch")
+        else "PyTorch is not installed"
+    )
     assert why in outcome.checked.how
 
 
 def test_integers_cross_between_files(tmp_path):
-    state = {kind: np.arange(-3, 3).astype(kind) for kind in ("int64", "int32", "int16", "int8", "uint8", "bool")} | {
-        "f": round_trips.odd_numbers("float16", 9)
-    }
+    state = {
+        kind: np.arange(-3, 3).astype(kind)
+        for kind in ("int64", "int32", "int16", "int8", "uint8", "bool")
+    } | {"f": round_trips.odd_numbers("float16", 9)}
     source = write(tmp_path / "a.safetensors", state)
     convert(source, tmp_path / "b.pt", dtype="float16")
     convert(tmp_path / "b.pt", tmp_path / "c.safetensors")
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"])
+@pytest.mark.parametrize(
+    "kind", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
+)
 def test_other_numbers_cross_where_the_file_has_a_name_for_them(console, tmp_path, kind):
     dtype = np.dtype(getattr(ml_dtypes, kind, kind))
-    pt.write(tmp_path / "a.pt", {"x": np.zeros((2, 3), dtype), "scalar": np.ones((), dtype), "none": np.ones((0, 3), dtype)})
+    pt.write(
+        tmp_path / "a.pt",
+        {
+            "x": np.zeros((2, 3), dtype),
+            "scalar": np.ones((), dtype),
+            "none": np.ones((0, 3), dtype),
+        },
+    )
     out = tmp_path / "b.safetensors"
     if kind in ("complex128", "float8_e4m3fnuz"):
-        console.refused(3, [out, f"x is {kind}", f"scalar is {kind}"], "convert", tmp_path / "a.pt", out)
+        console.refused(
+            3, [out, f"x is {kind}", f"scalar is {kind}"], "convert", tmp_path / "a.pt", out
+        )
         return
     assert console.say("convert", tmp_path / "a.pt", out)[0] == 0
     assert kind in console.say("inspect", out)[1]
@@ -82,12 +101,22 @@ def test_other_numbers_cross_where_the_file_has_a_name_for_them(console, tmp_pat
 
 
 def test_a_cast_says_what_it_loses(console, tmp_path):
-    state = {"a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]), "b": np.array([3], np.int64), "c": np.array([0.5, -1e9])}
-    code, out, _ = console.say("convert", write(tmp_path / "a.safetensors", state), tmp_path / "b.pt", "--dtype", "float16")
+    state = {
+        "a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]),
+        "b": np.array([3], np.int64),
+        "c": np.array([0.5, -1e9]),
+    }
+    code, out, _ = console.say(
+        "convert", write(tmp_path / "a.safetensors", state), tmp_path / "b.pt", "--dtype", "float16"
+    )
     assert code == 0 and "cast 2 tensors to float16: largest error 0.000244 in a" in out
     assert "warning: 2 numbers are too large for float16 and became infinite: a (1), c (1)" in out
     assert pt.read(tmp_path / "b.pt")["b"].dtype == np.int64
-    data = json.loads(console.say("convert", tmp_path / "a.safetensors", tmp_path / "c.pt", "--dtype", "float32", "--json")[1])
+    data = json.loads(
+        console.say(
+            "convert", tmp_path / "a.safetensors", tmp_path / "c.pt", "--dtype", "float32", "--json"
+        )[1]
+    )
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0
 
 
@@ -98,18 +127,36 @@ def test_several_files_are_one_source(console, config_file, weights, tmp_path):
     for file, part in parts.items():
         write(tmp_path / file, {name: state[name] for name in part})
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}))
+    index.write_text(
+        json.dumps(
+            {
+                "metadata": {},
+                "weight_map": {name: file for file, part in parts.items() for name in part},
+            }
+        )
+    )
     assert console.say("convert", index, tmp_path / "whole.safetensors")[0] == 0
     assert (tmp_path / "whole.safetensors").read_bytes() == weights.read_bytes()
-    assert console.say("convert", index, tmp_path / "run", "--config", config_file, "--no-check")[0] == 0
+    assert (
+        console.say("convert", index, tmp_path / "run", "--config", config_file, "--no-check")[0]
+        == 0
+    )
     found = json.loads(console.say("inspect", index, "--json")[1])
     assert sorted(found["tensors"]) == names and sorted(found["sha256"]) == [index.name, *parts]
-    console.refused(2, ["one .safetensors file is written"], "convert", weights, tmp_path / "x.safetensors.index.json")
+    console.refused(
+        2,
+        ["one .safetensors file is written"],
+        "convert",
+        weights,
+        tmp_path / "x.safetensors.index.json",
+    )
 
 
 def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_path):
     given = exchange.Description(str(config_file))
     hashes = {convert(weights, tmp_path / f"{i}.pt", description=given).sha256 for i in range(2)}
-    hashes |= {convert(weights, tmp_path / f"{i}.safetensors", description=given).sha256 for i in range(2)}
+    hashes |= {
+        convert(weights, tmp_path / f"{i}.safetensors", description=given).sha256 for i in range(2)
+    }
     folders = {convert(weights, tmp_path / f"run{i}", description=given).sha256 for i in range(2)}
     assert len(hashes) == 2 and len(folders) == 1

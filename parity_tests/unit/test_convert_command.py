@@ -10,13 +10,12 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
+from jax_transformer.architectures.presets import PRESETS
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import rules
-from jax_transformer.convert.files import pt
+from jax_transformer.convert import conversion, exchange, infer, verify
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.presets import PRESETS
-from jax_transformer.training import exchange
-from jax_transformer.training.exchange import conversion, verify
+from jax_transformer.storage import pt
+from jax_transformer.weights import rules
 from parity_tests.unit import conversions, helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
 
@@ -52,13 +51,22 @@ def config_file(small) -> Path:
 @pytest.mark.parametrize("preset", [name for name in PRESETS if not name.endswith("_repaired")])
 def test_sizes_are_read_from_the_shapes(preset):
     """All but the number of heads; of deep_dive that too, whose heads are as wide as the model."""
-    config = config_of(preset, encoder_layers=3, **({} if "d_ff" in PRESETS[preset].multiples else {"d_ff": 20}))
+    config = config_of(
+        preset, encoder_layers=3, **({} if "d_ff" in PRESETS[preset].multiples else {"d_ff": 20})
+    )
     shown = conversion.model_of(config).shapes
     given = {} if "head_dim" in PRESETS[preset].multiples else {"num_heads": 3}
-    hidden = {} if any(shape[:1] == (20,) and "pos" in name for name, shape in shown["torch"].items()) else {"max_length": 20}
+    hidden = (
+        {}
+        if any(shape[:1] == (20,) and "pos" in name for name, shape in shown["torch"].items())
+        else {"max_length": 20}
+    )
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
-        found = exchange.conversion.infer.infer(
-            preset, given | hidden, shown[names], lambda config, names=names: conversion.model_of(config).shapes[names]
+        found = infer.infer(
+            preset,
+            given | hidden,
+            shown[names],
+            lambda config, names=names: conversion.model_of(config).shapes[names],
         )
         assert found.config == config
         assert not found.sizes.keys() & (given | hidden).keys()
@@ -68,8 +76,11 @@ def test_sizes_are_read_from_the_shapes(preset):
 def test_equal_sizes_are_told_apart():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = conversion.model_of(config).shapes["torch"]
-    found = exchange.conversion.infer.infer(
-        "lesson10", {"num_heads": 4}, shapes, lambda config: conversion.model_of(config).shapes["torch"]
+    found = infer.infer(
+        "lesson10",
+        {"num_heads": 4},
+        shapes,
+        lambda config: conversion.model_of(config).shapes["torch"],
     )
     assert found.config == config
 
@@ -78,10 +89,21 @@ def test_what_was_read_and_what_was_not_is_said(console, weights, tmp_path):
     command = ["convert", weights, tmp_path / "new", "--preset", "lesson10"]
     code, out, err = console.say(*command, "--set", "num_heads=3", "--dry-run")
     assert (code, err) == (0, "")
-    assert "encoder.layers=1, decoder.layers=2, source_vocab_size=11, target_vocab_size=13, d_model=12, d_ff=20, max_length=20" in out
+    assert (
+        "encoder.layers=1, decoder.layers=2, source_vocab_size=11, target_vocab_size=13, d_model=12, d_ff=20, max_length=20"
+        in out
+    )
     console.refused(2, ["d_model=12", "num_heads=8", "from the shapes", "--set"], *command)
     code, out, err = console.say(
-        "convert", weights, tmp_path / "new", "--preset", "lesson10_repaired", "--set", "d_model=12", "num_heads=6", "--dry-run"
+        "convert",
+        weights,
+        tmp_path / "new",
+        "--preset",
+        "lesson10_repaired",
+        "--set",
+        "d_model=12",
+        "num_heads=6",
+        "--dry-run",
     )
     assert code == 0 and "d_model" not in out.splitlines()[0] and list(tmp_path.iterdir()) == []
 
@@ -91,14 +113,26 @@ def test_what_was_read_and_what_was_not_is_said(console, weights, tmp_path):
 
 def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, weights, tmp_path):
     how = ["--preset", "lesson10", "--set", "num_heads=3"]
-    code, out, err = console.say("convert", weights, tmp_path / "new", *how, "--dry-run", "--json", "--dtype", "float16")
+    code, out, err = console.say(
+        "convert", weights, tmp_path / "new", *how, "--dry-run", "--json", "--dtype", "float16"
+    )
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
     model = conversion.model_of(config)
-    assert sorted(name for move in plan["moves"] for name in move["source"]) == sorted(model.shapes["torch"])
-    assert sorted(name for move in plan["moves"] for name in move["target"]) == sorted(model.shapes["flax"])
-    packed = next(move for move in plan["moves"] if move["source"] == ["encoder.layers.0.self_attn.in_proj_weight"])
-    assert packed["operation"] == "split, transpose, cast" and packed["before"] == [{"shape": [36, 12], "dtype": "float32"}]
+    assert sorted(name for move in plan["moves"] for name in move["source"]) == sorted(
+        model.shapes["torch"]
+    )
+    assert sorted(name for move in plan["moves"] for name in move["target"]) == sorted(
+        model.shapes["flax"]
+    )
+    packed = next(
+        move
+        for move in plan["moves"]
+        if move["source"] == ["encoder.layers.0.self_attn.in_proj_weight"]
+    )
+    assert packed["operation"] == "split, transpose, cast" and packed["before"] == [
+        {"shape": [36, 12], "dtype": "float32"}
+    ]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
     assert plan["bytes"] == 2 * sum(int(np.prod(shape)) for shape in model.shapes["flax"].values())
     text = console.say("convert", weights, tmp_path / "new", *how, "--dry-run")[1]
@@ -113,11 +147,21 @@ def test_a_plan_of_tied_weights_says_what_repeats_what(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))
     there = jt.convert.plan(source, tmp_path / "new", preset="small", num_heads=3, max_length=20)
-    assert [note.name for note in there.dropped] == ["src_emb.weight", "linear.weight"] and there.derived == ()
+    assert [note.name for note in there.dropped] == [
+        "src_emb.weight",
+        "linear.weight",
+    ] and there.derived == ()
     assert there.ties == (("tgt_emb.weight", "src_emb.weight", "linear.weight"),)
-    convert(source, tmp_path / "new", description=exchange.Description(None, "small", {"num_heads": 3, "max_length": 20}))
+    convert(
+        source,
+        tmp_path / "new",
+        description=exchange.Description(None, "small", {"num_heads": 3, "max_length": 20}),
+    )
     back = jt.convert.plan(tmp_path / "new", tmp_path / "back.pt")
-    assert [note.name for note in back.derived] == ["src_emb.weight", "linear.weight"] and back.dropped == ()
+    assert [note.name for note in back.derived] == [
+        "src_emb.weight",
+        "linear.weight",
+    ] and back.dropped == ()
     convert(tmp_path / "new", tmp_path / "back.pt")
     assert pt.ties(tmp_path / "back.pt") == [("tgt_emb.weight", "src_emb.weight", "linear.weight")]
 
@@ -141,14 +185,30 @@ def test_one_error_has_everything_and_nothing_is_written(console, tmp_path):
         "decoder.norm.bias is int64",
         "linear.weight differs from tgt_emb.weight, but the model ties them",
     ]
-    console.refused(3, words, "convert", source, tmp_path / "new", "--preset", "small", "--set", *sizes)
-    console.refused(3, words[1:5], "convert", source, tmp_path / "new", "--preset", "small", "--set", *sizes, "--dry-run")
+    console.refused(
+        3, words, "convert", source, tmp_path / "new", "--preset", "small", "--set", *sizes
+    )
+    console.refused(
+        3,
+        words[1:5],
+        "convert",
+        source,
+        tmp_path / "new",
+        "--preset",
+        "small",
+        "--set",
+        *sizes,
+        "--dry-run",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["bad.safetensors"]
 
 
 def test_a_prefix_is_named_and_stripped_only_when_asked(console, config_file, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
-    wrapped = write(tmp_path / "wrapped.safetensors", {f"_orig_mod.module.{name}": array for name, array in state.items()})
+    wrapped = write(
+        tmp_path / "wrapped.safetensors",
+        {f"_orig_mod.module.{name}": array for name, array in state.items()},
+    )
     command = ["convert", wrapped, tmp_path / "new", "--config", config_file, "--no-check"]
     console.refused(3, ["--strip-prefix _orig_mod.module."], *command)
     console.refused(3, ["do not begin with it"], *command, "--strip-prefix", "model.")
@@ -160,12 +220,27 @@ def test_a_prefix_is_named_and_stripped_only_when_asked(console, config_file, we
 def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, weights, tmp_path):
     state, path = safetensors.numpy.load_file(weights), tmp_path / "training.pt"
     pt.write(path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3})
-    code, out, _ = console.say("convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check")
-    assert code == 0 and "training.pt (model)" in out and "not carried: optimizer" in out and "not carried: epoch" in out
+    code, out, _ = console.say(
+        "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
+    )
+    assert (
+        code == 0
+        and "training.pt (model)" in out
+        and "not carried: optimizer" in out
+        and "not carried: epoch" in out
+    )
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
     pt.write(path, {"first": state, "second": state})
     console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")
-    console.refused(3, ["third", "first, second"], "convert", path, tmp_path / "two.safetensors", "--key", "third")
+    console.refused(
+        3,
+        ["third", "first, second"],
+        "convert",
+        path,
+        tmp_path / "two.safetensors",
+        "--key",
+        "third",
+    )
     assert console.say("convert", path, tmp_path / "two.safetensors", "--key", "second")[0] == 0
     assert (tmp_path / "two.safetensors").read_bytes() == weights.read_bytes()
 
@@ -178,7 +253,13 @@ def test_the_check_sees_a_wrong_table(config):
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
     with pytest.raises(verify.DifferentError, match=r"linear1\.weight"):
-        verify.check(config, model.table, state | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1}, flax)
+        verify.check(
+            config,
+            model.table,
+            state
+            | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1},
+            flax,
+        )
 
 
 def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp_path):
@@ -186,12 +267,18 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     assert jt.convert.save(model, tmp_path / "a.safetensors").read_bytes() == weights.read_bytes()
     jt.convert.save(model, tmp_path / "run")
     jt.convert.save(model, tmp_path / "b.pt")
-    found = [jt.convert.load(tmp_path / "run"), jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3)]
+    found = [
+        jt.convert.load(tmp_path / "run"),
+        jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3),
+    ]
     found.append(jt.convert.load(tmp_path / "run/checkpoints/0"))
     for other in found:
         assert other.config == config
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
-    assert jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype == np.float16
+    assert (
+        jt.convert.load(weights, config, dtype="float16").decoder.final_norm.scale[...].dtype
+        == np.float16
+    )
     with pytest.raises(ConfigError, match="config or preset"):
         jt.convert.load(weights)
     with pytest.raises(ConfigError, match=r"config\.json of its own"):
@@ -214,14 +301,32 @@ from jax_transformer import cli
 """
 
 
-def test_where_pytorch_is_not_installed_everything_but_the_twin_works(weights, config_file, tmp_path):
+def test_where_pytorch_is_not_installed_everything_but_the_twin_works(
+    weights, config_file, tmp_path
+):
     commands = [
         ["convert", weights, tmp_path / "run", "--config", config_file],
         ["convert", tmp_path / "run", tmp_path / "a.pt"],
-        ["convert", tmp_path / "a.pt", tmp_path / "again.safetensors", "--preset", "lesson10", "--set", "num_heads=3"],
+        [
+            "convert",
+            tmp_path / "a.pt",
+            tmp_path / "again.safetensors",
+            "--preset",
+            "lesson10",
+            "--set",
+            "num_heads=3",
+        ],
     ]
-    program = WITHOUT_TORCH + "".join(f"assert cli.main({list(map(str, command))!r}) == 0\n" for command in commands)
-    done = subprocess.run([sys.executable, "-c", program], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    program = WITHOUT_TORCH + "".join(
+        f"assert cli.main({list(map(str, command))!r}) == 0\n" for command in commands
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("there and back bit for bit (PyTorch is not installed") == 3
     assert (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()

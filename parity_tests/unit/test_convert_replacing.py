@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files import pt
-from jax_transformer.training import checkpoint, exchange
-from jax_transformer.training.exchange import verify, writing
+from jax_transformer.convert import exchange, verify, writing
+from jax_transformer.storage import checkpoint, pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert
 
@@ -55,11 +54,25 @@ def test_force_replaces_the_like_and_nothing_more(console, weights, config_file,
     console.refused(3, [file], "convert", weights, file / "x.pt")
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "mine").write_text("")
-    console.refused(3, ["12", "no checkpoint"], "convert", weights, tmp_path / "12", "--config", config_file, "--force")
+    console.refused(
+        3,
+        ["12", "no checkpoint"],
+        "convert",
+        weights,
+        tmp_path / "12",
+        "--config",
+        config_file,
+        "--force",
+    )
     os.symlink(file, tmp_path / "link.pt")
     console.refused(3, ["link"], "convert", weights, tmp_path / "link.pt", "--force")
     console.refused(2, ["source"], "convert", file, file, "--force")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["12", "file.pt", "folder", "link.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "12",
+        "file.pt",
+        "folder",
+        "link.pt",
+    ]
 
 
 KILLED = """
@@ -99,8 +112,18 @@ class Forks:
     """``convert`` again and again, killed at the call that is asked for, without beginning Python and its imports each time."""
 
     def __init__(self, *command: str | Path):
-        program = [sys.executable, "-W", "ignore:os.fork", "-c", KILLED, str(Path(command[2]).parent), *map(str, command)]
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        program = [
+            sys.executable,
+            "-W",
+            "ignore:os.fork",
+            "-c",
+            KILLED,
+            str(Path(command[2]).parent),
+            *map(str, command),
+        ]
+        pipes = dict(
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.process = subprocess.Popen(program, env=runs.environment(), **pipes)
 
     def __enter__(self) -> "Forks":
@@ -148,10 +171,24 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
     convert(weights, target, description=exchange.Description(str(config_file)))
     shutil.copytree(target, kept)
     old = (kept / MANIFEST).read_bytes()
-    command = ["convert", weights, target, "--config", config_file, "--dtype", "float16", "--no-check", "--force"]
+    command = [
+        "convert",
+        weights,
+        target,
+        "--config",
+        config_file,
+        "--dtype",
+        "float16",
+        "--no-check",
+        "--force",
+    ]
     with Forks(*command) as forks:
         whole = forks.kill_at(0)
-        assert whole["code"] == 0 and checkpoint.described(target / "checkpoints", 0)["params/output.kernel"][1] == "float16"
+        assert (
+            whole["code"] == 0
+            and checkpoint.described(target / "checkpoints", 0)["params/output.kernel"][1]
+            == "float16"
+        )
         at = whole["exchange"]
         assert 5 < at < whole["calls"]
         for number in (1, at // 3, 2 * at // 3, at, at + 1, whole["calls"]):
@@ -161,7 +198,9 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
             checkpoint.verify(target / "checkpoints", 0)
             assert (target / "config.json").read_bytes() == (kept / "config.json").read_bytes()
             assert ((target / MANIFEST).read_bytes() == old) == (number <= at), number
-            assert [path.name for path in target.parent.iterdir() if not path.name.startswith(".")] == ["folder"]
+            assert [
+                path.name for path in target.parent.iterdir() if not path.name.startswith(".")
+            ] == ["folder"]
 
 
 def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
@@ -178,11 +217,15 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
 
     monkeypatch.setattr(writing, "_exchange", watched)
     convert(weights, folder, description=given, dtype="float16", force=True)
-    assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == [
+        "folder"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["file.pt", "file.safetensors", "folder", "12"])
-def test_what_is_refused_at_the_end_leaves_what_was_there(weights, config_file, tmp_path, monkeypatch, kind):
+def test_what_is_refused_at_the_end_leaves_what_was_there(
+    weights, config_file, tmp_path, monkeypatch, kind
+):
     target, given = tmp_path / kind, exchange.Description(str(config_file))
     outcome = convert(weights, target, description=given)
 
@@ -194,5 +237,11 @@ def test_what_is_refused_at_the_end_leaves_what_was_there(weights, config_file, 
         convert(weights, target, description=given, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()
-    again = convert(target, tmp_path / "again.safetensors", description=given if kind == "12" else None)
-    assert "float32" in again.summary and (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes() and outcome.sha256
+    again = convert(
+        target, tmp_path / "again.safetensors", description=given if kind == "12" else None
+    )
+    assert (
+        "float32" in again.summary
+        and (tmp_path / "again.safetensors").read_bytes() == weights.read_bytes()
+        and outcome.sha256
+    )

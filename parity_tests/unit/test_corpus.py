@@ -13,23 +13,31 @@ import pytest
 
 from jax_transformer.config import Tying
 from jax_transformer.data import parallel_text, tokenizer
+from jax_transformer.data.options import DataOptions, Kind, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
-from jax_transformer.training.data_options import DataOptions, Kind, TooLong, Vocabularies
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 
 WORDS = dict(
-    zip("the cat dog sees a red house small bird and".split(), "die Katze Hund sieht ein rot Haus klein Vogel und".split(), strict=True)
+    zip(
+        "the cat dog sees a red house small bird and".split(),
+        "die Katze Hund sieht ein rot Haus klein Vogel und".split(),
+        strict=True,
+    )
 )
-MODEL = ModelOptions(d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=40)
+MODEL = ModelOptions(
+    d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=40
+)
 SMALL = {"vocab_size": 300, "tokens_per_batch": 128, "buckets": 2}
 
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
     choose = random.Random(seed)
-    found = [[choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)]
+    found = [
+        [choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)
+    ]
     return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in found]
 
 
@@ -57,7 +65,9 @@ def options(model: ModelOptions = MODEL, **data) -> TrainOptions:
 
 
 def prepared(folder: Path, *arguments, rows_multiple: int = 1, **data) -> corpus.Corpus:
-    return corpus.prepare(options(*arguments, **data), RunFolder(folder / "run"), lambda: rows_multiple)
+    return corpus.prepare(
+        options(*arguments, **data), RunFolder(folder / "run"), lambda: rows_multiple
+    )
 
 
 @pytest.fixture
@@ -74,12 +84,19 @@ def no_training(monkeypatch):
 
 
 def table(path: Path, pairs: list[tuple[str, str]]) -> str:
-    path.write_bytes(gzip.compress("".join(f"{source}\t{target}\n" for source, target in pairs).encode()))
+    path.write_bytes(
+        gzip.compress("".join(f"{source}\t{target}\n" for source, target in pairs).encode())
+    )
     return str(path)
 
 
 def objects(path: Path, pairs: list[tuple[str, str]]) -> str:
-    path.write_text("".join(json.dumps({"pair": {"en": source, "de": target}}) + "\n" for source, target in pairs), encoding="utf-8")
+    path.write_text(
+        "".join(
+            json.dumps({"pair": {"en": source, "de": target}}) + "\n" for source, target in pairs
+        ),
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -91,7 +108,10 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
         column_names = ("pair",)
         select_columns = lambda self, columns: self  # noqa: E731
 
-    rows = {split: Rows({"pair": {"en": s, "de": t}} for s, t in pairs) for split, pairs in (("train", TRAIN), ("dev", VALID))}
+    rows = {
+        split: Rows({"pair": {"en": s, "de": t}} for s, t in pairs)
+        for split, pairs in (("train", TRAIN), ("dev", VALID))
+    }
     library = types.ModuleType("datasets")
     library.load_dataset = lambda path, name=None, *, split: rows[split]
     monkeypatch.setitem(sys.modules, "datasets", library)
@@ -111,14 +131,22 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
 
 
 def test_the_built_in_task_is_the_default():
-    assert DataOptions().kind is Kind.PHRASES and DataOptions().builtin and DataOptions().files == []
+    assert (
+        DataOptions().kind is Kind.PHRASES and DataOptions().builtin and DataOptions().files == []
+    )
 
 
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
     long = ("7" * 40, "y")  # digits are a token each
-    given = write_lines(tmp_path, train=[*TRAIN, ("", "leer"), long], valid=[("empty", " "), *VALID, long, long])
+    given = write_lines(
+        tmp_path, train=[*TRAIN, ("", "leer"), long], valid=[("empty", " "), *VALID, long, long]
+    )
     found = prepared(tmp_path, **given)
-    assert [found.about[name] for name in ("dropped_empty", "dropped_long", "cut_long")] == [2, 3, 0]
+    assert [found.about[name] for name in ("dropped_empty", "dropped_long", "cut_long")] == [
+        2,
+        3,
+        0,
+    ]
     assert found.valid_pairs == VALID
 
 
@@ -162,30 +190,48 @@ def test_all_unreadable_files_are_named_at_once(tmp_path, lines, no_training):
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_faults_in_the_text_are_told_before_the_tokenizer_is_trained(tmp_path, lines, no_training, split):
+def test_faults_in_the_text_are_told_before_the_tokenizer_is_trained(
+    tmp_path, lines, no_training, split
+):
     path = Path(lines[f"{split}_target"][0])
     good = path.read_bytes()
-    for content, said in ((good + b"one more\n", r"has \d+ lines"), (good.replace(b"\n", b"\xff\n", 1), "line 1 is not valid UTF-8")):
+    for content, said in (
+        (good + b"one more\n", r"has \d+ lines"),
+        (good.replace(b"\n", b"\xff\n", 1), "line 1 is not valid UTF-8"),
+    ):
         path.write_bytes(content)
         with pytest.raises(InputError, match=said):
             prepared(tmp_path, **lines)
 
 
 def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monkeypatch):
-    swapped = {**lines, "valid_source": lines["valid_target"], "valid_target": lines["valid_source"]}
-    monkeypatch.setattr(parallel_text, "looks_swapped", lambda train, valid: (train, valid) == (TRAIN, [(t, s) for s, t in VALID]))
-    with pytest.raises(InputError, match="the validation sources are in the language of the training targets"):
+    swapped = {
+        **lines,
+        "valid_source": lines["valid_target"],
+        "valid_target": lines["valid_source"],
+    }
+    monkeypatch.setattr(
+        parallel_text,
+        "looks_swapped",
+        lambda train, valid: (train, valid) == (TRAIN, [(t, s) for s, t in VALID]),
+    )
+    with pytest.raises(
+        InputError, match="the validation sources are in the language of the training targets"
+    ):
         prepared(tmp_path, **swapped)
 
 
 def test_less_than_one_batch_is_refused_with_the_size_that_would_do(tmp_path):
     given = write_lines(tmp_path, train=TRAIN[:9], valid=VALID)
     with pytest.raises(
-        InputError, match=r"9 training pairs are less than one batch of \d+ rows of 12 tokens; lower .*tokens_per_batch to 108 "
+        InputError,
+        match=r"9 training pairs are less than one batch of \d+ rows of 12 tokens; lower .*tokens_per_batch to 108 ",
     ):
         prepared(tmp_path, **given, tokens_per_batch=1000, buckets=1)
     assert prepared(tmp_path, **given, tokens_per_batch=108, buckets=1).plan.rows == (9,)
-    with pytest.raises(InputError, match=r"less than one batch of 10 rows .* lower devices, 10 now"):
+    with pytest.raises(
+        InputError, match=r"less than one batch of 10 rows .* lower devices, 10 now"
+    ):
         prepared(tmp_path, **given, tokens_per_batch=108, buckets=1, rows_multiple=10)
 
 
@@ -200,10 +246,16 @@ def test_a_maximum_over_the_models_is_refused(tmp_path, lines, no_training, name
 
 @pytest.mark.parametrize("too_long", TooLong)
 def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_path, too_long):
-    lines = write_lines(tmp_path, train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)], valid=[*VALID, ("7" * 50, "y")])
+    lines = write_lines(
+        tmp_path,
+        train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)],
+        valid=[*VALID, ("7" * 50, "y")],
+    )
     found = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
     cut = too_long is TooLong.CUT
-    assert (found.about["dropped_long"], found.about["cut_long"], found.about["train_pairs"]) == ((1, 2, 62) if cut else (3, 0, 60))
+    assert (found.about["dropped_long"], found.about["cut_long"], found.about["train_pairs"]) == (
+        (1, 2, 62) if cut else (3, 0, 60)
+    )
     assert found.valid_pairs == VALID  # a reference that is cut is no reference
     assert found.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
     assert found.plan.widths[-1] == (40 if cut else 16)
@@ -212,7 +264,9 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
 def test_rows_are_a_multiple_of_the_devices(tmp_path, lines):
     found = prepared(tmp_path, **lines, rows_multiple=3)
     assert found.about["rows"] == list(found.plan.rows)
-    assert all(rows % 3 == 0 for rows in found.plan.rows) and not all(rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows)
+    assert all(rows % 3 == 0 for rows in found.plan.rows) and not all(
+        rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows
+    )
 
 
 # Vocabularies
@@ -223,8 +277,13 @@ OUTPUT = dataclasses.replace(MODEL, tying="output")
 def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
     found = prepared(tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999)
     assert isinstance(found.tokenizer, TokenizerPair) and found.config.tying is Tying.OUTPUT
-    sizes = found.tokenizer.source.vocab_size, found.tokenizer.target.vocab_size  # the text has no more to learn
-    assert (found.config.source_vocab_size, found.config.target_vocab_size) == sizes and 259 < min(sizes) < max(sizes) < 400
+    sizes = (
+        found.tokenizer.source.vocab_size,
+        found.tokenizer.target.vocab_size,
+    )  # the text has no more to learn
+    assert (found.config.source_vocab_size, found.config.target_vocab_size) == sizes and 259 < min(
+        sizes
+    ) < max(sizes) < 400
     first = TRAIN[found.train.kept[0]]
     assert found.tokenizer.source.decode(found.train.sources[0]) == first[0]
     assert found.tokenizer.target.decode(found.train.targets[0]) == first[1]
@@ -232,7 +291,9 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     corpus.record(found, folder)
-    assert {"tokenizer.source.json", "tokenizer.target.json"} <= {path.name for path in folder.path.iterdir()}
+    assert {"tokenizer.source.json", "tokenizer.target.json"} <= {
+        path.name for path in folder.path.iterdir()
+    }
     assert tokenizer.load_folder(folder.path).hash == found.tokenizer.hash
     with pytest.raises(InputError, match=r"its tokenizer is not that of data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
@@ -244,7 +305,11 @@ def test_separate_vocabularies_cannot_be_tied_all(tmp_path, lines, no_training):
 
 
 def given_tokenizer(path: Path, pairs: list[tuple[str, str]], **ids: int) -> str:
-    Tokenizer.train((line for pair in pairs for line in pair), 290, **{"pad_id": 5, "bos_id": 7, "eos_id": 3, **ids}).save(path)
+    Tokenizer.train(
+        (line for pair in pairs for line in pair),
+        290,
+        **{"pad_id": 5, "bos_id": 7, "eos_id": 3, **ids},
+    ).save(path)
     return str(path)
 
 
@@ -254,16 +319,39 @@ def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path, lines):
     config = found.config
     assert found.tokenizer.hash == Tokenizer.load(path).hash
     assert (config.source_vocab_size, config.target_vocab_size) == (290, 290)
-    assert (config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id) == (5, 5, 7, 3)
+    assert (config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id) == (
+        5,
+        5,
+        7,
+        3,
+    )
     assert found.train.ids == (5, 3, 5, 7, 3)
 
 
 def test_two_tokenizers_that_are_given_give_each_side_its_ids(tmp_path, lines):
-    paths = given_tokenizer(tmp_path / "s.json", TRAIN), given_tokenizer(tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2)
-    found = prepared(tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, tokenizer=paths[0], target_tokenizer=paths[1])
-    assert (found.config.source_pad_id, found.config.target_pad_id, found.config.bos_id, found.config.eos_id) == (5, 0, 1, 2)
+    paths = (
+        given_tokenizer(tmp_path / "s.json", TRAIN),
+        given_tokenizer(tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2),
+    )
+    found = prepared(
+        tmp_path,
+        OUTPUT,
+        **lines,
+        vocabularies=Vocabularies.SEPARATE,
+        tokenizer=paths[0],
+        target_tokenizer=paths[1],
+    )
+    assert (
+        found.config.source_pad_id,
+        found.config.target_pad_id,
+        found.config.bos_id,
+        found.config.eos_id,
+    ) == (5, 0, 1, 2)
     assert found.train.ids == (5, 3, 0, 1, 2)
-    assert (found.config.source_vocab_size, found.config.target_vocab_size) == (290, found.tokenizer.target.vocab_size)
+    assert (found.config.source_vocab_size, found.config.target_vocab_size) == (
+        290,
+        found.tokenizer.target.vocab_size,
+    )
 
 
 # Going on
@@ -289,9 +377,13 @@ def test_a_run_that_goes_on_takes_its_own_tokenizer(tmp_path, lines, recorded, n
 def test_other_data_are_named_and_refused(tmp_path, lines, recorded):
     again = prepared(tmp_path, **{**lines, **write_lines(tmp_path, train=TRAIN[:-1])})
     changed = corpus.changes(again, recorded)
-    assert "train_pairs (60 -> 59)" in changed and any(reason.startswith("train_sha256 (") for reason in changed)
+    assert "train_pairs (60 -> 59)" in changed and any(
+        reason.startswith("train_sha256 (") for reason in changed
+    )
     assert not any("valid" in reason or "tokenizer" in reason for reason in changed)
-    with pytest.raises(ConfigError, match=r"the data changed since this run began \(.*train_sha256"):
+    with pytest.raises(
+        ConfigError, match=r"the data changed since this run began \(.*train_sha256"
+    ):
         corpus.check(again, recorded)
 
 
@@ -303,7 +395,9 @@ def test_another_tokenizer_is_named(tmp_path, lines):
     assert corpus.changes(prepared(tmp_path, **lines, tokenizer=path), folder) == []
     shutil.copy(given_tokenizer(tmp_path / "other.json", TRAIN[:5]), path)
     changed = corpus.changes(prepared(tmp_path, **lines, tokenizer=path), folder)
-    assert changed[0].startswith("tokenizer_sha256 (") and not any("_pairs" in reason for reason in changed)
+    assert changed[0].startswith("tokenizer_sha256 (") and not any(
+        "_pairs" in reason for reason in changed
+    )
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "5"])

@@ -18,13 +18,33 @@ def entries(steps: int = 1000, averaged: bool = True) -> list[dict]:
     lines = []
     for step in range(50, steps + 1, 50):
         lines.append(
-            {"step": step, "loss": 2 + 500 / step, "gradient_norm": 1 / step, "learning_rate": step * 1e-6, "tokens_per_second": 4e3}
+            {
+                "step": step,
+                "loss": 2 + 500 / step,
+                "gradient_norm": 1 / step,
+                "learning_rate": step * 1e-6,
+                "tokens_per_second": 4e3,
+            }
         )
         if step % 200 == 0:
-            scores = {"bleu": step / 40, "chrf": step / 20, "exact_match": step / 100, "signatures": {"bleu": "…"}}
+            scores = {
+                "bleu": step / 40,
+                "chrf": step / 20,
+                "exact_match": step / 100,
+                "signatures": {"bleu": "…"},
+            }
             lines.append({"step": step, "valid_loss": 2 + abs(step - 600) / 1000, **scores})
     if averaged:
-        lines.append({"step": steps, "weights": "averaged", "valid_loss": 1.5, "bleu": 27.0, "chrf": 51.0, "exact_match": 11.0})
+        lines.append(
+            {
+                "step": steps,
+                "weights": "averaged",
+                "valid_loss": 1.5,
+                "bleu": 27.0,
+                "chrf": 51.0,
+                "exact_match": 11.0,
+            }
+        )
     return lines
 
 
@@ -48,7 +68,11 @@ def is_a_picture(path: Path) -> bool:
     """Whether it is a PNG file of the size that is asked for, to its end."""
     content = path.read_bytes()
     assert [found.name for found in path.parent.iterdir() if found.name.startswith(".")] == []
-    return content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (1500, 1125) and content[-8:-4] == b"IEND"
+    return (
+        content[:8] == b"\x89PNG\r\n\x1a\n"
+        and struct.unpack(">II", content[16:24]) == (1500, 1125)
+        and content[-8:-4] == b"IEND"
+    )
 
 
 def panels(lines: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
@@ -56,7 +80,9 @@ def panels(lines: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
     found = {}
     for axes in curves.figure(lines, "run").axes:
         named = [line for line in axes.lines if not line.get_label().startswith("_")]
-        found[axes.get_title(loc="left")] = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in named}
+        found[axes.get_title(loc="left")] = {
+            line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in named
+        }
     return found
 
 
@@ -74,35 +100,63 @@ def test_every_figure_is_in_its_panel_and_the_best_is_named():
         "Learning rate": ["learning rate"],
         "Global norm of the gradient, before clipping": ["gradient norm"],
     }
-    assert found["Loss"]["training"] == ([*range(50, 1001, 50)], [2 + 500 / step for step in range(50, 1001, 50)])
-    for panel, i, name in (("Loss", 1, "valid_loss"), *(("Scores on validation examples", i, curves.SCORES[i][0]) for i in range(3))):
+    assert found["Loss"]["training"] == (
+        [*range(50, 1001, 50)],
+        [2 + 500 / step for step in range(50, 1001, 50)],
+    )
+    for panel, i, name in (
+        ("Loss", 1, "valid_loss"),
+        *(("Scores on validation examples", i, curves.SCORES[i][0]) for i in range(3)),
+    ):
         expected = ([200, 400, 600, 800, 1000], [line[name] for line in validations])
         assert list(found[panel].values())[i] == expected
-    assert found["Learning rate"]["learning rate"] == ([*range(50, 1001, 50)], [step * 1e-6 for step in range(50, 1001, 50)])
+    assert found["Learning rate"]["learning rate"] == (
+        [*range(50, 1001, 50)],
+        [step * 1e-6 for step in range(50, 1001, 50)],
+    )
 
 
 def test_the_best_and_the_averaged_are_marked():
     loss = curves.figure(entries(), "run").axes[0]
-    marks = {line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0]) for line in loss.lines if len(line.get_xdata()) == 1}
+    marks = {
+        line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0])
+        for line in loss.lines
+        if len(line.get_xdata()) == 1
+    }
     assert marks == {"o": (600, 2.0), "D": (1000, 1.5)}
-    assert [line for line in curves.figure(entries(averaged=False), "run").axes[0].lines if line.get_marker() == "D"] == []
+    assert [
+        line
+        for line in curves.figure(entries(averaged=False), "run").axes[0].lines
+        if line.get_marker() == "D"
+    ] == []
 
 
 def test_a_run_is_drawn_and_drawn_again(draw):
     path, said = draw(text(entries(400)))
     assert is_a_picture(path) and said == ""
     first = path.read_bytes()
-    path, said = draw(text(entries()), title="runs/$\\frac$ 日本")  # no mathematics, and letters that the font lacks
+    path, said = draw(
+        text(entries()), title="runs/$\\frac$ 日本"
+    )  # no mathematics, and letters that the font lacks
     assert is_a_picture(path) and said == "" and path.read_bytes() != first
 
 
 FEW = {
     "nothing": "",
     "one line": text(entries(50, averaged=False)),
-    "one validation": text([{"step": 7, "valid_loss": 2.5, "bleu": 0.0, "chrf": 1.0, "exact_match": 0.0}]),
+    "one validation": text(
+        [{"step": 7, "valid_loss": 2.5, "bleu": 0.0, "chrf": 1.0, "exact_match": 0.0}]
+    ),
     "a torn line": text(entries(400)) + '{"step": 450, "loss": 2',
-    "not numbers": text([line | dict.fromkeys(line.keys() - {"step", "signatures", "weights"}, math.nan) for line in entries(400)]),
-    "infinite": text([{"step": 50, "loss": math.inf, "gradient_norm": math.inf, "learning_rate": 0.0}]),
+    "not numbers": text(
+        [
+            line | dict.fromkeys(line.keys() - {"step", "signatures", "weights"}, math.nan)
+            for line in entries(400)
+        ]
+    ),
+    "infinite": text(
+        [{"step": 50, "loss": math.inf, "gradient_norm": math.inf, "learning_rate": 0.0}]
+    ),
     "long": text(entries(40_000)),
 }
 
@@ -114,7 +168,11 @@ def test_whatever_there_is_is_drawn(draw, content):
 
 
 def test_what_is_not_finite_is_left_out():
-    lines = [*entries(200, averaged=False), {"step": 250, "loss": math.nan}, {"step": 400, "valid_loss": math.nan, "bleu": 9.0}]
+    lines = [
+        *entries(200, averaged=False),
+        {"step": 250, "loss": math.nan},
+        {"step": 400, "valid_loss": math.nan, "bleu": 9.0},
+    ]
     assert list(panels(lines)["Loss"]) == ["training", "validation: best 2.400 at step 200"]
     assert panels(lines)["Loss"]["training"][0] == [50, 100, 150, 200]
 
@@ -123,10 +181,15 @@ def test_a_picture_that_cannot_be_drawn_is_said_once_and_the_last_one_stays(draw
     path, _ = draw(text(entries(400)))
     before = path.read_bytes()
     path, said = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
-    assert said.startswith(f"warning: {path} is not drawn, training goes on: ") and said.count("\n") == 1
+    assert (
+        said.startswith(f"warning: {path} is not drawn, training goes on: ")
+        and said.count("\n") == 1
+    )
     assert draw("[1]\n") == (path, "")
     assert path.read_bytes() == before and is_a_picture(path)
-    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run")  # another picture, another line
+    curves.draw(
+        tmp_path / "metrics.jsonl", tmp_path / "none" / "curves.png", title="run"
+    )  # another picture, another line
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -139,7 +202,9 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_half_done(draw, monkeyp
 
     monkeypatch.setattr(Figure, "savefig", full)
     path, said = draw(text(entries(400)))
-    assert "No space left on device" in said and [found.name for found in path.parent.iterdir()] == ["metrics.jsonl"]
+    assert "No space left on device" in said and [
+        found.name for found in path.parent.iterdir()
+    ] == ["metrics.jsonl"]
 
 
 def test_matplotlib_says_nothing_and_keeps_its_settings(draw, monkeypatch, caplog):
@@ -147,11 +212,17 @@ def test_matplotlib_says_nothing_and_keeps_its_settings(draw, monkeypatch, caplo
     from matplotlib.figure import Figure
 
     def loud(self, path, **options):
-        logging.getLogger("matplotlib.font_manager").warning("Matplotlib is building the font cache; this may take a moment.")
+        logging.getLogger("matplotlib.font_manager").warning(
+            "Matplotlib is building the font cache; this may take a moment."
+        )
         warnings.warn("Glyph 26085 missing from font(s) DejaVu Sans.", stacklevel=1)
         return save(self, path, **options)
 
-    save, settings, level = Figure.savefig, dict(matplotlib.rcParams), logging.getLogger("matplotlib").level
+    save, settings, level = (
+        Figure.savefig,
+        dict(matplotlib.rcParams),
+        logging.getLogger("matplotlib").level,
+    )
     monkeypatch.setattr(Figure, "savefig", loud)
     path, said = draw(text(entries(400)))
     assert is_a_picture(path) and said == "" and caplog.records == []

@@ -4,7 +4,12 @@ import pytest
 
 from parity_tests.unit import runs
 
-FAITHFUL = ["deep_dive", "from_scratch", "part2_encoder", "blog2023"]  # lesson10 is what the other tests of training and commands train
+FAITHFUL = [
+    "deep_dive",
+    "from_scratch",
+    "part2_encoder",
+    "blog2023",
+]  # lesson10 is what the other tests of training and commands train
 LINES = ["the cat", "a red dog sees the small bird", "", "house"]
 FEW = ["--steps", "6", "--eval-every", "6", "--data.buckets", "1", "--optimizer.warmup-steps", "1"]
 
@@ -18,8 +23,12 @@ def _as_a_user(tmp_path_factory):
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_a_document_is_trained_asked_and_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
-    attention = ["--attention", page] if name == "blog2023" else []  # whose target is padded to its source
-    told = runs.train("--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW)
+    attention = (
+        ["--attention", page] if name == "blog2023" else []
+    )  # whose target is padded to its source
+    told = runs.train(
+        "--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW
+    )
     assert told.code == 0, told.err
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert losses[-1] < losses[0]
@@ -30,12 +39,16 @@ def test_a_document_is_trained_asked_and_converted(name: str, tmp_path, capsys):
     told_now = capsys.readouterr()
     lines = told_now.out.splitlines()
     assert len(lines) == len(LINES) and lines[2] == ""
-    assert ("decoding runs the whole decoder again at each token" in told_now.err) == (name == "blog2023")
+    assert ("decoding runs the whole decoder again at each token" in told_now.err) == (
+        name == "blog2023"
+    )
     assert not attention or "<html" in page.read_text()
 
     weights, again = tmp_path / "weights.safetensors", tmp_path / "again.safetensors"
     assert runs.main("convert", run, weights) == 0
-    assert runs.main("convert", weights, tmp_path / "imported", "--config", run / "config.json") == 0
+    assert (
+        runs.main("convert", weights, tmp_path / "imported", "--config", run / "config.json") == 0
+    )
     assert runs.main("convert", tmp_path / "imported", again) == 0
     assert again.read_bytes() == weights.read_bytes()
 
@@ -45,7 +58,20 @@ def test_lines_too_long_for_the_positions_are_named(tmp_path, capsys):
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)
     assert (
-        runs.main("train", "--run", tmp_path / "run", "--model.preset", "deep_dive", *flags, *options, "--data.max-source-length", "51")
+        runs.main(
+            "train",
+            "--run",
+            tmp_path / "run",
+            "--model.preset",
+            "deep_dive",
+            *flags,
+            *options,
+            "--data.max-source-length",
+            "51",
+        )
         == 2
     )
-    assert "data.max_source_length=51 is over the model's positions, which reach 50 tokens" in capsys.readouterr().err
+    assert (
+        "data.max_source_length=51 is over the model's positions, which reach 50 tokens"
+        in capsys.readouterr().err
+    )

@@ -54,7 +54,9 @@ def test_neighbours_are_independent(rate):
     kept = keep(rate=rate)
     for axis, distance in itertools.product(range(kept.ndim), (1, 2, 3)):
         moved = np.moveaxis(kept, axis, 0)
-        assert abs(correlation(moved[distance:], moved[:-distance])) < 5, f"axis {axis}, distance {distance}"
+        assert abs(correlation(moved[distance:], moved[:-distance])) < 5, (
+            f"axis {axis}, distance {distance}"
+        )
 
 
 def pairwise(masks: list[np.ndarray]) -> float:
@@ -63,19 +65,27 @@ def pairwise(masks: list[np.ndarray]) -> float:
 
 def test_sites_steps_and_seeds_are_independent():
     small = (40, 500)
-    sites = [keep(f"{stack}.blocks.{i}.output", shape=small) for stack in ("encoder", "decoder") for i in range(6)]
+    sites = [
+        keep(f"{stack}.blocks.{i}.output", shape=small)
+        for stack in ("encoder", "decoder")
+        for i in range(6)
+    ]
     steps = [keep("x", jax.random.fold_in(KEY, n), shape=small) for n in range(12)]
     seeds = [keep("x", jax.random.key(n), shape=small) for n in range(12)]
     assert pairwise(sites) < 5 and pairwise(steps) < 5 and pairwise(seeds) < 5
 
 
 def test_all_bits_are_balanced_and_independent():
-    bits = np.stack([((np.asarray(hash_bits(KEY, SHAPE)) >> bit) & 1).astype(bool) for bit in range(32)])
+    bits = np.stack(
+        [((np.asarray(hash_bits(KEY, SHAPE)) >> bit) & 1).astype(bool) for bit in range(32)]
+    )
     sigma = 0.5 / math.sqrt(bits[0].size)
     assert np.abs(bits.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
     assert pairwise([bit[..., :100] for bit in bits]) < 5
     next_step = np.asarray(hash_bits(jax.random.fold_in(KEY, 1), SHAPE))
-    flipped = np.stack([((np.asarray(hash_bits(KEY, SHAPE)) ^ next_step) >> bit) & 1 for bit in range(32)])
+    flipped = np.stack(
+        [((np.asarray(hash_bits(KEY, SHAPE)) ^ next_step) >> bit) & 1 for bit in range(32)]
+    )
     assert np.abs(flipped.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
 
 
@@ -91,7 +101,9 @@ def test_the_statistics_notice_a_weak_hash():
 def test_a_mask_depends_on_key_and_path_alone():
     assert (keep("a.b") == keep("a.b")).all()
     assert (np.asarray(site("a").scope("b").keep(SHAPE, 0.5)) == keep("a.b")).all()
-    assert (np.asarray(jax.jit(lambda key: site("a.b", key).keep(SHAPE, 0.5))(KEY)) == keep("a.b")).all()
+    assert (
+        np.asarray(jax.jit(lambda key: site("a.b", key).keep(SHAPE, 0.5))(KEY)) == keep("a.b")
+    ).all()
     for other in (keep("a.c"), keep("b"), keep("a.b", jax.random.fold_in(KEY, 1))):
         assert (other != keep("a.b")).mean() > 0.4
 
@@ -104,7 +116,9 @@ def test_kept_values_are_scaled_and_the_others_zero(dtype):
         assert dropped.dtype == x.dtype
         expected = np.where(np.asarray(kept), np.asarray(x, np.float64) / (1 - rate), 0.0)
         assert furthest(dropped, expected) <= float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-        assert ((np.asarray(dropped) == 0) == ~np.asarray(kept)).all() and 0 < np.asarray(kept).sum() < x.size
+        assert ((np.asarray(dropped) == 0) == ~np.asarray(kept)).all() and 0 < np.asarray(
+            kept
+        ).sum() < x.size
 
 
 def test_rates_at_the_ends_of_the_range():
@@ -125,7 +139,8 @@ def test_randomness_may_be_a_stream_a_key_or_a_source_of_masks():
     masks = DropoutMasks.HASH
     key = nnx.Rngs(dropout=3).dropout()
     assert (
-        np.asarray(from_rngs(nnx.Rngs(dropout=3), masks).keep((999,), 0.5)) == np.asarray(from_rngs(key, masks).keep((999,), 0.5))
+        np.asarray(from_rngs(nnx.Rngs(dropout=3), masks).keep((999,), 0.5))
+        == np.asarray(from_rngs(key, masks).keep((999,), 0.5))
     ).all()
     own = MaskedDropout()
     assert from_rngs(own, masks) is own
@@ -133,8 +148,13 @@ def test_randomness_may_be_a_stream_a_key_or_a_source_of_masks():
 
 def test_threefry_is_jax_random_bernoulli():
     for name, rate in (("encoder.embedding", 0.1), ("x", 0.5)):
-        expected = jax.random.bernoulli(jax.random.fold_in(KEY, zlib.crc32(name.encode())), 1 - rate, (40, 50))
-        assert (np.asarray(site(name, masks=DropoutMasks.THREEFRY).keep((40, 50), rate)) == np.asarray(expected)).all()
+        expected = jax.random.bernoulli(
+            jax.random.fold_in(KEY, zlib.crc32(name.encode())), 1 - rate, (40, 50)
+        )
+        assert (
+            np.asarray(site(name, masks=DropoutMasks.THREEFRY).keep((40, 50), rate))
+            == np.asarray(expected)
+        ).all()
 
 
 def test_both_words_of_a_key_count():
@@ -148,10 +168,16 @@ def test_rows_vary_as_chance_has_it():
     """Neither more nor less: a sequence that is spread too evenly has the right rate and no correlation between neighbours."""
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
-        rows = (bits[: bits.size // width * width].reshape(-1, width) >= np.uint32(0.3 * 2**32)).sum(axis=1)
-        assert abs(rows.var() / (0.21 * width) - 1) < 5 * math.sqrt(2 / len(rows)), f"rows of {width}"
+        rows = (
+            bits[: bits.size // width * width].reshape(-1, width) >= np.uint32(0.3 * 2**32)
+        ).sum(axis=1)
+        assert abs(rows.var() / (0.21 * width) - 1) < 5 * math.sqrt(2 / len(rows)), (
+            f"rows of {width}"
+        )
         moved = bits[width:] ^ bits[:-width]
-        assert max(abs(((moved >> bit) & 1).mean() - 0.5) for bit in range(32)) < 5 * 0.5 / math.sqrt(moved.size), f"rows of {width}"
+        assert max(
+            abs(((moved >> bit) & 1).mean() - 0.5) for bit in range(32)
+        ) < 5 * 0.5 / math.sqrt(moved.size), f"rows of {width}"
 
 
 class Halved(MaskedDropout):
@@ -171,16 +197,30 @@ def random(*shape: int) -> jax.Array:
 
 
 def test_attention_drops_its_weights_and_reports_them_so():
-    q, k, v, mask = random(3, 7, 2, 4), random(3, 7, 2, 4) + 1, random(3, 7, 2, 4) - 1, np.tril(np.ones((7, 7), bool))
-    mixed, weights = attend(q, k, v, jnp.asarray(mask)[None, None], scale=0.3, rate=0.5, dropout=Halved())
+    q, k, v, mask = (
+        random(3, 7, 2, 4),
+        random(3, 7, 2, 4) + 1,
+        random(3, 7, 2, 4) - 1,
+        np.tril(np.ones((7, 7), bool)),
+    )
+    mixed, weights = attend(
+        q, k, v, jnp.asarray(mask)[None, None], scale=0.3, rate=0.5, dropout=Halved()
+    )
     scores = np.where(mask, np.exp(0.3 * np.einsum("bqhe,bkhe->bhqk", q, k)), 0.0)
     expected = halved(scores / scores.sum(axis=-1, keepdims=True))
-    assert furthest(weights, expected) < 1e-14 and furthest(mixed, np.einsum("bhqk,bkhe->bqhe", expected, v)) < 1e-14
+    assert (
+        furthest(weights, expected) < 1e-14
+        and furthest(mixed, np.einsum("bhqk,bkhe->bqhe", expected, v)) < 1e-14
+    )
 
 
 def test_the_feed_forward_drops_after_its_activation():
     """With ReLU one could not tell: it commutes with dropout."""
-    layer = random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"})).encoder.blocks[0].feed_forward
+    layer = (
+        random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"}))
+        .encoder.blocks[0]
+        .feed_forward
+    )
     x = random(3, 5, 12)
     expected = layer.down(jnp.asarray(halved(jax.nn.gelu(layer.up(x), approximate=False))))
     assert furthest(layer(x, jnp.arange(5), Halved()), expected) < 1e-14
@@ -189,15 +229,24 @@ def test_the_feed_forward_drops_after_its_activation():
 def test_a_branch_drops_and_norms_where_the_configuration_says():
     x = random(3, 5, 12)
     for placement, site_name in itertools.product(NormPlacement, DropoutSite):
-        config = tiny(num_layers=1, dropout=0.5, norm_placement=placement.value, dropout_site=site_name.value)
+        config = tiny(
+            num_layers=1, dropout=0.5, norm_placement=placement.value, dropout_site=site_name.value
+        )
         branch = random_model(config).encoder.blocks[0].residuals[0]
         norm = branch.norm
         got = branch(x, lambda y: y * y, None, Halved())
         inner = norm(x) if placement is NormPlacement.PRE else x
-        before = halved(inner * inner) if site_name is DropoutSite.BEFORE_ADD else np.asarray(inner * inner)
+        before = (
+            halved(inner * inner)
+            if site_name is DropoutSite.BEFORE_ADD
+            else np.asarray(inner * inner)
+        )
         expected = jnp.asarray(np.asarray(x) + before)
         expected = norm(expected) if placement is NormPlacement.POST else expected
-        assert furthest(got, halved(expected) if site_name is DropoutSite.AFTER_NORM else expected) < 1e-14, (placement, site_name)
+        assert (
+            furthest(got, halved(expected) if site_name is DropoutSite.AFTER_NORM else expected)
+            < 1e-14
+        ), (placement, site_name)
 
 
 class Recorded(MaskedDropout):
@@ -221,7 +270,11 @@ def test_every_site_of_the_model_has_its_own_path_shape_and_rate():
     expected, lengths = [], {"encoder": 7, "decoder": 5}
     for stack, n in lengths.items():
         expected += [(f"{stack}.embedding{more}", (3, n, 12), 0.4) for more in ("", ".1")]
-        attentions = [("self_attention", n)] if stack == "encoder" else [("self_attention", n), ("cross_attention", 7)]
+        attentions = (
+            [("self_attention", n)]
+            if stack == "encoder"
+            else [("self_attention", n), ("cross_attention", 7)]
+        )
         for block in range(2):
             where = f"{stack}.blocks.{block}.branches"
             for k, (name, keys) in enumerate(attentions):

@@ -9,15 +9,27 @@ from jax_transformer import errors
 from jax_transformer.data import encoding, tokenizer
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
-TOKENIZER = tokenizer.Tokenizer.train(["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2)
+TOKENIZER = tokenizer.Tokenizer.train(
+    ["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2
+)
 OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
 # x and y are a token each
-PAIRS = [("one", "eins"), ("x" * 8, "zwei"), ("three", "y" * 8), ("x" * 7, "y" * 7), ("four", "vier"), ("five", "drei")]
+PAIRS = [
+    ("one", "eins"),
+    ("x" * 8, "zwei"),
+    ("three", "y" * 8),
+    ("x" * 7, "y" * 7),
+    ("four", "vier"),
+    ("five", "drei"),
+]
 
 
 def text(encoded: encoding.EncodedPairs) -> list[tuple[str, str]]:
     assert all(array.dtype == np.int32 for array in encoded.sources + encoded.targets)
-    return [(TOKENIZER.decode(source), OTHER.decode(target)) for source, target in zip(encoded.sources, encoded.targets, strict=True)]
+    return [
+        (TOKENIZER.decode(source), OTHER.decode(target))
+        for source, target in zip(encoded.sources, encoded.targets, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -38,9 +50,13 @@ def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
     encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8)
     assert encoded.kept.tolist() == [0, 3, 4, 5]
     assert (encoded.dropped_long, encoded.cut_long) == (2, 0)
-    assert encoded.ids == encoding.SpecialIds(source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7)
+    assert encoded.ids == encoding.SpecialIds(
+        source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7
+    )
     assert text(encoded) == [PAIRS[i] for i in encoded.kept]
-    assert encoded.lengths.tolist() == [[len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)]
+    assert encoded.lengths.tolist() == [
+        [len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)
+    ]
     assert encoded.lengths.max() == 8
 
 
@@ -65,7 +81,10 @@ def test_each_side_has_its_own_maximum():
 
 @NO_DEADLINE
 @hypothesis.given(
-    st.lists(st.sampled_from([*"one twthrefuvi,x1", " one two", "three", "five"]), min_size=1).map("".join), st.integers(2, 9)
+    st.lists(st.sampled_from([*"one twthrefuvi,x1", " one two", "three", "five"]), min_size=1).map(
+        "".join
+    ),
+    st.integers(2, 9),
 )
 def test_what_is_cut_is_the_beginning_of_the_whole(line, limit):
     encoded = encoding.encode_pairs([(line, line)], TOKENIZER, OTHER, limit, cut=True)
@@ -75,7 +94,9 @@ def test_what_is_cut_is_the_beginning_of_the_whole(line, limit):
 
 def test_a_huge_line_is_dropped_without_being_encoded(longest):
     huge = "one two " * 1_250_000
-    encoded = encoding.encode_pairs([("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50)
+    encoded = encoding.encode_pairs(
+        [("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50
+    )
     assert encoded.kept.tolist() == [1]
     assert encoded.dropped_long == 2
     assert longest == [4]
@@ -90,22 +111,36 @@ def test_a_huge_line_is_cut_before_it_is_encoded(longest):
 
 
 def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
-    wide = tokenizer.Tokenizer.train(["a" * tokenizer.LONGEST_TOKEN] * 9, 300, pad_id=0, bos_id=1, eos_id=2)
+    wide = tokenizer.Tokenizer.train(
+        ["a" * tokenizer.LONGEST_TOKEN] * 9, 300, pad_id=0, bos_id=1, eos_id=2
+    )
     line = wide.decode(wide.encode("a" * 100)[:1]) * 5
     assert len(wide.encode(line)) == 5 and wide.fewest_tokens(line) == 5
-    counts = [encoding.encode_pairs([(line, "b")], wide, wide, limit, cut=True).cut_long for limit in (4, 5, 6)]
+    counts = [
+        encoding.encode_pairs([(line, "b")], wide, wide, limit, cut=True).cut_long
+        for limit in (4, 5, 6)
+    ]
     assert counts == [1, 1, 0]
 
 
-@pytest.mark.parametrize(("limits", "said"), [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")])
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")],
+)
 def test_nothing_that_fits_is_refused(limits, said):
     with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
 
 
 def test_sources_to_translate_come_back_as_ids():
-    assert encoding.encode_sources(["one", "", "xxx"], TOKENIZER, 4) == [TOKENIZER.encode("one"), [], TOKENIZER.encode("xxx")]
-    assert encoding.encode_sources(["one"], tokenizer.TokenizerPair(TOKENIZER, OTHER), 4) == [TOKENIZER.encode("one")]
+    assert encoding.encode_sources(["one", "", "xxx"], TOKENIZER, 4) == [
+        TOKENIZER.encode("one"),
+        [],
+        TOKENIZER.encode("xxx"),
+    ]
+    assert encoding.encode_sources(["one"], tokenizer.TokenizerPair(TOKENIZER, OTHER), 4) == [
+        TOKENIZER.encode("one")
+    ]
     assert encoding.encode_sources([], TOKENIZER, 4) == []
 
 
@@ -113,7 +148,10 @@ def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
     huge = "one two " * 1_250_000
     for lines, said in (
         (["one", "xxxx", huge], "text: line 2 is 5 tokens long, over the model's max_length=4"),
-        (["one", "xxx", huge, "xxxx"], r"text: line 3 is at least \d{5,} tokens long, over the model's max_length=4"),
+        (
+            ["one", "xxx", huge, "xxxx"],
+            r"text: line 3 is at least \d{5,} tokens long, over the model's max_length=4",
+        ),
     ):
         with pytest.raises(errors.InputError, match=said):
             encoding.encode_sources(lines, TOKENIZER, 4, where="text: ")

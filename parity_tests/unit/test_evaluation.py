@@ -8,8 +8,8 @@ import pytest
 from jax_transformer import translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
+from jax_transformer.pretrained import TrainedRun, Weights
 from jax_transformer.training import evaluation
-from jax_transformer.training.trained import TrainedRun, Weights
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
 
@@ -22,9 +22,16 @@ TARGETS = ["two one", LONG, "nothing", "five four", " "]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> TrainedRun:
     """A run whose model writes at most 16 tokens."""
-    tokenizer = Tokenizer.train(["one two three four five six"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
+    tokenizer = Tokenizer.train(
+        ["one two three four five six"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS
+    )
     config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
-    return TrainedRun(random_model(config, dtype="float32"), tokenizer, (16,), Weights(tmp_path_factory.mktemp("run"), 7, "last"))
+    return TrainedRun(
+        random_model(config, dtype="float32"),
+        tokenizer,
+        (16,),
+        Weights(tmp_path_factory.mktemp("run"), 7, "last"),
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +45,11 @@ def evaluate(trained, monkeypatch, tmp_path):
     """Evaluates on these lines, with the translations said by a table."""
     said = {"one two": "two one", "three": "three", "four five": "five"}
     monkeypatch.setattr(evaluation, "load_run", lambda run, weights, **languages: trained)
-    monkeypatch.setattr(translation, "translate", lambda model, tokenizer, lines, how, widths: [said[line] for line in lines])
+    monkeypatch.setattr(
+        translation,
+        "translate",
+        lambda model, tokenizer, lines, how, widths: [said[line] for line in lines],
+    )
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:
         files = [tmp_path / "source", tmp_path / "target"]
@@ -51,22 +62,42 @@ def evaluate(trained, monkeypatch, tmp_path):
 
 def test_what_is_left_out_is_counted(evaluate, trained):
     report, hypotheses = evaluate(SOURCES, TARGETS)
-    assert (report["step"], report["pairs"], report["dropped_empty"], report["left_out_of_loss"]) == (7, 3, 2, 1)
+    assert (
+        report["step"],
+        report["pairs"],
+        report["dropped_empty"],
+        report["left_out_of_loss"],
+    ) == (7, 3, 2, 1)
     assert report["exact_match"] == pytest.approx(100 / 3)
     assert hypotheses == ["two one", "three", "", "five", ""]
-    total, tokens, counted = evaluation.loss(trained, [("one two", "two one"), ("four five", "five four")])
-    assert counted == 2 and tokens == sum(len(trained.tokenizer.encode(line)) + 1 for line in ("two one", "five four"))
-    assert report["loss"] == pytest.approx(total / tokens, rel=1e-6) and report["perplexity"] == pytest.approx(math.exp(total / tokens))
+    total, tokens, counted = evaluation.loss(
+        trained, [("one two", "two one"), ("four five", "five four")]
+    )
+    assert counted == 2 and tokens == sum(
+        len(trained.tokenizer.encode(line)) + 1 for line in ("two one", "five four")
+    )
+    assert report["loss"] == pytest.approx(total / tokens, rel=1e-6) and report[
+        "perplexity"
+    ] == pytest.approx(math.exp(total / tokens))
 
 
 def test_no_loss_is_said_where_no_reference_fits(evaluate):
     report, _ = evaluate(["one two"], [LONG])
-    assert (report["loss"], report["perplexity"], report["left_out_of_loss"], report["pairs"]) == (None, None, 1, 1)
+    assert (report["loss"], report["perplexity"], report["left_out_of_loss"], report["pairs"]) == (
+        None,
+        None,
+        1,
+        1,
+    )
 
 
 def test_intervals_by_resampling(evaluate):
     assert "confidence" not in evaluate(SOURCES, TARGETS).report
-    assert evaluate(SOURCES, TARGETS, bootstrap=10).report["confidence"].keys() == {"bleu", "chrf", "ter"}
+    assert evaluate(SOURCES, TARGETS, bootstrap=10).report["confidence"].keys() == {
+        "bleu",
+        "chrf",
+        "ter",
+    }
 
 
 def test_the_text_may_come_through_pipes(evaluate, tmp_path):
@@ -85,5 +116,7 @@ def test_the_text_may_come_through_pipes(evaluate, tmp_path):
 
 
 def test_a_source_that_is_too_long_is_named_by_its_line(evaluate):
-    with pytest.raises(InputError, match=r"source: line 2 is 21 tokens long, over the model's max_length=16$"):
+    with pytest.raises(
+        InputError, match=r"source: line 2 is 21 tokens long, over the model's max_length=16$"
+    ):
         evaluate(["one two", LONG], ["two one", "x"])

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import faults
-from jax_transformer import arguments, presets
+from jax_transformer.architectures import presets
+from jax_transformer.cli import arguments
 from jax_transformer.training.options import TrainOptions
 
 NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.REPAIRED)]
@@ -15,22 +16,45 @@ NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.R
 
 def result(preset: str, seed: int, **figures: float) -> faults.Result:
     """A line of the results; the figures that are not given are 1."""
-    return faults.described(preset, seed, 20) | dict.fromkeys(faults.FIGURES, 1.0) | {"seconds": 2} | figures
+    return (
+        faults.described(preset, seed, 20)
+        | dict.fromkeys(faults.FIGURES, 1.0)
+        | {"seconds": 2}
+        | figures
+    )
 
 
 def test_every_documented_pair_is_measured():
-    assert [name for name in presets.preset_names() if name.removesuffix("_repaired") + "_repaired" in presets.preset_names()] == NAMES
+    assert [
+        name
+        for name in presets.preset_names()
+        if name.removesuffix("_repaired") + "_repaired" in presets.preset_names()
+    ] == NAMES
 
 
 @pytest.mark.parametrize("preset", NAMES)
 def test_all_runs_have_the_same_settings(tmp_path, preset):
     """Parsed as the command line is: only the preset and the seed differ, and the sizes are those of every model."""
-    options = [train_options(faults.command(tmp_path, name, seed, 20)) for name, seed in ((preset, 1), ("lesson10", 0))]
+    options = [
+        train_options(faults.command(tmp_path, name, seed, 20))
+        for name, seed in ((preset, 1), ("lesson10", 0))
+    ]
     assert set(options[0].differences(options[1])) <= {"run", "seed", "model.preset"}
     config = options[0].model.config(1000, 1000)
-    assert (config.d_model, config.num_heads, config.d_ff, config.encoder.layers, config.decoder.layers) == (128, 8, 512, 2, 2)
+    assert (
+        config.d_model,
+        config.num_heads,
+        config.d_ff,
+        config.encoder.layers,
+        config.decoder.layers,
+    ) == (128, 8, 512, 2, 2)
     assert config.longest == 40
-    assert {config.dropout, config.attention_dropout, config.activation_dropout, config.embedding_dropout} == {0.0}
+    assert {
+        config.dropout,
+        config.attention_dropout,
+        config.activation_dropout,
+        config.embedding_dropout,
+    } == {0.0}
 
 
 def train_options(command: list[str]) -> TrainOptions:
@@ -63,7 +87,9 @@ def test_a_run_that_has_ended_is_not_repeated(tmp_path, monkeypatch):
     assert begun[2:] == [("lesson10", 1), ("lesson10_repaired", 1)]
     monkeypatch.setattr(faults, "SETTINGS", faults.SETTINGS.replace("3e-3", "2e-3"))
     assert faults.Results(tmp_path / "results.jsonl").find("lesson10", 0, 20) is None
-    assert all("exit code 6" in each for each in measured([2])), "a run that fails is told, and the others go on"
+    assert all("exit code 6" in each for each in measured([2])), (
+        "a run that fails is told, and the others go on"
+    )
 
 
 def test_the_table_has_means_and_deviations_of_whole_pairs():

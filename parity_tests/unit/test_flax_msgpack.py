@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from flax import serialization, traverse_util
 
-from jax_transformer.convert.files import msgpack
-from jax_transformer.convert.huggingface import flax_msgpack
 from jax_transformer.errors import InputError, Refusal, UnsafeFileError
+from jax_transformer.storage import flax_msgpack, msgpack
 
 
 def tree() -> dict[str, Any]:
@@ -23,9 +22,18 @@ def tree() -> dict[str, Any]:
     return {
         "shared": {"embedding": random.normal(size=(5, 4)).astype(np.float32)},
         "encoder": {
-            "layers": {"0": {"fc1": {"kernel": random.normal(size=(4, 4)).astype(ml_dtypes.bfloat16), "bias": np.zeros(4, np.float16)}}}
+            "layers": {
+                "0": {
+                    "fc1": {
+                        "kernel": random.normal(size=(4, 4)).astype(ml_dtypes.bfloat16),
+                        "bias": np.zeros(4, np.float16),
+                    }
+                }
+            }
         },
-        "scalar": {"scale": np.array(2.5, np.float32)},  # sixteen bytes: the format has a form of its own for these
+        "scalar": {
+            "scale": np.array(2.5, np.float32)
+        },  # sixteen bytes: the format has a form of its own for these
         "empty": {"scale": np.zeros((0, 3))},
         "flags": {"bias": np.array([True, False])},
         "long": {"bias": np.arange(300)},
@@ -35,7 +43,9 @@ def tree() -> dict[str, Any]:
 def small() -> bytes:
     """A file that is changed at every byte."""
     kernel = np.arange(4, dtype=ml_dtypes.bfloat16).reshape(2, 2)
-    return serialization.msgpack_serialize({"a": {"kernel": kernel, "bias": np.ones(1, np.int8)}, "b": {"scale": np.array(True)}})
+    return serialization.msgpack_serialize(
+        {"a": {"kernel": kernel, "bias": np.ones(1, np.int8)}, "b": {"scale": np.array(True)}}
+    )
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -65,7 +75,9 @@ def test_what_flax_writes_is_read_as_flax_reads_it(tmp_path, monkeypatch, chunk)
 
 
 def test_a_numpy_scalar_is_an_array_without_dimensions(tmp_path):
-    found = read(written(tmp_path, serialization.msgpack_serialize({"a": {"scale": np.float32(3)}})))
+    found = read(
+        written(tmp_path, serialization.msgpack_serialize({"a": {"scale": np.float32(3)}}))
+    )
     same(found, {("a", "scale"): np.array(3, np.float32)})
 
 
@@ -75,7 +87,9 @@ def test_arrays_own_their_memory(tmp_path):
 
 
 def test_a_description_reads_no_array(tmp_path):
-    path = written(tmp_path, serialization.msgpack_serialize({"a": {"kernel": np.zeros((1000, 1000, 2))}}))
+    path = written(
+        tmp_path, serialization.msgpack_serialize({"a": {"kernel": np.zeros((1000, 1000, 2))}})
+    )
     tracemalloc.start()
     described = msgpack.header(path)
     peak = tracemalloc.get_traced_memory()[1]
@@ -93,7 +107,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 def test_a_changed_byte_is_refused_or_changes_a_value_or_a_name_alone(tmp_path):
     content, values, names = small(), {}, 0
-    shapes = sorted((array.shape, array.dtype.name) for array in read(written(tmp_path, content)).values())
+    shapes = sorted(
+        (array.shape, array.dtype.name) for array in read(written(tmp_path, content)).values()
+    )
     for at in range(len(content)):
         for bits in (0x01, 0x80, 0xFF):
             changed = bytearray(content)
@@ -105,11 +121,15 @@ def test_a_changed_byte_is_refused_or_changes_a_value_or_a_name_alone(tmp_path):
                 continue
             values[at] = sum(array.nbytes for array in found.values())
             names += sorted((array.shape, array.dtype.name) for array in found.values()) == shapes
-    assert max(values.values()) < len(content) and names >= 3 * 9  # the nine bytes of values, one of them of a truth value
+    assert (
+        max(values.values()) < len(content) and names >= 3 * 9
+    )  # the nine bytes of values, one of them of a truth value
     assert len(values) < len(content) / 2
 
 
-def array(shape: Any = (2,), dtype: Any = "float32", content: Any = bytes(8), kind: int = 1) -> library.ExtType:
+def array(
+    shape: Any = (2,), dtype: Any = "float32", content: Any = bytes(8), kind: int = 1
+) -> library.ExtType:
     return library.ExtType(kind, library.packb((shape, dtype, content)))
 
 
@@ -126,71 +146,187 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "nothing": (library.packb({"a": None}), InputError, "'a' is None"),
     "a list": (library.packb({"a": [array()]}), InputError, "'a' is "),
     "bytes": (library.packb({"a": b"xyz"}), InputError, "'a' is "),
-    "a complex number": (serialization.msgpack_serialize({"a": 1j}), InputError, "an extension of type 2"),
+    "a complex number": (
+        serialization.msgpack_serialize({"a": 1j}),
+        InputError,
+        "an extension of type 2",
+    ),
     "a time": (library.packb({"a": library.Timestamp(1)}), InputError, "an extension of type 255"),
-    "a number for a name": (library.packb({1: array()}), InputError, "stands 1 where a name should"),
+    "a number for a name": (
+        library.packb({1: array()}),
+        InputError,
+        "stands 1 where a name should",
+    ),
     "text in pieces of UTF-8": (b"\x81\xa1\xff\xc0", InputError, "is not UTF-8"),
     "a name twice": (b"\x82\xa1a\xc0\xa1a\xc0", UnsafeFileError, "'a' is there twice"),
-    "a name with a slash": (library.packb({"a/b": array()}), UnsafeFileError, "'a/b' is no plain name"),
-    "a name with a dot": (library.packb({"a.b": array()}), UnsafeFileError, "'a.b' is no plain name"),
-    "a name without letters": (library.packb({"": array()}), UnsafeFileError, "'' is no plain name"),
-    "a name that moves the cursor": (library.packb({"a\x1b[2J": array()}), UnsafeFileError, "is no plain name"),
+    "a name with a slash": (
+        library.packb({"a/b": array()}),
+        UnsafeFileError,
+        "'a/b' is no plain name",
+    ),
+    "a name with a dot": (
+        library.packb({"a.b": array()}),
+        UnsafeFileError,
+        "'a.b' is no plain name",
+    ),
+    "a name without letters": (
+        library.packb({"": array()}),
+        UnsafeFileError,
+        "'' is no plain name",
+    ),
+    "a name that moves the cursor": (
+        library.packb({"a\x1b[2J": array()}),
+        UnsafeFileError,
+        "is no plain name",
+    ),
     "a long name": (library.packb({"a" * 1025: array()}), UnsafeFileError, "a name of 1,025 bytes"),
     "too deep": (nested(100), UnsafeFileError, "more than 32 maps"),
     "much too deep": (nested(100_000), UnsafeFileError, "more than 32 maps"),
-    "a map of four thousand million": (b"\xdf\xff\xff\xff\xff", InputError, "8,589,934,590 bytes are said to follow"),
-    "a list of four thousand million": (b"\x81\xa1a\xdd\xff\xff\xff\xff", InputError, "4,294,967,295 bytes are said to follow"),
-    "long text": (b"\x81\xa1a\xdb\xff\xff\xff\xff", UnsafeFileError, "a name of 4,294,967,295 bytes"),
-    "long bytes": (b"\x81\xa1a\xc6\xff\xff\xff\xff", InputError, "4,294,967,295 bytes are said to follow"),
-    "a long extension": (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", InputError, "4,294,967,295 bytes are said to follow"),
-    "too many values": (b"\x81\xa1a\xdd" + struct.pack(">I", 2000) + b"\xc0" * 2000, UnsafeFileError, "more than 1,000 values"),
+    "a map of four thousand million": (
+        b"\xdf\xff\xff\xff\xff",
+        InputError,
+        "8,589,934,590 bytes are said to follow",
+    ),
+    "a list of four thousand million": (
+        b"\x81\xa1a\xdd\xff\xff\xff\xff",
+        InputError,
+        "4,294,967,295 bytes are said to follow",
+    ),
+    "long text": (
+        b"\x81\xa1a\xdb\xff\xff\xff\xff",
+        UnsafeFileError,
+        "a name of 4,294,967,295 bytes",
+    ),
+    "long bytes": (
+        b"\x81\xa1a\xc6\xff\xff\xff\xff",
+        InputError,
+        "4,294,967,295 bytes are said to follow",
+    ),
+    "a long extension": (
+        b"\x81\xa1a\xc9\xff\xff\xff\xff\x01",
+        InputError,
+        "4,294,967,295 bytes are said to follow",
+    ),
+    "too many values": (
+        b"\x81\xa1a\xdd" + struct.pack(">I", 2000) + b"\xc0" * 2000,
+        UnsafeFileError,
+        "more than 1,000 values",
+    ),
     "an array larger than its bytes": (
         library.packb({"a": array((2**40,))}),
         UnsafeFileError,
         "an array of 8 bytes is said to have another",
     ),
-    "an array smaller than its bytes": (library.packb({"a": array((1,))}), UnsafeFileError, "said to have another size, [1] of float32"),
-    "a length below zero": (library.packb({"a": array((-2, -1))}), UnsafeFileError, "an array has the shape [-2, -1]"),
-    "a length that is true": (library.packb({"a": array((True, 2))}), UnsafeFileError, "an array has the shape [True, 2]"),
-    "a fraction of a length": (library.packb({"a": array((2.0,))}), UnsafeFileError, "an array has the shape [2.0]"),
-    "a shape that overflows": (library.packb({"a": array((2**62, 2**62, 0), content=b"")}), UnsafeFileError, "an array has the shape"),
-    "65 dimensions": (library.packb({"a": array((1,) * 64 + (2,))}), UnsafeFileError, "an array has the shape"),
-    "a dtype of objects": (library.packb({"a": array(dtype="object")}), InputError, "of dtype 'object', which is not known"),
-    "a dtype of fields": (library.packb({"a": array(dtype="f4,f4")}), InputError, "of dtype 'f4,f4'"),
-    "no triple": (library.packb({"a": library.ExtType(1, library.packb(((2,), "float32")))}), InputError, "is no triple"),
+    "an array smaller than its bytes": (
+        library.packb({"a": array((1,))}),
+        UnsafeFileError,
+        "said to have another size, [1] of float32",
+    ),
+    "a length below zero": (
+        library.packb({"a": array((-2, -1))}),
+        UnsafeFileError,
+        "an array has the shape [-2, -1]",
+    ),
+    "a length that is true": (
+        library.packb({"a": array((True, 2))}),
+        UnsafeFileError,
+        "an array has the shape [True, 2]",
+    ),
+    "a fraction of a length": (
+        library.packb({"a": array((2.0,))}),
+        UnsafeFileError,
+        "an array has the shape [2.0]",
+    ),
+    "a shape that overflows": (
+        library.packb({"a": array((2**62, 2**62, 0), content=b"")}),
+        UnsafeFileError,
+        "an array has the shape",
+    ),
+    "65 dimensions": (
+        library.packb({"a": array((1,) * 64 + (2,))}),
+        UnsafeFileError,
+        "an array has the shape",
+    ),
+    "a dtype of objects": (
+        library.packb({"a": array(dtype="object")}),
+        InputError,
+        "of dtype 'object', which is not known",
+    ),
+    "a dtype of fields": (
+        library.packb({"a": array(dtype="f4,f4")}),
+        InputError,
+        "of dtype 'f4,f4'",
+    ),
+    "no triple": (
+        library.packb({"a": library.ExtType(1, library.packb(((2,), "float32")))}),
+        InputError,
+        "is no triple",
+    ),
     "a triple in a triple": (
         library.packb({"a": library.ExtType(1, library.packb(((2,), "float32", array())))}),
         InputError,
         "is no triple",
     ),
     "more in an array": (
-        library.packb({"a": library.ExtType(1, library.packb(((2,), "float32", bytes(8))) + b"\xc0")}),
+        library.packb(
+            {"a": library.ExtType(1, library.packb(((2,), "float32", bytes(8))) + b"\xc0")}
+        ),
         InputError,
         "ends at",
     ),
-    "a truth value of 2": (library.packb({"a": array((8,), "bool", b"\x02" * 8)}), InputError, "truth values other than 0 and 1"),
+    "a truth value of 2": (
+        library.packb({"a": array((8,), "bool", b"\x02" * 8)}),
+        InputError,
+        "truth values other than 0 and 1",
+    ),
     "pieces without shape": (
         library.packb({"a": {"__msgpack_chunked_array__": True, "chunks": {"0": array()}}}),
         InputError,
         "'a' is not in pieces",
     ),
     "pieces of two dtypes": (
-        library.packb({"a": {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": {"0": array(), "1": array((1,), "float64")}}}),
+        library.packb(
+            {
+                "a": {
+                    "__msgpack_chunked_array__": True,
+                    "shape": {"0": 4},
+                    "chunks": {"0": array(), "1": array((1,), "float64")},
+                }
+            }
+        ),
         InputError,
         "are no flat arrays of one dtype",
     ),
     "pieces of another size": (
-        library.packb({"a": {"__msgpack_chunked_array__": True, "shape": {"0": 2**40}, "chunks": {"0": array()}}}),
+        library.packb(
+            {
+                "a": {
+                    "__msgpack_chunked_array__": True,
+                    "shape": {"0": 2**40},
+                    "chunks": {"0": array()},
+                }
+            }
+        ),
         UnsafeFileError,
         "'a' is said to have another size than its pieces",
     ),
     "pieces with a number missing": (
-        library.packb({"a": {"__msgpack_chunked_array__": True, "shape": {"0": 2}, "chunks": {"1": array()}}}),
+        library.packb(
+            {"a": {"__msgpack_chunked_array__": True, "shape": {"0": 2}, "chunks": {"1": array()}}}
+        ),
         InputError,
         "'a' is not in pieces",
     ),
     "pieces of a length below zero": (
-        library.packb({"a": {"__msgpack_chunked_array__": True, "shape": {"0": -2, "1": -1}, "chunks": {"0": array()}}}),
+        library.packb(
+            {
+                "a": {
+                    "__msgpack_chunked_array__": True,
+                    "shape": {"0": -2, "1": -1},
+                    "chunks": {"0": array()},
+                }
+            }
+        ),
         UnsafeFileError,
         "'a' has the shape [-2, -1]",
     ),
@@ -209,7 +345,11 @@ def test_hostile_files_are_refused_in_little_memory(tmp_path, monkeypatch, name)
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert words in str(error.value) and str(error.value).startswith(str(path)) and str(error.value).isprintable()
+    assert (
+        words in str(error.value)
+        and str(error.value).startswith(str(path))
+        and str(error.value).isprintable()
+    )
     assert peak < 1_000_000
 
 
@@ -238,7 +378,13 @@ def test_a_kernel_is_turned_and_names_end_as_pytorchs_do():
 
 def test_everything_that_is_no_such_weight_is_said_at_once():
     one = np.ones(3)
-    arrays = {("a", "kernel"): one, ("b", "mean"): one, ("bias",): one, ("c", "scale"): one, ("c", "weight"): one}
+    arrays = {
+        ("a", "kernel"): one,
+        ("b", "mean"): one,
+        ("bias",): one,
+        ("c", "scale"): one,
+        ("c", "weight"): one,
+    }
     with pytest.raises(InputError) as error:
         flax_msgpack.to_state(arrays)
     for words in (
@@ -253,9 +399,13 @@ def test_everything_that_is_no_such_weight_is_said_at_once():
 def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
     """Two files and the index beside them, as transformers 4 wrote them."""
     flat = traverse_util.flatten_dict(arrays, sep="/")
-    shards = {f"flax_model-0000{i + 1}-of-00002.msgpack": dict(list(flat.items())[i::2]) for i in range(2)}
+    shards = {
+        f"flax_model-0000{i + 1}-of-00002.msgpack": dict(list(flat.items())[i::2]) for i in range(2)
+    }
     for name, shard in shards.items():
-        (folder / name).write_bytes(serialization.msgpack_serialize(traverse_util.unflatten_dict(shard, sep="/")))
+        (folder / name).write_bytes(
+            serialization.msgpack_serialize(traverse_util.unflatten_dict(shard, sep="/"))
+        )
     weight_map = {key: name for name, shard in shards.items() for key in shard}
     path = folder / flax_msgpack.INDEX
     path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
@@ -266,8 +416,12 @@ def test_shards_are_one_file(tmp_path):
     whole = flax_msgpack.read(written(tmp_path, serialization.msgpack_serialize(tree())))
     index = sharded(tmp_path, tree())
     same(flax_msgpack.read(index), whole)
-    assert flax_msgpack.describe(index) == {name: (a.shape, a.dtype.name) for name, a in whole.items()}
-    assert [file.name for file in flax_msgpack.files(index)] == [f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)]
+    assert flax_msgpack.describe(index) == {
+        name: (a.shape, a.dtype.name) for name, a in whole.items()
+    }
+    assert [file.name for file in flax_msgpack.files(index)] == [
+        f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)
+    ]
 
 
 def test_shards_that_hold_something_else_are_refused(tmp_path):
@@ -281,5 +435,7 @@ def test_shards_that_hold_something_else_are_refused(tmp_path):
 
 
 def test_jax_arrays_are_written_as_numpys(tmp_path):
-    found = read(written(tmp_path, serialization.to_bytes({"a": {"bias": jnp.ones(3, jnp.bfloat16)}})))
+    found = read(
+        written(tmp_path, serialization.to_bytes({"a": {"bias": jnp.ones(3, jnp.bfloat16)}}))
+    )
     same(found, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})

@@ -55,7 +55,9 @@ def width(config: jt.TransformerConfig, source: np.ndarray, places: int) -> int:
     return source.shape[1] if config.equal_lengths else places
 
 
-def plain_greedy(model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = PLACES) -> np.ndarray:
+def plain_greedy(
+    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = PLACES
+) -> np.ndarray:
     pad, logits = model.config.target_pad_id, forward(model)
     target = np.full((ROWS, width(model.config, source, places) + 1), pad)
     target[:, 0] = bos
@@ -81,18 +83,27 @@ PRE_NORM = tiny(
 )
 
 
-@pytest.mark.parametrize("config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"])
+@pytest.mark.parametrize(
+    "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
+)
 def test_greedy_is_the_plain_loop_without_a_cache(config):
     seen = []
     for seed in range(8):
         model, source = loud(config, seed), sources(config, seed)
         tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
-        assert tokens.dtype == np.int32 and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
+        assert (
+            tokens.dtype == np.int32
+            and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
+        )
         seen.append(tokens)
     seen = np.concatenate(seen)
     ended = (seen == config.eos_id).any(axis=1)
     inside = (seen[:, :-1] == config.target_pad_id) & (seen[:, 1:] != config.target_pad_id)
-    assert 0 < ended.sum() < len(seen) and inside.any() and len(np.unique(seen, axis=0)) > len(seen) / 2  # every case was met
+    assert (
+        0 < ended.sum() < len(seen)
+        and inside.any()
+        and len(np.unique(seen, axis=0)) > len(seen) / 2
+    )  # every case was met
 
 
 def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, target: np.ndarray):
@@ -102,19 +113,29 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     def run(state, tokens):
         model = nnx.merge(definition, state)
         start = model.init_cache(source, len(tokens))
-        cache, logits = jax.lax.scan(lambda cache, t: model.decode_step(t[:, None], cache)[::-1], start, tokens)
+        cache, logits = jax.lax.scan(
+            lambda cache, t: model.decode_step(t[:, None], cache)[::-1], start, tokens
+        )
         return logits[:, :, 0].swapaxes(0, 1), cache.length, cache.target_valid
 
     logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
     whole = forward(model)(source, target)
     assert furthest(logits, whole) <= 1e-12 * np.abs(whole).max()
-    assert int(length) == target.shape[1] and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
+    assert (
+        int(length) == target.shape[1]
+        and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
+    )
 
 
-@pytest.mark.parametrize("config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"])
+@pytest.mark.parametrize(
+    "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
+)
 def test_each_cached_step_gives_the_logits_of_the_whole(config):
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
-    target[0, :3], target[1, 2] = config.target_pad_id, config.target_pad_id  # a row may begin with padding: it sees no key then
+    target[0, :3], target[1, 2] = (
+        config.target_pad_id,
+        config.target_pad_id,
+    )  # a row may begin with padding: it sees no key then
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
@@ -131,23 +152,33 @@ BY_COUNT = PRE_NORM.with_sizes(
     **{
         f"{stack}.{field}": value
         for stack in ("encoder", "decoder")
-        for field, value in (("positions", "sinusoidal"), ("position_index", "not_padding"), ("position_offset", 2))
+        for field, value in (
+            ("positions", "sinusoidal"),
+            ("position_index", "not_padding"),
+            ("position_offset", 2),
+        )
     },
     **{"decoder.self_mask": ["causal"]},
 )
 
 
-@pytest.mark.parametrize("config", [BY_DISTANCE, BY_COUNT], ids=["relative positions", "positions that skip padding"])
+@pytest.mark.parametrize(
+    "config", [BY_DISTANCE, BY_COUNT], ids=["relative positions", "positions that skip padding"]
+)
 def test_other_ways_to_count_positions_decode_from_a_cache(config):
     """Step by step, and in a beam, whose hypotheses lie side by side in the cache."""
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
     target[target == config.target_pad_id] = EOS
     model, source = loud(config, 0), sources(config, 0)
     steps_match_the_whole(model, source, target)
-    tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=0.6)
+    tokens, scores = generate.beam(
+        model, source, beam_size=3, max_length=PLACES, length_penalty=0.6
+    )
     for row in range(ROWS):
         expected, score = plain_beam(model, source[row], 3, 0.6)
-        assert np.asarray(tokens)[row].tolist() == expected and abs(float(scores[row]) - score) <= 1e-12 * abs(score)
+        assert np.asarray(tokens)[row].tolist() == expected and abs(
+            float(scores[row]) - score
+        ) <= 1e-12 * abs(score)
 
 
 def test_the_cache_refuses_what_it_cannot_hold():
@@ -165,7 +196,10 @@ UNCACHED = {
         "not causal": {"decoder.self_mask": ("target_padding",)},
         "values summed": {"decoder.mixing": "summed", "score_scale": "none"},
         "heads merged raw": {"decoder.head_merge": "raw"},
-        "heads merged raw, cross-attention alone": {"decoder.head_merge": "raw", "decoder.branches": (CROSS, FFN)},
+        "heads merged raw, cross-attention alone": {
+            "decoder.head_merge": "raw",
+            "decoder.branches": (CROSS, FFN),
+        },
         "self-attention twice": {"decoder.branches": (SELF, SELF, CROSS)},
         "memory as residual": {"decoder.branches": (SELF, TO_MEMORY, FFN)},
     }.items()
@@ -179,7 +213,9 @@ def test_greedy_without_a_cache_is_the_plain_loop_over_the_tokens_so_far(name):
     for seed in range(4):
         model, source = loud(config, seed), sources(config, seed)
         places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
-        assert isinstance(jax.eval_shape(lambda m=model, s=source, p=places: m.init_cache(s, p)), Prefix)
+        assert isinstance(
+            jax.eval_shape(lambda m=model, s=source, p=places: m.init_cache(s, p)), Prefix
+        )
         tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
         assert tokens.dtype == np.int32 and tokens.shape == (ROWS, places)
         assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id, places)).all()
@@ -193,7 +229,9 @@ def test_beam_without_a_cache_is_the_plain_search(name):
     for seed, alpha, eos in SEARCHES[1:3]:
         model, source = loud(config, seed, eos=eos), sources(config, seed)
         places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
-        tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=alpha)
+        tokens, scores = generate.beam(
+            model, source, beam_size=3, max_length=PLACES, length_penalty=alpha
+        )
         for row in range(ROWS):
             expected, score = plain_beam(model, source[row], 3, alpha, places)
             assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
@@ -210,12 +248,21 @@ def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_to
     }
     for name, decode in decoders.items():
         for places, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
-            assert jax.eval_shape(lambda d=decode, p=places: d(model, source, max_length=p)).shape == (ROWS, expected), name
-        with pytest.raises(ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"):
+            assert jax.eval_shape(
+                lambda d=decode, p=places: d(model, source, max_length=p)
+            ).shape == (ROWS, expected), name
+        with pytest.raises(
+            ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"
+        ):
             decode(model, source, max_length=21)
     few = np.asarray(generate.greedy(model, source, max_length=3))
-    assert (few == np.asarray(generate.greedy(model, source))[:, :3]).all()  # the places to come do not shorten the source
-    with pytest.raises(ConfigError, match=r"^places=8 is over the source's 7 tokens, and this decoder needs equal lengths$"):
+    assert (
+        few == np.asarray(generate.greedy(model, source))[:, :3]
+    ).all()  # the places to come do not shorten the source
+    with pytest.raises(
+        ConfigError,
+        match=r"^places=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
+    ):
         model.init_cache(source, 8)
 
 
@@ -229,12 +276,17 @@ def test_start_and_end_tokens_can_be_given():
 
 def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
     model, source = loud(FAITHFUL, 0, eos=99.0), sources(FAITHFUL, 0)
-    for decode, expected in ((generate.greedy, 1), (lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0], 2)):
+    for decode, expected in (
+        (generate.greedy, 1),
+        (lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0], 2),
+    ):
         steps.clear()
         tokens = np.asarray(decode(model, source, max_length=PLACES))
         jax.effects_barrier()
         assert (tokens == [[EOS] + [PAD] * (PLACES - 1)] * ROWS).all()
-        assert len(steps) == expected  # with a beam of two, the second hypothesis ends one step later
+        assert (
+            len(steps) == expected
+        )  # with a beam of two, the second hypothesis ends one step later
 
 
 def test_the_number_of_tokens_is_bounded_by_the_model():
@@ -243,11 +295,15 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
     assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
     for decode in (generate.greedy, generate.beam):
         for places in (0, -1, 21):
-            with pytest.raises(ConfigError, match=f"^max_length={places} must be between 1 and the model's 20$"):
+            with pytest.raises(
+                ConfigError, match=f"^max_length={places} must be between 1 and the model's 20$"
+            ):
                 decode(model, source, max_length=places)
         for name in ("bos_id", "eos_id"):
             for value in (-1, 13):
-                with pytest.raises(ConfigError, match=f"^{name}={value} is outside the vocabulary of 13$"):
+                with pytest.raises(
+                    ConfigError, match=f"^{name}={value} is outside the vocabulary of 13$"
+                ):
                     decode(model, source, max_length=3, **{name: value})
         with pytest.raises(InputError, match=r"^source id 11 is outside the vocabulary of 11$"):
             decode(model, np.full((1, 3), 11), max_length=3)
@@ -256,7 +312,9 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
 def test_beam_refuses_arguments_that_mean_nothing():
     model, source = random_model(FAITHFUL), sources(FAITHFUL, 0)
     for size in (0, -2, 7):
-        with pytest.raises(ConfigError, match=f"^beam_size={size} must be between 1 and half the vocabulary of 13$"):
+        with pytest.raises(
+            ConfigError, match=f"^beam_size={size} must be between 1 and half the vocabulary of 13$"
+        ):
             generate.beam(model, source, beam_size=size)
     for penalty in (-0.5, float("nan")):
         with pytest.raises(ConfigError, match=f"^length_penalty={penalty} must not be negative"):
@@ -264,16 +322,29 @@ def test_beam_refuses_arguments_that_mean_nothing():
 
 
 def test_scores_of_a_16_bit_model_add_up_in_float32():
-    model = random_model(tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32")
-    assert jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype == jnp.bfloat16
-    assert jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
+    model = random_model(
+        tiny("lesson10", encoder_layers=1, compute_dtype="bfloat16"), dtype="float32"
+    )
+    assert (
+        jax.eval_shape(lambda: model(sources(FAITHFUL, 0), sources(FAITHFUL, 0))).dtype
+        == jnp.bfloat16
+    )
+    assert (
+        jax.eval_shape(lambda: generate.beam(model, sources(FAITHFUL, 0)))[1].dtype == jnp.float32
+    )
 
 
 def test_an_n_best_list_begins_with_the_best():
     model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
-    tokens, scores = map(np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=PLACES))
+    tokens, scores = map(
+        np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=PLACES)
+    )
     best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=PLACES))
-    assert tokens.shape == (ROWS, 3, PLACES) and (tokens[:, 0] == best).all() and (scores[:, 0] == score).all()
+    assert (
+        tokens.shape == (ROWS, 3, PLACES)
+        and (tokens[:, 0] == best).all()
+        and (scores[:, 0] == score).all()
+    )
     assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
     for count in (0, 5):
         with pytest.raises(ConfigError, match=f"^count={count} must be between 1 and beam_size=4$"):
@@ -291,7 +362,11 @@ def penalty(length: int, alpha: float) -> float:
 
 
 def plain_beam(
-    model: transformer.Transformer, source: np.ndarray, size: int, alpha: float, places: int = PLACES
+    model: transformer.Transformer,
+    source: np.ndarray,
+    size: int,
+    alpha: float,
+    places: int = PLACES,
 ) -> tuple[list[int], float]:
     """One row by lists: of the 2k best continuations those that end are finished (k are kept), the k best others go on."""
     logits, config = forward(model), model.config
@@ -302,9 +377,17 @@ def plain_beam(
         for row, (_, tokens) in enumerate(live):
             target[row, : step + 1] = [config.bos_id, *tokens]
         log_probs = log_softmax(logits(np.repeat(source[None], ROWS, axis=0), target)[:, step])
-        grown = [(score + log_probs[row, v], [*tokens, v]) for row, (score, tokens) in enumerate(live) for v in range(log_probs.shape[1])]
+        grown = [
+            (score + log_probs[row, v], [*tokens, v])
+            for row, (score, tokens) in enumerate(live)
+            for v in range(log_probs.shape[1])
+        ]
         best = sorted(grown, key=lambda hypothesis: -hypothesis[0])[: 2 * size]
-        finished += [(score / penalty(step + 1, alpha), tokens) for score, tokens in best if tokens[-1] == config.eos_id]
+        finished += [
+            (score / penalty(step + 1, alpha), tokens)
+            for score, tokens in best
+            if tokens[-1] == config.eos_id
+        ]
         finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
         live = [hypothesis for hypothesis in best if hypothesis[1][-1] != config.eos_id][:size]
         if len(finished) == size and live[0][0] / penalty(places, alpha) <= finished[-1][0]:
@@ -314,7 +397,16 @@ def plain_beam(
 
 
 # Seed, length penalty, what is added to the end token's logit. With the last two, going on pays although every step costs.
-SEARCHES = [(0, 0.0, 2.0), (1, 0.6, 2.0), (2, 1.0, 1.0), (4, 2.5, 2.0), (5, 0.6, 3.0), (6, 0.6, -99.0), (0, 4.0, 4.0), (10, 4.0, 2.0)]
+SEARCHES = [
+    (0, 0.0, 2.0),
+    (1, 0.6, 2.0),
+    (2, 1.0, 1.0),
+    (4, 2.5, 2.0),
+    (5, 0.6, 3.0),
+    (6, 0.6, -99.0),
+    (0, 4.0, 4.0),
+    (10, 4.0, 2.0),
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -322,21 +414,29 @@ def test_beam_is_the_plain_search(size):
     lengths = set()
     for seed, alpha, eos in SEARCHES:
         model, source = loud(FAITHFUL, seed, eos=eos), sources(FAITHFUL, seed)
-        tokens, scores = generate.beam(model, source, beam_size=size, max_length=PLACES, length_penalty=alpha)
+        tokens, scores = generate.beam(
+            model, source, beam_size=size, max_length=PLACES, length_penalty=alpha
+        )
         assert tokens.dtype == np.int32 and tokens.shape == (ROWS, PLACES)
         for row in range(ROWS):
             expected, score = plain_beam(model, source[row], size, alpha)
             assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
             assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
             lengths.add(expected.index(EOS) + 1 if EOS in expected else None)
-        if eos < 0 and size == 1:  # with no end in reach; otherwise a beam of one weighs an early end against going on, and greedy does not
-            assert (np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=PLACES))).all()
+        if (
+            eos < 0 and size == 1
+        ):  # with no end in reach; otherwise a beam of one weighs an early end against going on, and greedy does not
+            assert (
+                np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=PLACES))
+            ).all()
     assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses were met
 
 
 def test_the_score_is_that_of_the_tokens():
     model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
-    tokens, scores = generate.beam(model, source, beam_size=3, max_length=PLACES, length_penalty=0.6)
+    tokens, scores = generate.beam(
+        model, source, beam_size=3, max_length=PLACES, length_penalty=0.6
+    )
     tokens = np.asarray(tokens)
     target = np.concatenate([np.full((ROWS, 1), BOS), tokens[:, :-1]], axis=1)
     log_probs = log_softmax(forward(model)(source, target))
@@ -350,4 +450,6 @@ def test_a_row_s_beam_does_not_depend_on_its_neighbours():
     model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
     tokens, scores = generate.beam(model, source, beam_size=2, max_length=PLACES)
     again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=PLACES)
-    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(others[::-1], scores) < 1e-12
+    assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(
+        others[::-1], scores
+    ) < 1e-12

@@ -6,17 +6,26 @@ import numpy as np
 import pytest
 
 from jax_transformer import generate
-from jax_transformer.convert.huggingface import generation
-from jax_transformer.decoding import Decoding, EarlyStopping, LengthPenalty, Rules
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import search
+from jax_transformer.generate import huggingface, search
+from jax_transformer.generate.generation_config import (
+    Constraints,
+    EarlyStopping,
+    GenerationConfig,
+    LengthPenalty,
+)
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
 
 CONFIG = tiny("lesson10", num_layers=1)
 SOURCE = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, 4, 7, 0)
 PLACES = 8
-RULES = Rules(no_repeat_ngram_size=2, bad_words_ids=((5,), (7, 8)), min_new_tokens=3, forced_eos_token_ids=(CONFIG.eos_id,))
+RULES = Constraints(
+    no_repeat_ngram_size=2,
+    bad_words_ids=((5,), (7, 8)),
+    min_new_tokens=3,
+    forced_eos_token_ids=(CONFIG.eos_id,),
+)
 
 
 def kept(rows: np.ndarray) -> None:
@@ -24,14 +33,21 @@ def kept(rows: np.ndarray) -> None:
     for row in rows.tolist():
         said = row[: row.index(CONFIG.eos_id) + 1]  # forced at the latest
         pairs = list(zip([CONFIG.bos_id, *said], said, strict=False))
-        assert len(said) > 3 and 5 not in said and (7, 8) not in pairs and len(set(pairs)) == len(pairs), said
+        assert (
+            len(said) > 3
+            and 5 not in said
+            and (7, 8) not in pairs
+            and len(set(pairs)) == len(pairs)
+        ), said
 
 
 WAYS = {
     "greedy": lambda model, **k: generate.greedy(model, SOURCE, **k),
     "sample": lambda model, **k: generate.sample(model, SOURCE, jax.random.key(0), **k),
     "gnmt": lambda model, **k: generate.n_best(model, SOURCE, 2, beam_size=3, **k)[0][:, 0],
-    "average": lambda model, **k: generate.beam(model, SOURCE, beam_size=3, penalty=LengthPenalty.AVERAGE, **k)[0],
+    "average": lambda model, **k: generate.beam(
+        model, SOURCE, beam_size=3, penalty=LengthPenalty.AVERAGE, **k
+    )[0],
 }
 
 
@@ -49,7 +65,12 @@ def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
     before = search._greedy._cache_size()
     for first in ([4, 6, 8, 4], [5, 5, 5, 5], 9):
         tokens = np.asarray(
-            generate.greedy(model, SOURCE, max_length=PLACES, first_id=first if isinstance(first, int) else np.array(first))
+            generate.greedy(
+                model,
+                SOURCE,
+                max_length=PLACES,
+                first_id=first if isinstance(first, int) else np.array(first),
+            )
         )
         np.testing.assert_array_equal(tokens[:, 0], first)
     assert search._greedy._cache_size() == before + 1
@@ -57,19 +78,40 @@ def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
 
 def test_without_rules_nothing_is_computed_for_them():
     model = loud(CONFIG, 0)
-    programs = [str(jax.make_jaxpr(lambda k=k: generate.greedy(model, SOURCE, max_length=4, **k))()) for k in ({}, {"rules": Rules()})]
+    programs = [
+        str(jax.make_jaxpr(lambda k=k: generate.greedy(model, SOURCE, max_length=4, **k))())
+        for k in ({}, {"rules": Constraints()})
+    ]
     assert programs[0] == programs[1] and "scatter" not in programs[0]
-    assert "scatter" in str(jax.make_jaxpr(lambda: generate.greedy(model, SOURCE, max_length=4, rules=Rules(no_repeat_ngram_size=2)))())
+    assert "scatter" in str(
+        jax.make_jaxpr(
+            lambda: generate.greedy(
+                model, SOURCE, max_length=4, rules=Constraints(no_repeat_ngram_size=2)
+            )
+        )()
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rules": Rules(suppress_tokens=(1, 13))}, "suppress_tokens has 13, which is outside the vocabulary of 13"),
-        ({"rules": Rules(bad_words_ids=((1, -2),))}, "bad_words_ids has -2, which is outside"),
+        (
+            {"rules": Constraints(suppress_tokens=(1, 13))},
+            "suppress_tokens has 13, which is outside the vocabulary of 13",
+        ),
+        (
+            {"rules": Constraints(bad_words_ids=((1, -2),))},
+            "bad_words_ids has -2, which is outside",
+        ),
         ({"first_id": 13}, "first_id=13 is outside the vocabulary of 13"),
-        ({"early_stopping": EarlyStopping.FULL}, "early_stopping=full is of the search with penalty=average alone"),
-        ({"penalty": LengthPenalty.AVERAGE, "length_penalty": float("inf")}, "length_penalty=inf must be finite"),
+        (
+            {"early_stopping": EarlyStopping.FULL},
+            "early_stopping=full is of the search with penalty=average alone",
+        ),
+        (
+            {"penalty": LengthPenalty.AVERAGE, "length_penalty": float("inf")},
+            "length_penalty=inf must be finite",
+        ),
     ],
     ids=["suppressed", "bad word", "first", "stopping", "penalty"],
 )
@@ -89,60 +131,124 @@ def test_what_means_nothing_is_refused(options, message):
 )
 def test_rules_check_themselves(values, message):
     with pytest.raises(ConfigError, match=message):
-        Rules(**values)
+        Constraints(**values)
 
 
-FOLDER = Decoding(beam=4, n_best=2, penalty=LengthPenalty.AVERAGE, early_stopping=EarlyStopping.FULL, max_length=9, rules=RULES)
+FOLDER = GenerationConfig(
+    beam=4,
+    n_best=2,
+    penalty=LengthPenalty.AVERAGE,
+    early_stopping=EarlyStopping.FULL,
+    max_length=9,
+    rules=RULES,
+)
 
 
 def test_flags_win_over_what_a_folder_says():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
     found = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
-    assert (found.beam, found.length_penalty, found.max_length, found.early_stopping) == (2, 1.5, 9, EarlyStopping.FULL)
-    assert found.rules.no_repeat_ngram_size == 0 and found.rules.bad_words_ids == RULES.bad_words_ids
+    assert (found.beam, found.length_penalty, found.max_length, found.early_stopping) == (
+        2,
+        1.5,
+        9,
+        EarlyStopping.FULL,
+    )
+    assert (
+        found.rules.no_repeat_ngram_size == 0 and found.rules.bad_words_ids == RULES.bad_words_ids
+    )
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
     assert (drawn.sample, drawn.beam, drawn.n_best, drawn.top_k) == (True, 1, 0, 5)
     assert drawn.overridden({"beam": 3}) == FOLDER.overridden({"beam": 3, "n_best": 0})
     assert FOLDER.overridden({"beam": 1}).n_best == 0
-    assert FOLDER.overridden({"penalty": LengthPenalty.GNMT}).early_stopping is EarlyStopping.HEURISTIC
+    assert (
+        FOLDER.overridden({"penalty": LengthPenalty.GNMT}).early_stopping is EarlyStopping.HEURISTIC
+    )
     with pytest.raises(ConfigError, match="exclude each other"):
         FOLDER.overridden({"beam": 2, "sample": True})
 
 
 MARIAN = {  # as OPUS-MT's models have it
-    **{"bad_words_ids": [[12]], "bos_token_id": 0, "decoder_start_token_id": 12, "eos_token_id": 0, "forced_eos_token_id": 0},
-    **{"max_length": 512, "num_beams": 4, "pad_token_id": 12, "renormalize_logits": True, "transformers_version": "4.32.0.dev0"},
+    **{
+        "bad_words_ids": [[12]],
+        "bos_token_id": 0,
+        "decoder_start_token_id": 12,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    },
+    **{
+        "max_length": 512,
+        "num_beams": 4,
+        "pad_token_id": 12,
+        "renormalize_logits": True,
+        "transformers_version": "4.32.0.dev0",
+    },
 }
 
 
 def test_the_file_of_an_opus_model():
-    how = generation.from_generation_config(MARIAN, CONFIG)
-    rules = Rules(bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True)
-    assert how == Decoding(beam=4, length_penalty=1.0, max_length=511, penalty=LengthPenalty.AVERAGE, rules=rules, bos_id=12, eos_id=0)
+    how = huggingface.from_generation_config(MARIAN, CONFIG)
+    rules = Constraints(bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True)
+    assert how == GenerationConfig(
+        beam=4,
+        length_penalty=1.0,
+        max_length=511,
+        penalty=LengthPenalty.AVERAGE,
+        rules=rules,
+        bos_id=12,
+        eos_id=0,
+    )
 
 
 def test_where_the_file_says_nothing_transformers_defaults_hold():
-    how = generation.from_generation_config({}, CONFIG)
-    assert how == Decoding(
+    how = huggingface.from_generation_config({}, CONFIG)
+    assert how == GenerationConfig(
         length_penalty=1.0, max_length=CONFIG.max_length - 1, penalty=LengthPenalty.AVERAGE
     )  # 20 within positions for 20
-    assert generation.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
-    assert generation.from_generation_config({"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG).max_length == 7
-    assert generation.from_generation_config({"min_length": 5}, CONFIG).rules.min_new_tokens == 4
-    assert generation.from_generation_config({"min_length": 5, "min_new_tokens": 5}, CONFIG).rules.min_new_tokens == 5
+    assert huggingface.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
+    assert (
+        huggingface.from_generation_config(
+            {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
+        ).max_length
+        == 7
+    )
+    assert huggingface.from_generation_config({"min_length": 5}, CONFIG).rules.min_new_tokens == 4
+    assert (
+        huggingface.from_generation_config(
+            {"min_length": 5, "min_new_tokens": 5}, CONFIG
+        ).rules.min_new_tokens
+        == 5
+    )
 
 
 def test_the_keys_of_an_old_config_json():
-    old = {"d_model": 16, "num_beams": 4, "early_stopping": True, "bos_token_id": 0, "force_bos_token_to_be_generated": True, "top_k": None}
-    found = generation.from_model_config(old)
-    assert found == {"num_beams": 4, "early_stopping": True, "bos_token_id": 0, "forced_bos_token_id": 0}
+    old = {
+        "d_model": 16,
+        "num_beams": 4,
+        "early_stopping": True,
+        "bos_token_id": 0,
+        "force_bos_token_to_be_generated": True,
+        "top_k": None,
+    }
+    found = huggingface.from_model_config(old)
+    assert found == {
+        "num_beams": 4,
+        "early_stopping": True,
+        "bos_token_id": 0,
+        "forced_bos_token_id": 0,
+    }
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"no_repeat_ngrams_size": 2}, "unknown key 'no_repeat_ngrams_size' (did you mean 'no_repeat_ngram_size'?)"),
-        ({"stop_strings": ["."], "guidance_scale": 2}, "stop_strings=['.'] is not done here: leave it out; guidance_scale=2 is not done"),
+        (
+            {"no_repeat_ngrams_size": 2},
+            "unknown key 'no_repeat_ngrams_size' (did you mean 'no_repeat_ngram_size'?)",
+        ),
+        (
+            {"stop_strings": ["."], "guidance_scale": 2},
+            "stop_strings=['.'] is not done here: leave it out; guidance_scale=2 is not done",
+        ),
         ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not done here"),
         ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not done here"),
         ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens, and only one can end"),
@@ -163,37 +269,62 @@ def test_the_keys_of_an_old_config_json():
 )
 def test_what_cannot_be_done_is_refused_by_name(data, message):
     with pytest.raises(InputError) as error:
-        generation.from_generation_config(data, CONFIG, where="a/generation_config.json")
+        huggingface.from_generation_config(data, CONFIG, where="a/generation_config.json")
     assert str(error.value).startswith("a/generation_config.json: ") and message in str(error.value)
 
 
 def test_written_and_read_again_it_is_the_same():
     for how in (
         FOLDER,
-        Decoding(sample=True, top_p=0.5, max_length=4, penalty=LengthPenalty.AVERAGE, length_penalty=1.0),
+        GenerationConfig(
+            sample=True, top_p=0.5, max_length=4, penalty=LengthPenalty.AVERAGE, length_penalty=1.0
+        ),
         FOLDER.overridden({"beam": 3}),
     ):
-        assert generation.from_generation_config(generation.to_generation_config(how, CONFIG), CONFIG) == how
-    assert generation.to_generation_config(Decoding(), CONFIG) == {
-        **{"decoder_start_token_id": CONFIG.bos_id, "eos_token_id": CONFIG.eos_id, "pad_token_id": CONFIG.target_pad_id, "max_length": 20},
+        assert (
+            huggingface.from_generation_config(
+                huggingface.to_generation_config(how, CONFIG), CONFIG
+            )
+            == how
+        )
+    assert huggingface.to_generation_config(GenerationConfig(), CONFIG) == {
+        **{
+            "decoder_start_token_id": CONFIG.bos_id,
+            "eos_token_id": CONFIG.eos_id,
+            "pad_token_id": CONFIG.target_pad_id,
+            "max_length": 20,
+        },
     }
     for how, message in (
-        (Decoding(beam=2), "penalty=gnmt is not one of transformers"),
-        (Decoding(sample=True, seed=3), "seed=3 has no place"),
+        (GenerationConfig(beam=2), "penalty=gnmt is not one of transformers"),
+        (GenerationConfig(sample=True, seed=3), "seed=3 has no place"),
     ):
         with pytest.raises(ConfigError, match=message):
-            generation.to_generation_config(how, CONFIG)
+            huggingface.to_generation_config(how, CONFIG)
 
 
 def test_scores_of_the_average_search_are_sums_over_the_length():
     model = loud(CONFIG, 0)
     for penalty in (0.0, 1.0, -1.0):
-        tokens, scores = generate.beam(model, SOURCE, beam_size=3, max_length=PLACES, length_penalty=penalty, penalty=LengthPenalty.AVERAGE)
+        tokens, scores = generate.beam(
+            model,
+            SOURCE,
+            beam_size=3,
+            max_length=PLACES,
+            length_penalty=penalty,
+            penalty=LengthPenalty.AVERAGE,
+        )
         tokens = np.asarray(tokens)
-        target = np.concatenate([np.full((len(tokens), 1), CONFIG.bos_id), tokens[:, :-1]], axis=1).astype(np.int32)
+        target = np.concatenate(
+            [np.full((len(tokens), 1), CONFIG.bos_id), tokens[:, :-1]], axis=1
+        ).astype(np.int32)
         log_probs = jax.nn.log_softmax(model(SOURCE, target))
-        taken = np.asarray(jnp.take_along_axis(log_probs, jnp.asarray(tokens)[:, :, None], axis=2))[:, :, 0]
+        taken = np.asarray(jnp.take_along_axis(log_probs, jnp.asarray(tokens)[:, :, None], axis=2))[
+            :, :, 0
+        ]
         for row in range(len(tokens)):
             ends = np.flatnonzero(tokens[row] == CONFIG.eos_id)
             length = ends[0] + 1 if len(ends) else PLACES
-            np.testing.assert_allclose(scores[row], taken[row, :length].sum() / float(length) ** penalty, rtol=1e-12)
+            np.testing.assert_allclose(
+                scores[row], taken[row, :length].sum() / float(length) ** penalty, rtol=1e-12
+            )

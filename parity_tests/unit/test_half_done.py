@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from jax_transformer.training import checkpoint
-from jax_transformer.training.run_folder import RunFolder
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
 
 LOSS = {"step": 4, "loss": 1.0}
 EARLIER, VALIDATED, AVERAGED, LATER = ({"step": step, "valid_loss": 1.0} for step in (2, 4, 4, 6))
@@ -22,7 +22,9 @@ AVERAGED = {**AVERAGED, "weights": "averaged"}
         (False, False, [EARLIER, LOSS]),
     ],
 )
-def test_a_validation_that_was_written_and_not_saved_is_not_written_twice(tmp_path, validated, averaged, stay):
+def test_a_validation_that_was_written_and_not_saved_is_not_written_twice(
+    tmp_path, validated, averaged, stay
+):
     folder = RunFolder(tmp_path)
     for entry in (EARLIER, LOSS, VALIDATED, AVERAGED, LATER):
         folder.add_metrics(entry)

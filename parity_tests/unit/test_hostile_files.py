@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from jax_transformer.convert.files import pickled, pt, safetensors, zipped
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import pickled, pt, safetensors, zipped
 from parity_tests.unit import helpers, hostile, hostile_containers
 
 # What reading a file does to be seen by an audit hook, beside opening that file
@@ -37,7 +37,9 @@ _seen: list[str] = []
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     """Notes every event that the system tells while a file is read, but for that file's opening."""
     if _watched and not event.startswith(HARMLESS):
-        opened = Path(arguments[0]) if event == "open" and isinstance(arguments[0], str | Path) else None
+        opened = (
+            Path(arguments[0]) if event == "open" and isinstance(arguments[0], str | Path) else None
+        )
         if opened is None or opened.parent != _watched[0]:
             _seen.append(f"{event} {arguments!r}"[:200])
 
@@ -68,7 +70,11 @@ def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
         memory = tracemalloc.get_traced_memory()[1]
         said = str(error)
         assert error.exit_code in (3, 4)
-        assert said.startswith(str(path.parent)) and said.isprintable() and len(said) < 500 + len(str(path)), said
+        assert (
+            said.startswith(str(path.parent))
+            and said.isprintable()
+            and len(said) < 500 + len(str(path))
+        ), said
         assert (error.__cause__ is None and error.__suppress_context__) or error.__context__ is None
         assert memory < MOST_MEMORY + 100 * size, f"{memory:,} bytes"
         return error
@@ -105,7 +111,13 @@ def path(tmp_path) -> Path:
     path = tmp_path / "file"
     path.write_bytes(hostile.file(hostile.tensor()))
     assert pt.read(path).tolist() == pt.ties(path) + [0.0] * 4
-    for content in (b"\x80", b"PK\x03\x04", hostile.file(b"\xff"), hostile.file(b"cos\nsystem\n"), hostile.zipped([("a/data.pkl", b"")])):
+    for content in (
+        b"\x80",
+        b"PK\x03\x04",
+        hostile.file(b"\xff"),
+        hostile.file(b"cos\nsystem\n"),
+        hostile.zipped([("a/data.pkl", b"")]),
+    ):
         path.write_bytes(content)
         for read in (
             pt.read,
@@ -136,7 +148,9 @@ def test_the_hook_sees_what_a_pickle_runs(path):
     import zipfile
 
     sentinel = path.parent / "sentinel"
-    path.write_bytes(hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))))
+    path.write_bytes(
+        hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))
+    )
     with zipfile.ZipFile(path) as archive:
         content = archive.read("a/data.pkl")
     with pytest.raises(AssertionError, match=r"pickle\.find_class"), nothing_runs(path.parent):
@@ -200,24 +214,55 @@ def test_the_commands_refuse_in_one_line(command: str, path):
     """One file of each kind; the same readers are behind both."""
     sentinel, family = path.parent / "sentinel", dict(hostile_containers.archives())
     files = {
-        "gadget.pt": (4, hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))),
-        "gadget.safetensors": (4, hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel))))),
+        "gadget.pt": (
+            4,
+            hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))),
+        ),
+        "gadget.safetensors": (
+            4,
+            hostile.file(hostile.call(hostile.name("os", "mkdir"), hostile.text(str(sentinel)))),
+        ),
         "bomb.pt": (4, family["a deflated gigabyte"]),
-        "damaged.pt": (3, family["a damaged storage" if command == "convert" else "a damaged pickle"]),
+        "damaged.pt": (
+            3,
+            family["a damaged storage" if command == "convert" else "a damaged pickle"],
+        ),
         "hole.safetensors": (4, dict(hostile_containers.headers())["a hole"]),
     }
     for file, (code, content) in files.items():
         (path.parent / file).write_bytes(content)
-        arguments = [command, str(path.parent / file), *([str(path.parent / "new"), "--preset", "small"] if command == "convert" else [])]
-        done = subprocess.run([sys.executable, "-m", "jax_transformer", *arguments], capture_output=True, text=True, cwd=ROOT)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), f"{file}: {done}"
+        arguments = [
+            command,
+            str(path.parent / file),
+            *([str(path.parent / "new"), "--preset", "small"] if command == "convert" else []),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "jax_transformer", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), (
+            f"{file}: {done}"
+        )
         assert str(path.parent / file) in done.stderr
     assert not sentinel.exists() and not (path.parent / "new").exists()
 
 
 def test_all_together_are_many():
-    families = (hostile.gadgets("x"), hostile.protocols(), hostile.bombs(), hostile.lies(), hostile_containers.archives())
-    others = (hostile_containers.no_archives(), hostile_containers.headers(), hostile_containers.indexes(), iter(hostile.MACHINE.items()))
+    families = (
+        hostile.gadgets("x"),
+        hostile.protocols(),
+        hostile.bombs(),
+        hostile.lies(),
+        hostile_containers.archives(),
+    )
+    others = (
+        hostile_containers.no_archives(),
+        hostile_containers.headers(),
+        hostile_containers.indexes(),
+        iter(hostile.MACHINE.items()),
+    )
     contents = [content for family in (*families, *others) for _, content in family]
     assert len(set(contents)) > 700
 
@@ -239,7 +284,9 @@ def test_the_fuzz_command_finds_what_is_no_refusal(fault: bool, tmp_path, monkey
 
     if fault:  # as if a text that is no UTF-8 were not expected
         monkeypatch.setattr(pickled._Machine, "text", lambda _, raw: raw.decode("utf-8"))
-    monkeypatch.setattr(sys, "argv", ["fuzz_files.py", "--seconds", "2", "--keep", str(tmp_path / "kept")])
+    monkeypatch.setattr(
+        sys, "argv", ["fuzz_files.py", "--seconds", "2", "--keep", str(tmp_path / "kept")]
+    )
     assert fuzz_files.main() == int(fault)
     told = capsys.readouterr()
     assert ("UnicodeDecodeError" in told.err) == (tmp_path / "kept").exists() == fault

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jax_transformer import codec
-from jax_transformer.convert.huggingface import card
-from jax_transformer.training.data_options import DataOptions
+from jax_transformer.config import codec
+from jax_transformer.convert import card
+from jax_transformer.data.options import DataOptions
 from jax_transformer.training.options import TrainOptions
 from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # noqa: F401
 
 
-def run(theirs: Path, path: Path, options: TrainOptions) -> Path:  # noqa: F811
+def run(theirs: Path, path: Path, options: TrainOptions) -> Path:
     """As training with these options leaves it."""
     convert(theirs, path)
     (path / "train_config.json").write_text(codec.to_json(options))
@@ -30,33 +30,66 @@ def exported(path: Path, out: Path) -> str:
     return (out / "README.md").read_text()
 
 
-def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):  # noqa: F811
+def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):
     """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
     convert(theirs, tmp_path / "run")
     data = DataOptions(
-        train_source=("/home/me/train.en",), train_target=("/home/me/train.de",), valid_source=("/home/v",), valid_target=("w",)
+        train_source=("/home/me/train.en",),
+        train_target=("/home/me/train.de",),
+        valid_source=("/home/v",),
+        valid_target=("w",),
     )
     (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(data=data)))
     (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
-    (tmp_path / "run/metrics.jsonl").write_text(json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n")
+    (tmp_path / "run/metrics.jsonl").write_text(
+        json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n"
+    )
     convert(tmp_path / "run", tmp_path / "out", to="hf")
     made = (tmp_path / "out/README.md").read_text()
     front, body = made.removeprefix("---\n").split("---\n", 1)
-    assert body.startswith("\n# A model\n\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n")
+    assert body.startswith(
+        "\n# A model\n\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n"
+    )
     said = yaml.safe_load(front)
-    assert (said["license"], said["language"]) == ("mit", ["en", "de"]) and said.keys() == {"license", "language", "model-index"}
+    assert (said["license"], said["language"]) == ("mit", ["en", "de"]) and said.keys() == {
+        "license",
+        "language",
+        "model-index",
+    }
     assert said["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
-    assert said["model-index"][0]["results"][0]["metrics"][0] == {"type": "bleu", "name": "BLEU", "value": 31.234}
-    assert "- train_pairs: 1,200" in made and "| BLEU | 31.23 |" in made and '"optimizer.learning_rate"' in made and "/home" not in made
+    assert said["model-index"][0]["results"][0]["metrics"][0] == {
+        "type": "bleu",
+        "name": "BLEU",
+        "value": 31.234,
+    }
+    assert (
+        "- train_pairs: 1,200" in made
+        and "| BLEU | 31.23 |" in made
+        and '"optimizer.learning_rate"' in made
+        and "/home" not in made
+    )
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
 
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
-    made = card.new("my model", "marian", 1234, card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")))
+    made = card.new(
+        "my model",
+        "marian",
+        1234,
+        card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
+    )
     front = yaml.safe_load(made.split("---\n")[1])
-    assert front["language"] == ["en", "de"] and front["pipeline_tag"] == "translation" and "license" not in front
-    assert front["model-index"][0]["results"][0]["metrics"][0] == {"type": "bleu", "name": "BLEU", "value": 31.234}
+    assert (
+        front["language"] == ["en", "de"]
+        and front["pipeline_tag"] == "translation"
+        and "license" not in front
+    )
+    assert front["model-index"][0]["results"][0]["metrics"][0] == {
+        "type": "bleu",
+        "name": "BLEU",
+        "value": 31.234,
+    }
     assert 'src_lang="en_XX", tgt_lang="de_DE")' in made
     assert "(`nrefs:1|case:mixed`)" in made and "add `license:`" in made
 
@@ -64,17 +97,28 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
 @pytest.mark.parametrize(
     ("init", "name_or_path", "base", "said"),
     [
-        ("hf:Helsinki-NLP/opus-mt-en-de@main", "another/model", "Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de"),
+        (
+            "hf:Helsinki-NLP/opus-mt-en-de@main",
+            "another/model",
+            "Helsinki-NLP/opus-mt-en-de",
+            "Helsinki-NLP/opus-mt-en-de",
+        ),
         ("/home/me/opus", "Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de", "opus"),
         ("/home/me/opus", "/tmp/Helsinki-NLP/opus-mt-en-de", None, "opus"),
         ("/home/me/opus", "out/checkpoint-500", None, "opus"),
         ("/home/me/opus", None, None, "opus"),
     ],
 )
-def test_it_names_what_training_began_from_and_no_path_of_this_machine(theirs, tmp_path, init, name_or_path, base, said):  # noqa: F811
-    path = run(theirs, tmp_path / "run", TrainOptions(init=init, data=DataOptions(dataset="/home/me/text")))
+def test_it_names_what_training_began_from_and_no_path_of_this_machine(
+    theirs, tmp_path, init, name_or_path, base, said
+):
+    path = run(
+        theirs, tmp_path / "run", TrainOptions(init=init, data=DataOptions(dataset="/home/me/text"))
+    )
     kept = path / "huggingface/config.json"
-    kept.write_text(json.dumps(T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path})))
+    kept.write_text(
+        json.dumps(T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path}))
+    )
     for out in ("with the card that there was", "without one"):
         made = exported(path, tmp_path / out)
         assert front_of(made).get("base_model") == base and "datasets" not in front_of(made)
@@ -82,11 +126,18 @@ def test_it_names_what_training_began_from_and_no_path_of_this_machine(theirs, t
         (path / "huggingface/README.md").unlink(missing_ok=True)
 
 
-def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):  # noqa: F811
+def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
     first = run(theirs, tmp_path / "first", TrainOptions(init="hf:owner/name"))
-    second = run(theirs, tmp_path / "second", TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs")))
+    second = run(
+        theirs,
+        tmp_path / "second",
+        TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs")),
+    )
     made = exported(second, tmp_path / "out")
-    assert (front_of(made)["base_model"], front_of(made)["datasets"]) == ("owner/name", ["owner/pairs"])
+    assert (front_of(made)["base_model"], front_of(made)["datasets"]) == (
+        "owner/name",
+        ["owner/pairs"],
+    )
     assert "on owner/pairs, from first.\n" in made
 
 
@@ -97,12 +148,31 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):  # noq
         ({"train_source": ("a/x.de.gz", "y.de"), "train_target": ("x.en", "y.en")}, ["de", "en"]),
         ({"train_source": ("x.source",), "train_target": ("x.txt",)}, None),
         ({"train_source": ("x.de", "y.fr"), "train_target": ("x.en", "y.en")}, ["en"]),
-        ({"train_source": ("x.en",), "train_target": ("x.fr",), "source_lang": "eng_Latn", "target_lang": "deu_Latn"}, ["eng", "deu"]),
+        (
+            {
+                "train_source": ("x.en",),
+                "train_target": ("x.fr",),
+                "source_lang": "eng_Latn",
+                "target_lang": "deu_Latn",
+            },
+            ["eng", "deu"],
+        ),
     ],
 )
-def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(theirs, tmp_path, data, languages):  # noqa: F811
-    valid = {"valid_source": ("v",) * len(data["train_source"]), "valid_target": ("v",) * len(data["train_source"])} if data else {}
-    options = TrainOptions(init="opus" if "source_lang" in data else None, data=DataOptions(**data, **valid))
+def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
+    theirs, tmp_path, data, languages
+):
+    valid = (
+        {
+            "valid_source": ("v",) * len(data["train_source"]),
+            "valid_target": ("v",) * len(data["train_source"]),
+        }
+        if data
+        else {}
+    )
+    options = TrainOptions(
+        init="opus" if "source_lang" in data else None, data=DataOptions(**data, **valid)
+    )
     made = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
     assert front_of(made).get("language") == languages
 
@@ -126,11 +196,25 @@ text
 
 
 def test_scores_of_the_weights_before_give_way_to_ours():
-    training = card.Training(7, ("a",), {}, {}, {"bleu": 31.234}, ("en_XX", "deu_Latn"), base_model="new/one", datasets=("d",))
+    training = card.Training(
+        7,
+        ("a",),
+        {},
+        {},
+        {"bleu": 31.234},
+        ("en_XX", "deu_Latn"),
+        base_model="new/one",
+        datasets=("d",),
+    )
     made = card.appended(BEFORE, "mine", training)
     front = front_of(made)
     assert front.pop("model-index")[0]["name"] == "mine" and "99" not in made
-    assert front == {"language": ["en", "fr"], "base_model": "new/one", "datasets": ["d"], "tags": ["x"]}
+    assert front == {
+        "language": ["en", "fr"],
+        "base_model": "new/one",
+        "datasets": ["d"],
+        "tags": ["x"],
+    }
     assert made.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
     unscored = card.appended(BEFORE, "mine", card.Training(7, ("a",), {}, {}))
     assert front_of(unscored) == {"language": ["en", "fr"], "base_model": "old/one", "tags": ["x"]}
@@ -138,4 +222,6 @@ def test_scores_of_the_weights_before_give_way_to_ours():
 
 @pytest.mark.parametrize("text", ["", "no front matter\n---\n", "---\nnever closed\n"])
 def test_a_card_without_front_matter_is_kept(text):
-    assert card.appended(text, "mine", card.Training(7, ("a",), {}, {})).startswith(text.rstrip("\n") + "\n\n## Fine-tuning\n")
+    assert card.appended(text, "mine", card.Training(7, ("a",), {}, {})).startswith(
+        text.rstrip("\n") + "\n\n## Fine-tuning\n"
+    )

@@ -6,10 +6,11 @@ import itertools
 import pytest
 
 import jax_transformer as jt
+from jax_transformer.architectures import attributes
+from jax_transformer.architectures.huggingface_config import from_config, is_huggingface, to_config
 from jax_transformer.config import Activation, EmbeddingScale, Layout, LogitScale, Positions, Tying
-from jax_transformer.convert.huggingface import attributes, generation
-from jax_transformer.convert.huggingface.config import from_config, is_huggingface, to_config
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import huggingface
 
 # As on the hub, with the attributes that older versions of transformers wrote
 OPUS = {
@@ -91,15 +92,29 @@ def test_what_marks_a_config_json_as_transformers():
 
 def test_an_opus_mt_model():
     config = from_config(OPUS)
-    assert (config.layout, config.max_length, config.tying, config.logits_bias) == (Layout.MARIAN, 512, Tying.ALL, True)
-    assert (config.source_vocab_size, config.target_vocab_size, config.source_pad_id, config.bos_id, config.eos_id) == (
+    assert (config.layout, config.max_length, config.tying, config.logits_bias) == (
+        Layout.MARIAN,
+        512,
+        Tying.ALL,
+        True,
+    )
+    assert (
+        config.source_vocab_size,
+        config.target_vocab_size,
+        config.source_pad_id,
+        config.bos_id,
+        config.eos_id,
+    ) == (
         58101,
         58101,
         58100,
         58100,
         0,
     )
-    assert config.encoder.activation is Activation.SILU and config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
+    assert (
+        config.encoder.activation is Activation.SILU
+        and config.embedding_scale is EmbeddingScale.SQRT_D_MODEL
+    )
     assert config.longest == 512 and config.encoder.positions is Positions.SINUSOIDAL_STORED
 
 
@@ -123,9 +138,27 @@ EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
         ({"tie_word_embeddings": False}, None, None, Tying.EMBEDDINGS, False),  # version 1.1
         ({"tie_word_embeddings": False}, HEADED, None, Tying.EMBEDDINGS, False),
         ({"tie_word_embeddings": False}, HEADED, True, Tying.ALL, False),
-        ({"tie_word_embeddings": False}, EMBEDDED, None, Tying.ALL, False),  # transformers 5 ties what is missing
-        ({"scale_decoder_outputs": False}, HEADED, False, Tying.EMBEDDINGS, False),  # as transformers 5 writes version 1.1
-        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, EMBEDDED, None, Tying.ALL, True),
+        (
+            {"tie_word_embeddings": False},
+            EMBEDDED,
+            None,
+            Tying.ALL,
+            False,
+        ),  # transformers 5 ties what is missing
+        (
+            {"scale_decoder_outputs": False},
+            HEADED,
+            False,
+            Tying.EMBEDDINGS,
+            False,
+        ),  # as transformers 5 writes version 1.1
+        (
+            {"tie_word_embeddings": False, "scale_decoder_outputs": True},
+            EMBEDDED,
+            None,
+            Tying.ALL,
+            True,
+        ),
     ],
 )
 def test_the_output_layer_of_t5(changes, names, equal, tying, scaled):
@@ -138,12 +171,24 @@ def test_the_output_layer_of_t5(changes, names, equal, tying, scaled):
 def test_mt5_never_scales_and_umt5_always():
     for tied in (True, False):
         data = {"tie_word_embeddings": tied}
-        assert from_config(data | {"model_type": "mt5"}, names=HEADED).logit_scale is LogitScale.NONE
-        assert from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
+        assert (
+            from_config(data | {"model_type": "mt5"}, names=HEADED).logit_scale is LogitScale.NONE
+        )
+        assert (
+            from_config(data | {"model_type": "umt5"}, names=HEADED).logit_scale
+            is LogitScale.INVERSE_SQRT_D_MODEL
+        )
 
 
 def test_the_published_umt5_say_that_every_block_has_its_distances():
-    found = from_config(FLAN | {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"], "scalable_attention": True})
+    found = from_config(
+        FLAN
+        | {
+            "model_type": "umt5",
+            "architectures": ["UMT5ForConditionalGeneration"],
+            "scalable_attention": True,
+        }
+    )
     assert found == from_config(FLAN | {"model_type": "umt5", "architectures": None})
 
 
@@ -151,8 +196,15 @@ def test_the_output_layer_of_the_others():
     bart, names = {"model_type": "bart"}, ("model.shared.weight", "lm_head.weight")
     assert from_config(bart).tying is from_config(bart, names=names).tying is Tying.ALL
     assert from_config(bart, names=names, same=lambda one, other: False).tying is Tying.EMBEDDINGS
-    assert from_config(bart | {"tie_word_embeddings": False}, names=names[:1]).tying is Tying.EMBEDDINGS
-    two = {"model_type": "marian", "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 58102}
+    assert (
+        from_config(bart | {"tie_word_embeddings": False}, names=names[:1]).tying
+        is Tying.EMBEDDINGS
+    )
+    two = {
+        "model_type": "marian",
+        "share_encoder_decoder_embeddings": False,
+        "decoder_vocab_size": 58102,
+    }
     assert from_config(two).tying is Tying.OUTPUT
     assert from_config(two | {"tie_word_embeddings": False}).tying is Tying.NONE
     assert from_config(two).target_vocab_size == 58102
@@ -166,7 +218,10 @@ def test_decoding_begins_with_the_first_token_where_none_is_named_for_it():
 
 
 REFUSED = [
-    ({"model_type": "bert"}, "model_type='bert' is none of the families bart, mbart, marian, m2m_100, pegasus, t5, mt5, umt5"),
+    (
+        {"model_type": "bert"},
+        "model_type='bert' is none of the families bart, mbart, marian, m2m_100, pegasus, t5, mt5, umt5",
+    ),
     ({"model_type": "m2m100"}, "model_type='m2m100' is none of the families"),
     ({"model_type": ["t5"]}, "model_type=['t5'] is none of the families"),
     (
@@ -186,17 +241,35 @@ REFUSED = [
     ({"model_type": "bart", "d_modle": 3}, "unknown attribute 'd_modle' (did you mean 'd_model'?)"),
     ({"model_type": "umt5", "scalable_attention": False}, "scalable_attention=False"),
     ({"model_type": "mt5", "scalable_attention": True}, "unknown attribute 'scalable_attention'"),
-    ({"model_type": "mt5", "scale_decoder_outputs": True}, "unknown attribute 'scale_decoder_outputs'"),
+    (
+        {"model_type": "mt5", "scale_decoder_outputs": True},
+        "unknown attribute 'scale_decoder_outputs'",
+    ),
     ({"model_type": "bart", "d_model": "1024"}, "d_model='1024' is not a whole number"),
     ({"model_type": "bart", "d_model": True}, "d_model=True is not a whole number"),
     ({"model_type": "bart", "d_model": None}, "d_model=None is not a whole number"),
     ({"model_type": "bart", "dropout": "0"}, "dropout='0' is not a number"),
     ({"model_type": "bart", "scale_embedding": 1}, "scale_embedding=1 is not true or false"),
-    ({"model_type": "bart", "eos_token_id": [2, 3]}, "eos_token_id=[2, 3] is not the id of one token"),
-    ({"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12}, "num_hidden_layers=12 and encoder_layers=6 are two names"),
-    ({"model_type": "bart", "activation_function": "tanh"}, "activation 'tanh' is not one of relu, gelu, gelu_new"),
-    ({"model_type": "t5", "feed_forward_proj": "gate-gelu"}, "feed_forward_proj='gate-gelu' is neither an activation nor gated- and one"),
-    ({"model_type": "bart", "d_model": 1001}, "d_model=1001 is not divisible by encoder.num_heads=16"),
+    (
+        {"model_type": "bart", "eos_token_id": [2, 3]},
+        "eos_token_id=[2, 3] is not the id of one token",
+    ),
+    (
+        {"model_type": "bart", "encoder_layers": 6, "num_hidden_layers": 12},
+        "num_hidden_layers=12 and encoder_layers=6 are two names",
+    ),
+    (
+        {"model_type": "bart", "activation_function": "tanh"},
+        "activation 'tanh' is not one of relu, gelu, gelu_new",
+    ),
+    (
+        {"model_type": "t5", "feed_forward_proj": "gate-gelu"},
+        "feed_forward_proj='gate-gelu' is neither an activation nor gated- and one",
+    ),
+    (
+        {"model_type": "bart", "d_model": 1001},
+        "d_model=1001 is not divisible by encoder.num_heads=16",
+    ),
     (
         {"model_type": "bart", "architectures": ["BartForSequenceClassification"]},
         "architectures has 'BartForSequenceClassification', which is not one of BartForConditionalGeneration, BartModel",
@@ -208,7 +281,11 @@ REFUSED = [
 def test_what_is_refused_is_named(data, message):
     with pytest.raises(InputError) as error:
         from_config(data)
-    assert str(error.value).startswith("config.json: ") and message in str(error.value) and "\n" not in str(error.value)
+    assert (
+        str(error.value).startswith("config.json: ")
+        and message in str(error.value)
+        and "\n" not in str(error.value)
+    )
 
 
 def test_everything_that_is_wrong_is_said_at_once():
@@ -222,7 +299,11 @@ def test_architectures_whose_weights_make_the_whole_model(name):
 
 
 def variants(layout: Layout):
-    bart = [dict(tie_word_embeddings=False), dict(scale_embedding=True, dropout=0.2, encoder_layers=3), dict(activation_function="relu")]
+    bart = [
+        dict(tie_word_embeddings=False),
+        dict(scale_embedding=True, dropout=0.2, encoder_layers=3),
+        dict(activation_function="relu"),
+    ]
     t5 = [
         dict(tie_word_embeddings=False),
         dict(feed_forward_proj="gated-silu", d_kv=7),
@@ -231,9 +312,15 @@ def variants(layout: Layout):
     yield {}
     yield from bart if layout in attributes.BART_LIKE else t5
     if layout is Layout.MARIAN:
-        yield from ({"share_encoder_decoder_embeddings": False, "tie_word_embeddings": tied} for tied in (True, False))
+        yield from (
+            {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": tied}
+            for tied in (True, False)
+        )
     if layout is Layout.T5:
-        yield from ({"scale_decoder_outputs": scaled, "tie_word_embeddings": not scaled} for scaled in (True, False))
+        yield from (
+            {"scale_decoder_outputs": scaled, "tie_word_embeddings": not scaled}
+            for scaled in (True, False)
+        )
 
 
 @pytest.mark.parametrize("layout", attributes.LAYOUTS)
@@ -247,19 +334,29 @@ def test_there_and_back_is_the_same_configuration(layout):
 def test_what_came_from_a_file_comes_back_as_it_was_but_for_what_changed(data):
     config = from_config(data)
     assert to_config(config, data) == data
-    changed = dataclasses.replace(config, dropout=0.3, embedding_dropout=0.3, encoder=dataclasses.replace(config.encoder, layers=2))
+    changed = dataclasses.replace(
+        config,
+        dropout=0.3,
+        embedding_dropout=0.3,
+        encoder=dataclasses.replace(config.encoder, layers=2),
+    )
     back = to_config(changed, data)
     differ = {name: back[name] for name in back if back[name] != data.get(name)}
     if data is OPUS:
         assert differ == {"dropout": 0.3, "encoder_layers": 2, "num_hidden_layers": 2}
     else:
         assert differ == {"dropout_rate": 0.3, "num_layers": 2}
-        changed = dataclasses.replace(changed, attention_dropout=0.3, activation_dropout=0.3)  # T5 has one rate
+        changed = dataclasses.replace(
+            changed, attention_dropout=0.3, activation_dropout=0.3
+        )  # T5 has one rate
     assert from_config(back) == changed
 
 
 def test_a_model_that_no_family_is_cannot_be_exported():
-    with pytest.raises(ConfigError, match=r"layout 'lesson10' is no family of Hugging Face's: .* one of bart, mbart, marian"):
+    with pytest.raises(
+        ConfigError,
+        match=r"layout 'lesson10' is no family of Hugging Face's: .* one of bart, mbart, marian",
+    ):
         to_config(jt.preset("lesson10"))
     config = from_config({"model_type": "bart"})
     for changes, message in (
@@ -276,18 +373,28 @@ def test_a_model_that_no_family_is_cannot_be_exported():
 
 def test_how_it_was_trained_here_is_no_hindrance():
     config = from_config({"model_type": "bart"})
-    here = config.with_sizes(embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry")
+    here = config.with_sizes(
+        embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry"
+    )
     assert to_config(here) == to_config(config)
 
 
 def test_defaults_of_decoding_that_a_config_json_may_hold_are_read_as_such():
-    unread = attributes.GENERATION - generation.KNOWN
-    assert unread == {"prefix", "force_bos_token_to_be_generated"}  # a task's text, and the old name of a forced first token
+    unread = attributes.GENERATION - huggingface.KNOWN
+    assert unread == {
+        "prefix",
+        "force_bos_token_to_be_generated",
+    }  # a task's text, and the old name of a forced first token
 
 
 def test_every_reason_is_a_sentence_and_no_attribute_has_two_fates():
     assert all(len(reason.split()) > 3 for reason in attributes.IGNORED.values())
     for layout in attributes.LAYOUTS:
-        sets = [set(attributes.DEFAULTS[layout]), set(attributes.fixed(layout)), set(attributes.IGNORED), set(attributes.GENERATION)]
+        sets = [
+            set(attributes.DEFAULTS[layout]),
+            set(attributes.fixed(layout)),
+            set(attributes.IGNORED),
+            set(attributes.GENERATION),
+        ]
         for one, other in itertools.combinations(sets, 2):
             assert not one & other, (layout, one & other)

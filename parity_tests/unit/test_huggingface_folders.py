@@ -12,13 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer.convert import kinds, rules
-from jax_transformer.convert.files import pt, safetensors
-from jax_transformer.convert.huggingface import config, folder, hub, state
+from jax_transformer import pretrained_files
+from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.convert import conversion, exchange
 from jax_transformer.data import tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.training import exchange, pretrained
-from jax_transformer.training.exchange import conversion
+from jax_transformer.storage import hub, huggingface, kinds, pt, safetensors
+from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 
 T5 = {
@@ -43,18 +43,24 @@ CARD = "---\nlicense: mit\n---\n\n# A model\n"
 
 def weights() -> dict[str, np.ndarray]:
     """What transformers writes for the model of ``T5``, with random numbers."""
-    found = config.from_config(T5)
-    whole = rules.to_torch(conversion.model_of(found).table, helpers.random_arrays(found, dtype="float32"))
-    return state.saved(whole, found)
+    found = huggingface_config.from_config(T5)
+    whole = rules.to_torch(
+        conversion.model_of(found).table, helpers.random_arrays(found, dtype="float32")
+    )
+    return huggingface_state.saved(whole, found)
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory) -> Path:
     """A folder as transformers saves one, with files of more kinds than it reads."""
     path = tmp_path_factory.mktemp("hub") / "theirs"
-    others = {"generation_config.json": b'{"eos_token_id": 1}', "spiece.model": b"\0\1", "README.md": CARD.encode()}
+    others = {
+        "generation_config.json": b'{"eos_token_id": 1}',
+        "spiece.model": b"\0\1",
+        "README.md": CARD.encode(),
+    }
     beside = {"config.json": json.dumps(T5).encode(), **others}
-    folder.write(path, weights(), beside)
+    huggingface.write(path, weights(), beside)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path
@@ -66,7 +72,9 @@ def console(capsys, monkeypatch) -> runs.Console:
 
 
 def prepare(source: Path | str, destination: Path | str, **more) -> conversion.Prepared:
-    return exchange.prepare(exchange.Request(str(source), str(destination), **{"check": False, **more}))
+    return exchange.prepare(
+        exchange.Request(str(source), str(destination), **{"check": False, **more})
+    )
 
 
 def convert(source: Path | str, destination: Path | str, **more) -> exchange.Outcome:
@@ -85,7 +93,9 @@ def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
 
 
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
@@ -99,12 +109,17 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 def test_a_folder_is_known_by_the_model_type_in_its_configuration(theirs, tmp_path):
     assert kinds.of(theirs) is kinds.Kind.HUGGINGFACE
-    with pytest.raises(InputError, match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)"):
+    with pytest.raises(
+        InputError,
+        match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)",
+    ):
         kinds.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"[]", b'{"model_type": "t5", "model_type": "t5"}', b"[" * 100_000], ids=["cut", "list", "twice", "deep"]
+    "content",
+    [b"{", b"[]", b'{"model_type": "t5", "model_type": "t5"}', b"[" * 100_000],
+    ids=["cut", "list", "twice", "deep"],
 )
 def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_path):
     with pytest.raises((InputError, UnsafeFileError), match=r"config\.json") as error:
@@ -114,7 +129,10 @@ def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_
 
 def test_a_folder_without_weights_says_what_was_looked_for(theirs, tmp_path):
     bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
-    with pytest.raises(InputError, match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 is none of them"):
+    with pytest.raises(
+        InputError,
+        match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 is none of them",
+    ):
         convert(bare, tmp_path / "run")
 
 
@@ -140,7 +158,11 @@ def test_what_is_missing_and_unknown_is_one_error(theirs, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"model_type": "gpt2"}, "gpt2"), ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"d_kv": "4"}, "d_kv")],
+    [
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"d_kv": "4"}, "d_kv"),
+    ],
     ids=["family", "quantized", "text"],
 )
 def test_a_model_that_is_not_known_is_refused_by_file_and_key(change, said, theirs, tmp_path):
@@ -159,7 +181,9 @@ def test_a_run_keeps_the_files_and_gives_them_back(theirs, tmp_path):
     assert files(tmp_path / "run/huggingface") == kept
     assert "model_type" not in json.loads((tmp_path / "run/config.json").read_text())
     convert(tmp_path / "run", tmp_path / "back", to="hf")
-    assert files(tmp_path / "back") == kept | {"model.safetensors": (theirs / "model.safetensors").read_bytes()}
+    assert files(tmp_path / "back") == kept | {
+        "model.safetensors": (theirs / "model.safetensors").read_bytes()
+    }
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -168,7 +192,9 @@ def test_a_bare_file_and_the_configuration_make_a_folder(suffix, theirs, tmp_pat
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
     read = safetensors.read if suffix == "safetensors" else pt.read
-    assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read(tmp_path / f"model.{suffix}").keys()
+    assert {"lm_head.weight", "encoder.embed_tokens.weight"} < read(
+        tmp_path / f"model.{suffix}"
+    ).keys()
     for where in (theirs, tmp_path / "run"):
         given = exchange.Description(str(where / "config.json"))
         if where == tmp_path / "run":
@@ -176,16 +202,25 @@ def test_a_bare_file_and_the_configuration_make_a_folder(suffix, theirs, tmp_pat
         target = tmp_path / f"from-{where.name}"
         convert(tmp_path / f"model.{suffix}", target, to="hf", description=given)
         assert_same(safetensors.read(target / "model.safetensors"), weights())
-        assert config.from_config(json.loads((target / "config.json").read_text())) == config.from_config(T5)
+        assert huggingface_config.from_config(
+            json.loads((target / "config.json").read_text())
+        ) == huggingface_config.from_config(T5)
 
 
 def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_path):
     convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     held = weights()
-    assert index["metadata"] == {"total_parameters": sum(a.size for a in held.values()), "total_size": sum(a.nbytes for a in held.values())}
+    assert index["metadata"] == {
+        "total_parameters": sum(a.size for a in held.values()),
+        "total_size": sum(a.nbytes for a in held.values()),
+    }
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert shards == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))] and len(shards) > 2
+    assert (
+        shards
+        == [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        and len(shards) > 2
+    )
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
@@ -196,32 +231,47 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
 
 
 def test_runs_of_names_fill_the_shards_in_order():
-    assert folder.split({"a": 6, "b": 6, "c": 2, "d": 6, "e": 2, "f": 2}, 10) == [["a"], ["b", "c"], ["d", "e", "f"]]
-    assert folder.split({"a": 20, "b": 1}, 10) == [["a"], ["b"]]
+    assert huggingface.split({"a": 6, "b": 6, "c": 2, "d": 6, "e": 2, "f": 2}, 10) == [
+        ["a"],
+        ["b", "c"],
+        ["d", "e", "f"],
+    ]
+    assert huggingface.split({"a": 20, "b": 1}, 10) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
 def test_a_size_of_shards_is_a_whole_number(written):
     if written == "5":
-        assert folder.size(written) == 5 and folder.size("2MB") == 2_000_000
+        assert huggingface.size(written) == 5 and huggingface.size("2MB") == 2_000_000
     else:
         with pytest.raises(ConfigError, match="--shard-size"):
-            folder.size(written)
+            huggingface.size(written)
 
 
 def test_a_cast_changes_the_dtype_of_the_configuration_alone(theirs, tmp_path):
     convert(theirs, tmp_path / "half", to="hf", dtype="bfloat16")
     assert json.loads((tmp_path / "half/config.json").read_text()) == T5 | {"dtype": "bfloat16"}
-    assert {array.dtype for array in safetensors.read(tmp_path / "half/model.safetensors").values()} == {np.dtype(ml_dtypes.bfloat16)}
-    old = json.dumps({**{k: v for k, v in T5.items() if k != "dtype"}, "torch_dtype": "float32"}).encode()
-    convert(copied(theirs, tmp_path / "old", **{"config.json": old}), tmp_path / "half2", to="hf", dtype="float16")
+    assert {
+        array.dtype for array in safetensors.read(tmp_path / "half/model.safetensors").values()
+    } == {np.dtype(ml_dtypes.bfloat16)}
+    old = json.dumps(
+        {**{k: v for k, v in T5.items() if k != "dtype"}, "torch_dtype": "float32"}
+    ).encode()
+    convert(
+        copied(theirs, tmp_path / "old", **{"config.json": old}),
+        tmp_path / "half2",
+        to="hf",
+        dtype="float16",
+    )
     assert json.loads((tmp_path / "half2/config.json").read_text())["torch_dtype"] == "float16"
 
 
 def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     code, out, _ = console.say("convert", theirs, tmp_path / "run", "--dry-run")
     assert code == 0 and "nothing was written" in out and not (tmp_path / "run").exists()
-    assert "encoder.embed_tokens.weight" not in out.split("tied")[0]  # a copy that is not in the file is no tensor of it
+    assert (
+        "encoder.embed_tokens.weight" not in out.split("tied")[0]
+    )  # a copy that is not in the file is no tensor of it
 
 
 # What may be written where
@@ -245,10 +295,18 @@ def test_a_destination_that_cannot_be_meant_is_refused(destination, more, said, 
 
 def test_a_model_of_no_family_is_not_exported(tmp_path):
     other = helpers.tiny()
-    safetensors.write(tmp_path / "model.safetensors", rules.to_torch(conversion.model_of(other).table, helpers.random_arrays(other)))
+    safetensors.write(
+        tmp_path / "model.safetensors",
+        rules.to_torch(conversion.model_of(other).table, helpers.random_arrays(other)),
+    )
     (tmp_path / "config.json").write_text(other.to_json())
     with pytest.raises(ConfigError, match=r"is no family of Hugging Face's: .*marian.*t5"):
-        prepare(tmp_path / "model.safetensors", tmp_path / "out", to="hf", description=exchange.Description(str(tmp_path / "config.json")))
+        prepare(
+            tmp_path / "model.safetensors",
+            tmp_path / "out",
+            to="hf",
+            description=exchange.Description(str(tmp_path / "config.json")),
+        )
 
 
 def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
@@ -270,7 +328,7 @@ def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
     assert {note.name for note in prepared.plan.dropped} == set(tokenizer.SIDE_FILES)
-    assert not set(prepared.beside.files) & set(folder.TOKENIZER)
+    assert not set(prepared.beside.files) & set(huggingface.TOKENIZER)
 
 
 def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
@@ -281,8 +339,8 @@ def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, m
     def faulty(path, state, beside, **more):
         real(path, state, dict(beside) | {"spiece.model": b"another"}, **more)
 
-    real = folder.write
-    monkeypatch.setattr(folder, "write", faulty)
+    real = huggingface.write
+    monkeypatch.setattr(huggingface, "write", faulty)
     with pytest.raises(InputError, match=r"spiece\.model was not written as it is"):
         convert(theirs, out, to="hf", force=True)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -292,12 +350,16 @@ def test_the_folder_above_is_made_and_not_left_behind_by_a_refusal(theirs, tmp_p
     """runs/ of the first run, and no more than that."""
     convert(theirs, tmp_path / "runs/first")
     convert(tmp_path / "runs/first", tmp_path / "models/back", to="hf")
-    assert (tmp_path / "models/back/model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+    assert (tmp_path / "models/back/model.safetensors").read_bytes() == (
+        theirs / "model.safetensors"
+    ).read_bytes()
     with pytest.raises(InputError, match="no such folder"):
         convert(theirs, tmp_path / "a/b/c")
     with pytest.raises(InputError, match="no such folder"):
         convert(theirs, tmp_path / "a/b.safetensors")
-    monkeypatch.setattr(folder, "write", lambda path, *more, **options: path.mkdir() or sys.exit("no room"))
+    monkeypatch.setattr(
+        huggingface, "write", lambda path, *more, **options: path.mkdir() or sys.exit("no room")
+    )
     with pytest.raises(SystemExit):
         convert(theirs, tmp_path / "a/b", to="hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "runs"]
@@ -308,12 +370,24 @@ def test_the_folder_above_is_made_and_not_left_behind_by_a_refusal(theirs, tmp_p
 
 def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
     code = "import sys, jax_transformer.cli as cli; cli.main(['inspect', sys.argv[1], '--json']); sys.exit('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(theirs)], capture_output=True, text=True, check=False, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(theirs)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kind"] == "Hugging Face folder" and found["values"]["model_type"] == "t5"
     assert found["tensors"].keys() == weights().keys()
-    assert set(found["sha256"]) == {"model.safetensors", "config.json", "generation_config.json", "spiece.model", "README.md"}
+    assert set(found["sha256"]) == {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "spiece.model",
+        "README.md",
+    }
 
 
 # The hub
@@ -334,16 +408,26 @@ def client(theirs, monkeypatch):
         asked.append((repository, revision, sorted(allow_patterns)))
         return str(theirs)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download))
+    monkeypatch.setitem(
+        sys.modules,
+        "huggingface_hub",
+        types.SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download),
+    )
     return asked
 
 
 def test_a_model_of_the_hub_is_asked_for_by_the_names_of_its_files(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
-    wanted = ["README.md", "config.json", "generation_config.json", "model.safetensors", "spiece.model"]
+    wanted = [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "spiece.model",
+    ]
     assert client == [("owner/name", "v1.0", wanted)]  # no program, no second form of the weights
-    model = pretrained.model(hub.local("hf:owner/name"))
-    assert model.config == config.from_config(T5)
+    model = pretrained_files.model(hub.local("hf:owner/name"))
+    assert model.config == huggingface_config.from_config(T5)
 
 
 def test_the_shards_of_the_hub_are_asked_for_with_their_index():
@@ -354,7 +438,11 @@ def test_the_shards_of_the_hub_are_asked_for_with_their_index():
         "model-00001-of-00002.safetensors",
         "x-1-of-2.safetensors",
     ]
-    assert hub._wanted("hf:a/b", listed) == ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json"]
+    assert hub._wanted("hf:a/b", listed) == [
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "config.json",
+    ]
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
@@ -365,7 +453,12 @@ def test_a_name_that_is_none_is_refused_before_anything_is_asked(name, client):
 
 
 def test_what_the_hub_does_not_give_is_one_line(client, console):
-    console.refused(3, ["hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"], "inspect", "hf:owner/other")
+    console.refused(
+        3,
+        ["hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"],
+        "inspect",
+        "hf:owner/other",
+    )
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch, console):

@@ -3,29 +3,48 @@
 import numpy as np
 import pytest
 
-from jax_transformer.convert import planning, tables
-from jax_transformer.convert.huggingface import attributes
-from jax_transformer.convert.huggingface import state as states
-from jax_transformer.convert.huggingface.config import from_config
+from jax_transformer import architectures
+from jax_transformer.architectures import attributes
+from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.convert import planning
 from jax_transformer.convert.planning import Described
-from jax_transformer.convert.rules import Alias, torch_shapes
 from jax_transformer.transformer import abstract, flatten
+from jax_transformer.weights.rules import Alias, torch_shapes
 
-SMALL = {"vocab_size": 11, "d_model": 8, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+SMALL = {
+    "vocab_size": 11,
+    "d_model": 8,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 BART = {
-    **{f"{stack}_{size}": 2 for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")},
+    **{
+        f"{stack}_{size}": 2
+        for stack in ("encoder", "decoder")
+        for size in ("layers", "attention_heads", "ffn_dim")
+    },
     "max_position_embeddings": 9,
 }
 T5 = {"num_layers": 2, "num_heads": 2, "d_kv": 3, "d_ff": 5}
 
 
 def config_of(layout, **changes):
-    return from_config({"model_type": layout.value} | SMALL | (BART if layout in attributes.BART_LIKE else T5) | changes)
+    return from_config(
+        {"model_type": layout.value}
+        | SMALL
+        | (BART if layout in attributes.BART_LIKE else T5)
+        | changes
+    )
 
 
 def whole(config) -> dict[str, Described]:
     shapes = {name: leaf.shape for name, leaf in flatten(abstract(config)).items()}
-    return {name: Described(shape, "bfloat16") for name, shape in torch_shapes(tables.table(config), shapes).items()}
+    return {
+        name: Described(shape, "bfloat16")
+        for name, shape in torch_shapes(architectures.table(config), shapes).items()
+    }
 
 
 @pytest.mark.parametrize("layout", attributes.LAYOUTS)
@@ -35,29 +54,56 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(layout):
     file = states.saved(full, config)
     assert states.complete(file, config) == full
     assert not planning.problems(full, {name: one.shape for name, one in full.items()})
-    assert {name for name in full if name not in file} >= {rule.torch for rule in tables.table(config) if isinstance(rule, Alias)}
+    assert {name for name in full if name not in file} >= {
+        rule.torch for rule in architectures.table(config) if isinstance(rule, Alias)
+    }
     computed = layout in (attributes.Layout.MARIAN, attributes.Layout.PEGASUS)
     kept = {name: one for name, one in full.items() if not (computed and "embed_positions" in name)}
     arrays = {name: np.zeros(one.shape, np.float32) for name, one in kept.items()}
     completed = states.complete(arrays, config)
-    assert {name: value.shape for name, value in completed.items()} == {name: one.shape for name, one in full.items()}
+    assert {name: value.shape for name, value in completed.items()} == {
+        name: one.shape for name, one in full.items()
+    }
 
 
-@pytest.mark.parametrize("present", ["model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize(
+    "present", ["model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
+)
 def test_any_one_of_those_that_are_tied_is_enough(present):
     config = config_of(attributes.Layout.BART)
     full = whole(config)
-    tied = {"model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"}
-    assert states.complete({name: one for name, one in full.items() if name not in tied or name == present}, config) == full
-    assert "model.shared.weight" not in states.complete({name: one for name, one in full.items() if name not in tied}, config)
+    tied = {
+        "model.shared.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "lm_head.weight",
+    }
+    assert (
+        states.complete(
+            {name: one for name, one in full.items() if name not in tied or name == present}, config
+        )
+        == full
+    )
+    assert "model.shared.weight" not in states.complete(
+        {name: one for name, one in full.items() if name not in tied}, config
+    )
 
 
 def test_the_reasons():
     marian, t5 = config_of(attributes.Layout.MARIAN), config_of(attributes.Layout.T5)
-    assert states.why_completed("final_logits_bias", marian) == "is zero where a file does not hold it"
-    assert states.why_completed("model.encoder.embed_positions.weight", marian) == "is computed: sines and cosines"
-    assert "repeats shared.weight or encoder.embed_tokens.weight" in states.why_completed("lm_head.weight", t5)
-    assert states.why_dropped("model.encoder.version", marian) == "counts versions of fairseq's format"
+    assert (
+        states.why_completed("final_logits_bias", marian) == "is zero where a file does not hold it"
+    )
+    assert (
+        states.why_completed("model.encoder.embed_positions.weight", marian)
+        == "is computed: sines and cosines"
+    )
+    assert "repeats shared.weight or encoder.embed_tokens.weight" in states.why_completed(
+        "lm_head.weight", t5
+    )
+    assert (
+        states.why_dropped("model.encoder.version", marian) == "counts versions of fairseq's format"
+    )
 
 
 def test_what_is_unknown_is_kept_so_that_the_table_refuses_it():

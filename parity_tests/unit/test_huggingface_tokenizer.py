@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jax_transformer import errors
-from jax_transformer.convert.huggingface import folder as folders
 from jax_transformer.data import batches, encoding, huggingface_tokenizer, language_codes, tokenizer
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
+from jax_transformer.storage import huggingface as folders
 from parity_tests import tokenizer_models as made
 
 LINE, OTHER = "the quick dog", "le renard"
@@ -20,7 +20,10 @@ LINE, OTHER = "the quick dog", "le renard"
 def folder(tmp_path: Path, files: dict, **changed) -> Path:
     """A folder with some of its files changed; None leaves a file out."""
     names = {name.replace("__", "."): content for name, content in changed.items()}
-    return made.write(tmp_path / "folder", {name: content for name, content in (files | names).items() if content is not None})
+    return made.write(
+        tmp_path / "folder",
+        {name: content for name, content in (files | names).items() if content is not None},
+    )
 
 
 def around(side: tokenizer.Tokenizer) -> list[int]:
@@ -28,23 +31,50 @@ def around(side: tokenizer.Tokenizer) -> list[int]:
 
 
 def test_each_family_has_its_ids_around_a_line(tmp_path):
-    m2m_100 = load_huggingface(made.write(tmp_path / "a", made.m2m_100()), source_lang="en", target_lang="fr")
+    m2m_100 = load_huggingface(
+        made.write(tmp_path / "a", made.m2m_100()), source_lang="en", target_lang="fr"
+    )
     count = m2m_100.opened.told.model["vocab_size"] - 108
     codes = {code: count + i for i, code in enumerate(language_codes.M2M100)}
-    assert (around(m2m_100.source), around(m2m_100.target)) == ([codes["en"], -1, 2], [codes["fr"], -1, 2])
-    assert (m2m_100.forced_bos_id(), m2m_100.forced_bos_id("de"), m2m_100.bos_id) == (codes["fr"], codes["de"], 2)
+    assert (around(m2m_100.source), around(m2m_100.target)) == (
+        [codes["en"], -1, 2],
+        [codes["fr"], -1, 2],
+    )
+    assert (m2m_100.forced_bos_id(), m2m_100.forced_bos_id("de"), m2m_100.bos_id) == (
+        codes["fr"],
+        codes["de"],
+        2,
+    )
 
-    mbart = load_huggingface(made.write(tmp_path / "b", made.fairseq("MBart", "mbart")), source_lang="de_DE", target_lang="ro_RO")
+    mbart = load_huggingface(
+        made.write(tmp_path / "b", made.fairseq("MBart", "mbart")),
+        source_lang="de_DE",
+        target_lang="ro_RO",
+    )
     codes = {code: mbart.opened.source.id_of(code) for code in language_codes.MBART}
-    assert (around(mbart.source), around(mbart.target)) == ([-1, 2, codes["de_DE"]], [-1, 2, codes["ro_RO"]])
-    assert (mbart.bos_id, mbart.forced_bos_id()) == (codes["ro_RO"], None)  # its decoder starts with the language
+    assert (around(mbart.source), around(mbart.target)) == (
+        [-1, 2, codes["de_DE"]],
+        [-1, 2, codes["ro_RO"]],
+    )
+    assert (mbart.bos_id, mbart.forced_bos_id()) == (
+        codes["ro_RO"],
+        None,
+    )  # its decoder starts with the language
     turned = mbart.with_languages("ro_RO", "de_DE")
     assert (around(turned.source), turned.bos_id) == (around(mbart.target), codes["de_DE"])
     assert turned.hash != mbart.hash == turned.with_languages("de_DE", "ro_RO").hash
 
-    for name, files, expected in (("c", made.t5, [-1, 1]), ("d", made.pegasus, [-1, 1]), ("e", made.bart, [0, -1, 2])):
+    for name, files, expected in (
+        ("c", made.t5, [-1, 1]),
+        ("d", made.pegasus, [-1, 1]),
+        ("e", made.bart, [0, -1, 2]),
+    ):
         found = load_huggingface(made.write(tmp_path / name, files()))
-        assert (around(found.source), around(found.target), found.languages) == (expected, expected, ())
+        assert (around(found.source), around(found.target), found.languages) == (
+            expected,
+            expected,
+            (),
+        )
 
 
 def test_a_marian_target_language_stands_before_the_source(tmp_path):
@@ -52,13 +82,19 @@ def test_a_marian_target_language_stands_before_the_source(tmp_path):
     vocab = json.loads((path / "vocab.json").read_text())
     plain, french = load_huggingface(path), load_huggingface(path, target_lang="fra")
     assert plain.languages == ("fra", "zlm_Latn")
-    assert (around(plain.source), around(french.source), around(french.target)) == ([-1, 0], [vocab[">>fra<<"], -1, 0], [-1, 0])
+    assert (around(plain.source), around(french.source), around(french.target)) == (
+        [-1, 0],
+        [vocab[">>fra<<"], -1, 0],
+        [-1, 0],
+    )
     assert plain.encode(f">>fra<< {LINE}") == [*french.source.prefix, *french.encode(LINE)]
     assert (french.forced_bos_id(), french.bos_id) == (None, vocab["<pad>"])
 
 
 def test_the_languages_of_nllb_stand_before_the_mask_where_nothing_tells_their_ids(tmp_path):
-    found = load_huggingface(folder(tmp_path, made.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn")
+    found = load_huggingface(
+        folder(tmp_path, made.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
+    )
     count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(made.model(algorithm="bpe"))})
     ids = [found.opened.source.id_of(token) for token in (*language_codes.NLLB, "<mask>")]
     assert ids == list(range(count, count + 203))
@@ -76,12 +112,18 @@ def test_ids_without_a_token_become_nothing(tmp_path):
         found = load_huggingface(made.write(tmp_path / name, files))
         assert found.decode([*found.encode(LINE), 5000, found.pad_id]) == LINE
         assert found.decode(np.array([], np.int32)) == ""
-        assert found.encode_batch([LINE, "", OTHER]) == [found.encode(LINE), found.encode(""), found.encode(OTHER)]
+        assert found.encode_batch([LINE, "", OTHER]) == [
+            found.encode(LINE),
+            found.encode(""),
+            found.encode(OTHER),
+        ]
 
 
 def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     files = made.m2m_100()
-    found = load_huggingface(made.write(tmp_path / "given", files), source_lang="de", target_lang="fr")
+    found = load_huggingface(
+        made.write(tmp_path / "given", files), source_lang="de", target_lang="fr"
+    )
     run = tmp_path / "run"
     run.mkdir()
     assert not tokenizer.in_folder(run)
@@ -91,9 +133,15 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     assert tokenizer.in_folder(run)
     again = tokenizer.load_folder(run)
     assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
-    assert (again.hash, again.source.prefix, again.target.prefix) == (found.hash, found.source.prefix, found.target.prefix)
+    assert (again.hash, again.source.prefix, again.target.prefix) == (
+        found.hash,
+        found.source.prefix,
+        found.target.prefix,
+    )
     (run / "languages.json").write_text('{"source": "de"}')
-    with pytest.raises(errors.InputError, match=r"languages\.json: .* is no object of source_lang and target_lang"):
+    with pytest.raises(
+        errors.InputError, match=r"languages\.json: .* is no object of source_lang and target_lang"
+    ):
         tokenizer.load_folder(run)
     (run / "tokenizer.json").write_text("{}")  # a run that has made its own reads that
     with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
@@ -113,25 +161,43 @@ def test_a_side_is_not_saved_alone(tmp_path):
 
 @pytest.mark.parametrize("family", ["mbart", "bart", "m2m_100"])
 def test_batches_have_what_stands_around_a_line(family, tmp_path):
-    files = {"mbart": lambda: made.fairseq("MBart", "mbart"), "bart": made.bart, "m2m_100": made.m2m_100}[family]()
+    files = {
+        "mbart": lambda: made.fairseq("MBart", "mbart"),
+        "bart": made.bart,
+        "m2m_100": made.m2m_100,
+    }[family]()
     languages = {"mbart": ("en_XX", "fr_XX"), "bart": (None, None), "m2m_100": ("en", "fr")}[family]
-    found = load_huggingface(folder(tmp_path, files), source_lang=languages[0], target_lang=languages[1])
+    found = load_huggingface(
+        folder(tmp_path, files), source_lang=languages[0], target_lang=languages[1]
+    )
     pairs = [(LINE, OTHER), ("the", "le </s> brun")]  # an end within the text stays one
     encoded = encoding.encode_pairs(pairs, found.source, found.target, 40)
     sides = (found.source, found.target)
-    whole = [[[*side.prefix, *side.encode(line), *side.suffix] for side, line in zip(sides, pair, strict=True)] for pair in pairs]
+    whole = [
+        [
+            [*side.prefix, *side.encode(line), *side.suffix]
+            for side, line in zip(sides, pair, strict=True)
+        ]
+        for pair in pairs
+    ]
     assert encoded.lengths.tolist() == [[len(source), len(target)] for source, target in whole]
     batch = batches.make_batch(encoded, np.array([0, 1]), 40, 3)
     for row, (source, target) in enumerate(whole):
         assert batch.source[row].tolist() == source + [found.pad_id] * (40 - len(source))
         assert batch.target_out[row].tolist() == target + [found.pad_id] * (40 - len(target))
-        assert batch.target_in[row].tolist() == [found.bos_id, *target[:-1]] + [found.pad_id] * (40 - len(target))
+        assert batch.target_in[row].tolist() == [found.bos_id, *target[:-1]] + [found.pad_id] * (
+            40 - len(target)
+        )
     empty = [*found.source.prefix, *found.source.suffix]
     assert batch.source[2].tolist() == empty + [found.pad_id] * (40 - len(empty))
     assert batch.target_in[2].tolist() == [found.bos_id] + [found.pad_id] * 39
     assert batch.target_out[2].tolist() == [found.pad_id] * 40
     ((indices, rows),) = batches.source_batches(
-        encoding.encode_sources([LINE, "the"], found, 40), (40,), (2,), pad_id=found.pad_id, around=encoding.around_of(found)
+        encoding.encode_sources([LINE, "the"], found, 40),
+        (40,),
+        (2,),
+        pad_id=found.pad_id,
+        around=encoding.around_of(found),
     )
     assert rows.tolist() == [batch.source[i].tolist() for i in indices]
 
@@ -140,7 +206,10 @@ def test_lengths_count_what_stands_around_a_line(tmp_path):
     found = load_huggingface(folder(tmp_path, made.m2m_100()), source_lang="en", target_lang="fr")
     count = len(found.encode(LINE)) + 2
     assert encoding.encode_sources([LINE], found, count) == [found.encode(LINE)]
-    with pytest.raises(errors.InputError, match=rf"line 1 is {count} tokens long, over the model's max_length={count - 1}"):
+    with pytest.raises(
+        errors.InputError,
+        match=rf"line 1 is {count} tokens long, over the model's max_length={count - 1}",
+    ):
         encoding.encode_sources([LINE], found, count - 1)
     pair = [(LINE, LINE)]
     assert len(encoding.encode_pairs(pair, found.source, found.target, count).kept) == 1
@@ -148,7 +217,9 @@ def test_lengths_count_what_stands_around_a_line(tmp_path):
         encoding.encode_pairs(pair, found.source, found.target, count - 1)
     cut = encoding.encode_pairs(pair, found.source, found.target, 2, cut=True)
     assert (cut.cut_long, cut.lengths.tolist()) == (1, [[2, 2]])
-    with pytest.raises(errors.ConfigError, match="a maximum of 1 tokens has no room for the 2 special ones"):
+    with pytest.raises(
+        errors.ConfigError, match="a maximum of 1 tokens has no room for the 2 special ones"
+    ):
         encoding.encode_pairs(pair, found.source, found.target, 1, cut=True)
 
 
@@ -186,7 +257,10 @@ def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
 def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     for name, files in (("t5", made.t5()), ("marian", made.marian()), ("m2m_100", made.m2m_100())):
-        with pytest.raises(errors.ConfigError, match=r"needs SentencePiece: pip install 'jax-transformer\[sentencepiece\]'"):
+        with pytest.raises(
+            errors.ConfigError,
+            match=r"needs SentencePiece: pip install 'jax-transformer\[sentencepiece\]'",
+        ):
             load_huggingface(made.write(tmp_path / name, files))
     load_huggingface(made.write(tmp_path / "bart", made.bart()))
 
@@ -199,35 +273,107 @@ REFUSED = {
         {"tokenizer_config__json": {"tokenizer_class": "BertTokenizer"}},
         "a tokenizer of the class 'BertTokenizer' is not",
     ),
-    "no class": (T5, {"tokenizer_config__json": {}, "config__json": {}}, "tells no tokenizer_class and no model_type; set tokenizer_class"),
-    "another model": (T5, {"tokenizer_config__json": {}, "config__json": {"model_type": "gpt2"}}, "tells the model_type 'gpt2'"),
-    "no model": (T5, {"spiece__model": None}, r"no spiece\.model, nor tokenizer\.json, for T5's tokenizer \(there: 'config\.json"),
+    "no class": (
+        T5,
+        {"tokenizer_config__json": {}, "config__json": {}},
+        "tells no tokenizer_class and no model_type; set tokenizer_class",
+    ),
+    "another model": (
+        T5,
+        {"tokenizer_config__json": {}, "config__json": {"model_type": "gpt2"}},
+        "tells the model_type 'gpt2'",
+    ),
+    "no model": (
+        T5,
+        {"spiece__model": None},
+        r"no spiece\.model, nor tokenizer\.json, for T5's tokenizer \(there: 'config\.json",
+    ),
     "no target model": (MARIAN, {"target__spm": None}, r"no target\.spm, for Marian's tokenizer"),
-    "no target vocabulary": (MARIAN, {"tokenizer_config__json": {"separate_vocabs": True}}, r"no target_vocab\.json, for Marian's"),
-    "no merges": (BART, {"merges__txt": None}, r"no merges\.txt, nor tokenizer\.json, for Bart's tokenizer"),
-    "no pieces": (T5, {"spiece__model": b"garbage" * 9}, r"spiece\.model: not a SentencePiece model: "),
-    "half a model": (T5, {"spiece__model": T5["spiece.model"][:-3000]}, r"spiece\.model: not a SentencePiece model: "),
+    "no target vocabulary": (
+        MARIAN,
+        {"tokenizer_config__json": {"separate_vocabs": True}},
+        r"no target_vocab\.json, for Marian's",
+    ),
+    "no merges": (
+        BART,
+        {"merges__txt": None},
+        r"no merges\.txt, nor tokenizer\.json, for Bart's tokenizer",
+    ),
+    "no pieces": (
+        T5,
+        {"spiece__model": b"garbage" * 9},
+        r"spiece\.model: not a SentencePiece model: ",
+    ),
+    "half a model": (
+        T5,
+        {"spiece__model": T5["spiece.model"][:-3000]},
+        r"spiece\.model: not a SentencePiece model: ",
+    ),
     "empty model": (MARIAN, {"source__spm": b""}, r"source\.spm: not a SentencePiece model: "),
-    "BPE for T5": (T5, {"spiece__model": made.model("t5", "bpe")}, r"spiece\.model: not a unigram model, which T5's is"),
+    "BPE for T5": (
+        T5,
+        {"spiece__model": made.model("t5", "bpe")},
+        r"spiece\.model: not a unigram model, which T5's is",
+    ),
     "tokenizer.json": (T5, {"tokenizer__json": b"{}"}, r"tokenizer\.json: not a tokenizer file: "),
-    "tokenizer.json, not text": (T5, {"tokenizer__json": b"\xff"}, r"tokenizer\.json: not a tokenizer file: not valid UTF-8"),
-    "tokenizer.json, deep": (T5, {"tokenizer__json": DEEP}, r"tokenizer\.json: not a tokenizer file: "),
+    "tokenizer.json, not text": (
+        T5,
+        {"tokenizer__json": b"\xff"},
+        r"tokenizer\.json: not a tokenizer file: not valid UTF-8",
+    ),
+    "tokenizer.json, deep": (
+        T5,
+        {"tokenizer__json": DEEP},
+        r"tokenizer\.json: not a tokenizer file: ",
+    ),
     "config, deep": (T5, {"config__json": DEEP}, r"config\.json: refused: JSON within JSON"),
-    "config, a list": (T5, {"config__json": []}, r"config\.json: \[\] stands where an object should"),
+    "config, a list": (
+        T5,
+        {"config__json": []},
+        r"config\.json: \[\] stands where an object should",
+    ),
     "vocabulary, deep": (MARIAN, {"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
-    "vocabulary of text": (MARIAN, {"vocab__json": {"</s>": "0"}}, r"vocab\.json: not a vocabulary: "),
-    "vocabulary below 0": (MARIAN, {"vocab__json": {"</s>": -1}}, r"vocab\.json: not a vocabulary: "),
-    "vocabulary without unknown": (MARIAN, {"vocab__json": {"</s>": 0, "<pad>": 1}}, r"vocab\.json: has no '<unk>'"),
-    "merges of three": (BART, {"merges__txt": b"#version: 0.2\na b c\n"}, r"merges\.txt: line 2 is 'a b c', not two tokens"),
-    "merges unknown": (BART, {"merges__txt": "☃ ☃\n".encode()}, r"merges\.txt: not a tokenizer file: "),
+    "vocabulary of text": (
+        MARIAN,
+        {"vocab__json": {"</s>": "0"}},
+        r"vocab\.json: not a vocabulary: ",
+    ),
+    "vocabulary below 0": (
+        MARIAN,
+        {"vocab__json": {"</s>": -1}},
+        r"vocab\.json: not a vocabulary: ",
+    ),
+    "vocabulary without unknown": (
+        MARIAN,
+        {"vocab__json": {"</s>": 0, "<pad>": 1}},
+        r"vocab\.json: has no '<unk>'",
+    ),
+    "merges of three": (
+        BART,
+        {"merges__txt": b"#version: 0.2\na b c\n"},
+        r"merges\.txt: line 2 is 'a b c', not two tokens",
+    ),
+    "merges unknown": (
+        BART,
+        {"merges__txt": "☃ ☃\n".encode()},
+        r"merges\.txt: not a tokenizer file: ",
+    ),
     "merges, not text": (BART, {"merges__txt": b"\xff"}, r"merges\.txt: not valid UTF-8"),
     "a smaller model": (
         T5,
         {"config__json": {"vocab_size": 200}},
         r"config\.json: a vocabulary of 200 is smaller than the tokenizer's of 233 ",
     ),
-    "another padding": (T5, {"config__json": {"pad_token_id": 3}}, r"config\.json: pad_token_id is 3, and the tokenizer's 0"),
-    "another end": (T5, {"config__json": {"eos_token_id": 3}}, r"config\.json: eos_token_id is 3, and the tokenizer's 1"),
+    "another padding": (
+        T5,
+        {"config__json": {"pad_token_id": 3}},
+        r"config\.json: pad_token_id is 3, and the tokenizer's 0",
+    ),
+    "another end": (
+        T5,
+        {"config__json": {"eos_token_id": 3}},
+        r"config\.json: eos_token_id is 3, and the tokenizer's 1",
+    ),
     "a flag": (
         T5,
         {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "split_special_tokens": 1}},
@@ -240,17 +386,30 @@ REFUSED = {
     ),
     "sampling": (
         MARIAN,
-        {"tokenizer_config__json": {"tokenizer_class": "MarianTokenizer", "sp_model_kwargs": {"enable_sampling": True}}},
+        {
+            "tokenizer_config__json": {
+                "tokenizer_class": "MarianTokenizer",
+                "sp_model_kwargs": {"enable_sampling": True},
+            }
+        },
         "sp_model_kwargs is .*; remove it",
     ),
-    "a token": (T5, {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "eos_token": 1}}, "a special token is 1, not text"),
+    "a token": (
+        T5,
+        {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "eos_token": 1}},
+        "a special token is 1, not text",
+    ),
     "tokens": (
         T5,
         {"tokenizer_config__json": {"tokenizer_class": "T5Tokenizer", "extra_special_tokens": "a"}},
         "tokens are 'a', not a list",
     ),
     "an id": (T5, {"added_tokens__json": {"<new>": "x"}}, "the id of an added token is 'x'"),
-    "an id with a gap": (T5, {"added_tokens__json": {"<new>": 900}}, "the added token '<new>' has the id 900, and becomes 233"),
+    "an id with a gap": (
+        T5,
+        {"added_tokens__json": {"<new>": 900}},
+        "the added token '<new>' has the id 900, and becomes 233",
+    ),
 }
 
 
@@ -272,11 +431,21 @@ def test_a_panic_of_the_library_is_a_refusal(tmp_path):
     vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]
     parts = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
     for table, loads in ((b"", False), ((8).to_bytes(4, "little") + b"\xff" * 8, True)):
-        normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+        normalizer = {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(table).decode(),
+        }
         model = {"type": "Unigram", "unk_id": 2, "vocab": vocabulary}
-        told = parts | {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+        told = parts | {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": normalizer,
+            "model": model,
+        }
         path = folder(tmp_path / str(loads), T5, tokenizer__json=told, config__json={})
-        with pytest.raises(errors.InputError, match=r"tokenizer\.json: not a tokenizer file: ") as caught:
+        with pytest.raises(
+            errors.InputError, match=r"tokenizer\.json: not a tokenizer file: "
+        ) as caught:
             load_huggingface(path).encode_batch(["a", "b"] if loads else [])
         assert "\n" not in str(caught.value)
         with pytest.raises(errors.InputError, match=r"tokenizer\.json: "):

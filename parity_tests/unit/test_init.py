@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import transformer
+from jax_transformer import pretrained, transformer
+from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
-from jax_transformer.training import initial, trained
-from jax_transformer.training.data_options import DataOptions
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import init_source
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from jax_transformer.training.run_folder import RunFolder
 from parity_tests.unit import runs
 
 OPTIONS = [
@@ -50,9 +50,16 @@ def options(init: Path, **more) -> TrainOptions:
 
 
 def test_weights_configuration_and_tokenizer_are_taken_over(before, tmp_path):
-    found = initial.find(options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path))
-    model, _ = trained.load_model(before.path)
-    assert not runs.differing(*({k: np.asarray(v) for k, v in transformer.flatten(m).items()} for m in (found.model(), model)))
+    found = init_source.find(
+        options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
+    )
+    model, _ = pretrained.load_model(before.path)
+    assert not runs.differing(
+        *(
+            {k: np.asarray(v) for k, v in transformer.flatten(m).items()}
+            for m in (found.model(), model)
+        )
+    )
     assert found.config == model.config.with_sizes(dropout=0.25) and found.config != model.config
     assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
     assert not list(found.lines())
@@ -89,13 +96,18 @@ def test_another_beginning_is_refused(tuned, before, tmp_path):
 
 def test_a_beginning_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
     run, arguments = tuned
-    again, other = shutil.copytree(run, tmp_path / "run"), shutil.copytree(before.path, tmp_path / "before")
+    again, other = (
+        shutil.copytree(run, tmp_path / "run"),
+        shutil.copytree(before.path, tmp_path / "before"),
+    )
     shutil.rmtree(again / "checkpoints")
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
     (again / "train_config.json").write_text(json.dumps(told_config))
     told = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
-    assert told.code == 2 and "the data changed since this run began (init_sha256 (" in told.err, told.err
+    assert told.code == 2 and "the data changed since this run began (init_sha256 (" in told.err, (
+        told.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,35 +133,46 @@ def test_languages_without_a_beginning_are_refused():
 
 
 def test_languages_that_the_tokenizer_does_not_know_are_refused(before, tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.source_lang: the tokenizer of .* knows no languages"):
-        initial.find(options(before.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"data\.source_lang: the tokenizer of .* knows no languages"
+    ):
+        init_source.find(
+            options(before.path, data=DataOptions(source_lang="en")), RunFolder(tmp_path)
+        )
 
 
 def test_a_second_tokenizer_is_refused(before, tmp_path):
     given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="has a tokenizer, which its model was trained with; leave this out"):
-        initial.find(options(before.path, data=given), RunFolder(tmp_path))
+    with pytest.raises(
+        ConfigError, match="has a tokenizer, which its model was trained with; leave this out"
+    ):
+        init_source.find(options(before.path, data=given), RunFolder(tmp_path))
 
 
 def test_converted_weights_need_the_tokenizer_to_be_given(before, tmp_path):
     bare = tmp_path / "bare"
-    trained.save_model(trained.load_model(before.path)[0], bare)
+    pretrained.save_model(pretrained.load_model(before.path)[0], bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
-        initial.find(options(bare), RunFolder(tmp_path))
+        init_source.find(options(bare), RunFolder(tmp_path))
     given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
-    found = initial.find(options(bare, data=given), RunFolder(tmp_path))
+    found = init_source.find(options(bare, data=given), RunFolder(tmp_path))
     assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
 
 
 def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     bare, lines = tmp_path / "bare", ["der Hund"]
-    trained.save_model(trained.load_model(before.path)[0], bare)
+    pretrained.save_model(pretrained.load_model(before.path)[0], bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     given = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
-    with pytest.raises(ValueError, match="the tokenizer is of another model: source_pad_id is 5 and the model's"):
-        initial.find(given, RunFolder(tmp_path))
+    with pytest.raises(
+        ValueError, match="the tokenizer is of another model: source_pad_id is 5 and the model's"
+    ):
+        init_source.find(given, RunFolder(tmp_path))
 
 
 def test_files_are_to_be_converted_first(before, tmp_path):
-    with pytest.raises(ConfigError, match="is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder"):
-        initial.find(options(before.path / "checkpoints" / "200"), RunFolder(tmp_path))
+    with pytest.raises(
+        ConfigError,
+        match="is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder",
+    ):
+        init_source.find(options(before.path / "checkpoints" / "200"), RunFolder(tmp_path))

@@ -23,7 +23,11 @@ WIDTH = ODD["d_model"]
 def small(name: str) -> TransformerConfig:
     """As many positions as it takes to reach a rule of positions that ends before its table."""
     config = tiny(name, num_layers=1)
-    return config.with_sizes(max_length=60) if jt.preset(name).longest < jt.preset(name).max_length else config
+    return (
+        config.with_sizes(max_length=60)
+        if jt.preset(name).longest < jt.preset(name).max_length
+        else config
+    )
 
 
 def good(config: TransformerConfig, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +77,9 @@ def test_what_is_good_is_read_up_to_the_last_position(model):
 # Ids
 
 
-def bad_ids(config: TransformerConfig, side: str, vocab: int, ids: np.ndarray) -> list[tuple[object, str]]:
+def bad_ids(
+    config: TransformerConfig, side: str, vocab: int, ids: np.ndarray
+) -> list[tuple[object, str]]:
     """Ids that cannot be looked up on either side, with what is said of them."""
     shaped = f"{side} ids must be integers of shape (batch, length), not"
     return [
@@ -126,7 +132,10 @@ def test_sides_that_do_not_belong_together_are_refused(model):
     refused(lambda: model(source, target[:1]), "source has 3 rows and target 1")
     if model.config.equal_lengths:
         for s, t in ((source, target[:, :4]), (source[:, :1], target), (source, target[:, :1])):
-            with pytest.raises(InputError, match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.* both must be equally long"):
+            with pytest.raises(
+                InputError,
+                match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.* both must be equally long",
+            ):
                 model(s, t)
     else:
         assert jax.eval_shape(lambda: model(source, target[:, :2])).shape[:2] == (ROWS, 2)
@@ -138,7 +147,11 @@ def test_under_jit_shapes_are_refused_as_ever(model):
     source, target = good(config)
 
     def call(source_shape, target_shape, dtype=jnp.int32):
-        jax.eval_shape(lambda s, t: model(s, t), jax.ShapeDtypeStruct(source_shape, dtype), jax.ShapeDtypeStruct(target_shape, jnp.int32))
+        jax.eval_shape(
+            lambda s, t: model(s, t),
+            jax.ShapeDtypeStruct(source_shape, dtype),
+            jax.ShapeDtypeStruct(target_shape, jnp.int32),
+        )
 
     call(source.shape, target.shape)
     over = (ROWS, config.longest + 1)
@@ -161,8 +174,13 @@ def test_under_jit_ids_outside_the_vocabulary_make_no_nan(name):
     source, target = good(model.config)
     logits = jax.jit(lambda s, t: model(s, t))
     assert np.isfinite(logits(edited(source, -1), edited(target, -99))).all()
-    last = edited(source, model.config.source_vocab_size - 1), edited(target, model.config.target_vocab_size - 1)
-    assert (np.asarray(logits(edited(source, 99), edited(target, 99))) == np.asarray(logits(*last))).all()
+    last = (
+        edited(source, model.config.source_vocab_size - 1),
+        edited(target, model.config.target_vocab_size - 1),
+    )
+    assert (
+        np.asarray(logits(edited(source, 99), edited(target, 99))) == np.asarray(logits(*last))
+    ).all()
 
 
 # Embeddings
@@ -216,11 +234,16 @@ def test_a_mask_given_with_embeddings_hides_what_it_says():
     """Where the encoder has a mask at all; where it has none, as its document has none, all is seen."""
     for name in ("part2_encoder", "part2_encoder_repaired"):
         model = random_model(small(name))
-        x, valid = np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)), np.ones((ROWS, LENGTH), bool)
+        x, valid = (
+            np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)),
+            np.ones((ROWS, LENGTH), bool),
+        )
         valid[1, 3:] = False
         other = np.where(valid[..., None], x, 7.0)
         before, after = (np.asarray(model.encode_embeddings(given, valid)) for given in (x, other))
-        assert ((before[valid] == after[valid]).all()) == (Mask.SOURCE_PADDING in model.config.encoder.self_mask)
+        assert ((before[valid] == after[valid]).all()) == (
+            Mask.SOURCE_PADDING in model.config.encoder.self_mask
+        )
 
 
 # What generation refuses beside its source
@@ -230,15 +253,25 @@ def test_more_tokens_than_there_are_positions_are_refused_by_every_decoder(model
     (source, _), config = good(model.config), model.config
     for places in (0, -1, config.longest + 1):
         refused(
-            lambda p=places: model.init_cache(source, p), f"places={places} must be between 1 and the model's {config.longest}", ConfigError
+            lambda p=places: model.init_cache(source, p),
+            f"places={places} must be between 1 and the model's {config.longest}",
+            ConfigError,
         )
         message = f"max_length={places} must be between 1 and the model's {config.longest}"
         refused(lambda p=places: generate.greedy(model, source, max_length=p), message, ConfigError)
         refused(lambda p=places: generate.beam(model, source, max_length=p), message, ConfigError)
-        refused(lambda p=places: generate.sample(model, source, jax.random.key(0), max_length=p), message, ConfigError)
+        refused(
+            lambda p=places: generate.sample(model, source, jax.random.key(0), max_length=p),
+            message,
+            ConfigError,
+        )
     for name in ("bos_id", "eos_id"):
         message = f"{name}={config.target_vocab_size} is outside the vocabulary of {config.target_vocab_size}"
-        refused(lambda n=name: generate.greedy(model, source, **{n: config.target_vocab_size}), message, ConfigError)
+        refused(
+            lambda n=name: generate.greedy(model, source, **{n: config.target_vocab_size}),
+            message,
+            ConfigError,
+        )
 
 
 # Configurations
@@ -257,7 +290,10 @@ SIZES = [
     (dict(decoder_layers=0), "decoder.layers=0 must be at least 1"),
     (dict(head_dim=None, num_heads=5), "d_model=12 is not divisible by num_heads=5"),
     (dict(dropout=-0.1), "dropout=-0.1 must be at least 0 and below 1"),
-    (dict(pad_id=-1), "source_pad_id=-1 is outside the vocabulary of 1"),  # 11, or 13 where it is one vocabulary
+    (
+        dict(pad_id=-1),
+        "source_pad_id=-1 is outside the vocabulary of 1",
+    ),  # 11, or 13 where it is one vocabulary
     (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.files import pt
+from jax_transformer.storage import pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import write
 
@@ -35,9 +35,14 @@ def weights(small) -> Path:
 def test_inspect_for_machines(console, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     shared = np.ones((2, 3), np.float32)
-    pt.write(tmp_path / "a.pt", {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7})
+    pt.write(
+        tmp_path / "a.pt",
+        {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
+    )
     found = json.loads(console.say("inspect", weights, "--json")[1])
-    assert found["tensors"].keys() == state.keys() and list(found["sha256"]) == ["model.safetensors"]
+    assert found["tensors"].keys() == state.keys() and list(found["sha256"]) == [
+        "model.safetensors"
+    ]
     found = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
     assert found["ties"] == [["model.x", "model.y"]] and found["values"] == {"step": 7}
     assert found["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}
@@ -47,7 +52,11 @@ def test_inspect_for_machines(console, weights, tmp_path):
 
 def test_a_name_in_a_file_cannot_write_lines(console, tmp_path):
     source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
-    for command in (["inspect", source], ["inspect", source, "--json"], ["convert", source, tmp_path / "b.pt", "--dry-run"]):
+    for command in (
+        ["inspect", source],
+        ["inspect", source, "--json"],
+        ["convert", source, tmp_path / "b.pt", "--dry-run"],
+    ):
         _, out, err = console.say(*command)
         assert "\x1b" not in out + err and "\nsha256 0" not in out + err
 
@@ -66,7 +75,13 @@ def test_files_are_described_and_converted_without_jax(weights, tmp_path):
         f"assert cli.main(['inspect', {str(tmp_path / 'a.pt')!r}]) == 0\n"
         "assert not {'jax', 'flax', 'torch'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=runs.environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -82,6 +97,9 @@ def test_what_asks_for_more_than_weights_is_refused_as_unsafe(console, tmp_path)
     with zipfile.ZipFile(tmp_path / "bad.pt", "w") as file:
         file.writestr("archive/data.pkl", pickle.dumps({"a": Call()}, protocol=2))
         file.writestr("archive/version", "3\n")
-    for command in (["inspect", tmp_path / "bad.pt"], ["convert", tmp_path / "bad.pt", tmp_path / "out.safetensors"]):
+    for command in (
+        ["inspect", tmp_path / "bad.pt"],
+        ["convert", tmp_path / "bad.pt", tmp_path / "out.safetensors"],
+    ):
         console.refused(4, ["bad.pt", "mkdir"], *command)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import interruptions_chains, interruptions_damage, interruptions_verdict
 from benchmarks.interruptions_runs import Ended, Place
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 from parity_tests.unit.runs import ROOT
 
 
@@ -25,7 +25,9 @@ def checkpoints(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in interruptions_damage.Damage(random.Random(0)).kinds()])
+@pytest.mark.parametrize(
+    "kind", [kind.__name__ for kind in interruptions_damage.Damage(random.Random(0)).kinds()]
+)
 def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path, kind):
     damage = getattr(interruptions_damage.Damage(random.Random(kind)), kind)
     for number in range(3):
@@ -38,10 +40,14 @@ def test_damage_that_passes_is_told(checkpoints, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
     monkeypatch.setattr(checkpoint, "_sha256", lambda path: "0")
-    wrong = interruptions_damage.noticed(lambda folder, step: ({step}, "nothing at all"), copy, 3).wrong
+    wrong = interruptions_damage.noticed(
+        lambda folder, step: ({step}, "nothing at all"), copy, 3
+    ).wrong
     assert any(line.startswith("1 is whole and is refused") for line in wrong)
     monkeypatch.setattr(checkpoint, "verify", lambda folder, step: None)
-    wrong = interruptions_damage.noticed(lambda folder, step: ({step}, "nothing at all"), copy, 3).wrong
+    wrong = interruptions_damage.noticed(
+        lambda folder, step: ({step}, "nothing at all"), copy, 3
+    ).wrong
     assert wrong == ["3 is damaged and passes", "the newest intact one is said to be 3, and is 2"]
 
 
@@ -60,15 +66,53 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
 @pytest.mark.parametrize(
     "ended, wrong",
     [
-        (stopped(75, "jax-transformer: stopped at step 3, saved in run; the same command goes on from there\n", "steps"), None),
-        (stopped(75, "jax-transformer: stopped at step 4, saved in run; the same command goes on from there\n", "steps"), "it said step 4"),
-        (stopped(75, "jax-transformer: stopped before the first step; the same command begins again\n", "data"), None),
-        (stopped(75, "jax-transformer: stopped before the first step; the same command begins again\n", "save"), "nothing saved"),
-        (stopped(75, "Traceback (most recent call last)\njax-transformer: stopped at step 3\n", "steps"), "a traceback"),
+        (
+            stopped(
+                75,
+                "jax-transformer: stopped at step 3, saved in run; the same command goes on from there\n",
+                "steps",
+            ),
+            None,
+        ),
+        (
+            stopped(
+                75,
+                "jax-transformer: stopped at step 4, saved in run; the same command goes on from there\n",
+                "steps",
+            ),
+            "it said step 4",
+        ),
+        (
+            stopped(
+                75,
+                "jax-transformer: stopped before the first step; the same command begins again\n",
+                "data",
+            ),
+            None,
+        ),
+        (
+            stopped(
+                75,
+                "jax-transformer: stopped before the first step; the same command begins again\n",
+                "save",
+            ),
+            "nothing saved",
+        ),
+        (
+            stopped(
+                75,
+                "Traceback (most recent call last)\njax-transformer: stopped at step 3\n",
+                "steps",
+            ),
+            "a traceback",
+        ),
         (stopped(5, "jax-transformer: run: could not be written\n", "save"), "exit code 5"),
         (stopped(-15, "", "steps"), "exit code -15"),
         (stopped(0, "run\n", "average"), None),
-        (stopped(0, "run\n", "steps", after="save"), "exit code 0 after SIGTERM in phase steps: it did not stop"),
+        (
+            stopped(0, "run\n", "steps", after="save"),
+            "exit code 0 after SIGTERM in phase steps: it did not stop",
+        ),
     ],
 )
 def test_what_a_signal_may_lead_to(checkpoints, ended, wrong):
@@ -82,7 +126,13 @@ def test_what_a_signal_may_lead_to(checkpoints, ended, wrong):
 @pytest.mark.slow
 def test_a_small_campaign_passes(tmp_path):
     counts = "--kills 4 --terms 3 --failures 3 --damages 20".split()
-    command = [sys.executable, str(ROOT / "benchmarks" / "interruptions.py"), *counts, "--work", str(tmp_path / "work")]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "interruptions.py"),
+        *counts,
+        "--work",
+        str(tmp_path / "work"),
+    ]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 0, told.stdout + told.stderr
     assert "not equal" in told.stdout

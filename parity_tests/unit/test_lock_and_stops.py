@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from jax_transformer.errors import LockedError, Preempted
-from jax_transformer.training import lock, stops
+from jax_transformer.storage import lock
+from jax_transformer.training import stops
 from parity_tests.unit import runs
 
 # The lock
@@ -18,7 +19,9 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
     with lock.hold(tmp_path / "run"):
         with pytest.raises(LockedError) as refused, lock.hold(tmp_path / "run"):
             pass
-        assert f"process {os.getpid()} on " in str(refused.value) and str(tmp_path / "run") in str(refused.value)
+        assert f"process {os.getpid()} on " in str(refused.value) and str(tmp_path / "run") in str(
+            refused.value
+        )
     with lock.hold(tmp_path / "run"):
         pass
 
@@ -41,7 +44,12 @@ with lock.hold(Path(sys.argv[1])):
 
 
 def test_a_dead_holder_s_lock_is_taken_over(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], env=runs.environment(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "held\n"
     with pytest.raises(LockedError, match=f"process {process.pid} "), lock.hold(tmp_path):
         pass
@@ -104,7 +112,11 @@ def test_a_request_that_is_lost_in_a_finalizer_ends_the_work_all_the_same(capsys
             signal.raise_signal(signal.SIGTERM)
 
     went_on = False
-    with stops.requests() as stop, pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
+    with (
+        stops.requests() as stop,
+        pytest.raises(Preempted, match="nothing yet"),
+        stop.at_once("nothing yet"),
+    ):
         Finalized()
         went_on = True
     assert went_on

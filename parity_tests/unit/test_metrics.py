@@ -6,16 +6,27 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import metrics
 
-REFERENCES = [f"the {word} cat sees {word} red houses and a small bird" for word in "one two three four five six seven eight".split()]
-HYPOTHESES = [*REFERENCES[:3], *(line.replace("small ", "").replace("sees", "saw") for line in REFERENCES[3:])]
+REFERENCES = [
+    f"the {word} cat sees {word} red houses and a small bird"
+    for word in "one two three four five six seven eight".split()
+]
+HYPOTHESES = [
+    *REFERENCES[:3],
+    *(line.replace("small ", "").replace("sees", "saw") for line in REFERENCES[3:]),
+]
 KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def test_validation_has_bleu_chrf_and_exact_match():
     found = metrics.score(HYPOTHESES, REFERENCES)
-    assert found.keys() == {"bleu", "chrf", "exact_match", "signatures"} and found["exact_match"] == 37.5
+    assert (
+        found.keys() == {"bleu", "chrf", "exact_match", "signatures"}
+        and found["exact_match"] == 37.5
+    )
     assert found["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != found["chrf"]
-    assert found["signatures"].keys() == {"bleu", "chrf"} and "tok:13a" in found["signatures"]["bleu"]
+    assert (
+        found["signatures"].keys() == {"bleu", "chrf"} and "tok:13a" in found["signatures"]["bleu"]
+    )
 
 
 def test_intervals_are_those_of_sacrebleu():
@@ -24,7 +35,10 @@ def test_intervals_are_those_of_sacrebleu():
     for name, kind in KINDS.items():
         result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
         assert found[name] == result.score and "bs:50" in found["signatures"][name]
-        assert found["confidence"][name] == {"mean": result._mean, "half_width": result._ci} and result._ci > 0
+        assert (
+            found["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
+            and result._ci > 0
+        )
     assert "confidence" not in metrics.score(HYPOTHESES, REFERENCES, names=("ter",))
 
 

@@ -63,19 +63,33 @@ def test_neighbours_are_not_seen(model):
 def test_the_faithful_lesson10_sees_source_padding():
     """The document's decoder attends to it, so there the padding of a batch changes its translations."""
     model = random_model(tiny("lesson10"))
-    assert furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET)) > 1e-3
-    assert furthest(model.encode(with_more_padding(model.config, SOURCE))[:, :7], model.encode(SOURCE)) < 1e-12  # its encoder does not
+    assert (
+        furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET))
+        > 1e-3
+    )
+    assert (
+        furthest(model.encode(with_more_padding(model.config, SOURCE))[:, :7], model.encode(SOURCE))
+        < 1e-12
+    )  # its encoder does not
 
 
 def test_attention_weights_are_those_of_every_layer_and_head(model):
     logits, attention = model(SOURCE, TARGET, return_attention=True)
     assert furthest(logits, model(SOURCE, TARGET)) == 0
     layers, heads = CONFIG.decoder.layers, CONFIG.num_heads
-    for weights, shape in ((attention.encoder, (7, 7)), (attention.decoder, (5, 5)), (attention.cross, (5, 7))):
+    for weights, shape in (
+        (attention.encoder, (7, 7)),
+        (attention.decoder, (5, 5)),
+        (attention.cross, (5, 7)),
+    ):
         assert [w.shape for w in weights] == [(3, heads, *shape)] * layers
         for w in weights:
-            assert np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12 and (np.asarray(w) >= 0).all()
-        flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1).reshape(layers * heads, -1)
+            assert (
+                np.abs(np.asarray(w).sum(axis=-1) - 1).max() < 1e-12 and (np.asarray(w) >= 0).all()
+            )
+        flat = np.moveaxis(np.stack([np.asarray(w) for w in weights]), 2, 1).reshape(
+            layers * heads, -1
+        )
         assert all(furthest(flat[i], flat[j]) > 1e-3 for i in range(len(flat)) for j in range(i))
     padding = np.broadcast_to((CONFIG.source_pad_id == SOURCE)[:, None, None, :], (3, heads, 5, 7))
     future = np.triu(np.ones((5, 5), bool), 1) | (CONFIG.target_pad_id == TARGET)[:, None, None, :]
@@ -105,7 +119,9 @@ def test_a_call_is_deterministic_but_for_rngs(model):
     logits, key = model(SOURCE, TARGET), jax.random.key(1)
     assert furthest(model(SOURCE, TARGET), logits) == 0
     dropped = model(SOURCE, TARGET, rngs=key)
-    assert furthest(dropped, logits) > 1e-3 and furthest(model(SOURCE, TARGET, rngs=key), dropped) == 0
+    assert (
+        furthest(dropped, logits) > 1e-3 and furthest(model(SOURCE, TARGET, rngs=key), dropped) == 0
+    )
     assert furthest(model(SOURCE, TARGET, rngs=jax.random.fold_in(key, 1)), dropped) > 1e-3
     rngs = nnx.Rngs(dropout=5)
     first, second = model(SOURCE, TARGET, rngs=rngs), model(SOURCE, TARGET, rngs=rngs)
@@ -141,7 +157,11 @@ def test_ids_that_cannot_be_read_are_refused(model, source, target, message):
         model(source, target)
     assert str(error.value) == message
     if message.startswith("source"):
-        for method in (model.encode, model.check_source, lambda ids: jt.generate.greedy(model, ids, max_length=2)):
+        for method in (
+            model.encode,
+            model.check_source,
+            lambda ids: jt.generate.greedy(model, ids, max_length=2),
+        ):
             with pytest.raises(InputError) as error:
                 method(source)
             assert str(error.value) == message
@@ -184,7 +204,9 @@ def test_jit_gives_the_same_and_leaves_the_values_of_ids_unchecked(model):
     definition, state = nnx.split(model)
     call = jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
     assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
-    assert np.isfinite(call(state, edited(SOURCE, 99), edited(TARGET, -1))).all()  # traced: no values to check, and no NaN for them
+    assert np.isfinite(
+        call(state, edited(SOURCE, 99), edited(TARGET, -1))
+    ).all()  # traced: no values to check, and no NaN for them
     with pytest.raises(InputError, match=r"^source is 21 tokens long, over max_length=20"):
         jax.eval_shape(call, state, np.tile(SOURCE, 3), TARGET)
 
@@ -195,7 +217,9 @@ LEARNED = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
 
 
 @pytest.mark.parametrize(
-    "config", [tiny(num_layers=1), tiny("small", num_layers=1, output_bias=True, **LEARNED)], ids=["lesson10", "tied, learned positions"]
+    "config",
+    [tiny(num_layers=1), tiny("small", num_layers=1, output_bias=True, **LEARNED)],
+    ids=["lesson10", "tied, learned positions"],
 )
 def test_every_array_counts_and_only_where_its_name_says(config):
     arrays = {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
@@ -218,40 +242,66 @@ def test_every_array_counts_and_only_where_its_name_says(config):
 
 def test_parameters_decide_the_arithmetic_unless_the_configuration_does():
     ids = SOURCE[:, :5]
-    arrays = {name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()}
+    arrays = {
+        name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()
+    }
     half = transformer.unflatten(CONFIG, arrays)
     logits, attention = half(ids, ids, return_attention=True)
-    assert {logits.dtype, half.encode(ids).dtype, *(w.dtype for kind in attention for w in kind)} == {jnp.bfloat16.dtype}
+    assert {
+        logits.dtype,
+        half.encode(ids).dtype,
+        *(w.dtype for kind in attention for w in kind),
+    } == {jnp.bfloat16.dtype}
     single = {name: array.astype(jnp.float32) for name, array in arrays.items()}
     for name, dtype in (("bfloat16", jnp.bfloat16), ("float64", jnp.float64)):
         computed = transformer.unflatten(tiny(compute_dtype=name), single)(ids, ids)
-        cast = transformer.unflatten(CONFIG, {path: array.astype(dtype) for path, array in single.items()})(ids, ids)
+        cast = transformer.unflatten(
+            CONFIG, {path: array.astype(dtype) for path, array in single.items()}
+        )(ids, ids)
         assert computed.dtype == dtype and furthest(computed, cast) == 0
-    exact = transformer.unflatten(CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()})(ids, ids)
-    assert 1e-3 < furthest(logits, exact) < 0.3  # bfloat16 throughout: its rounding shows, and no more than that
+    exact = transformer.unflatten(
+        CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()}
+    )(ids, ids)
+    assert (
+        1e-3 < furthest(logits, exact) < 0.3
+    )  # bfloat16 throughout: its rounding shows, and no more than that
 
 
 def test_flatten_and_unflatten_are_inverse(model):
     arrays = transformer.flatten(model)
-    assert "encoder.blocks.0.self_attention.query.kernel" in arrays and "decoder.blocks.1.residuals.2.norm.bias" in arrays
+    assert (
+        "encoder.blocks.0.self_attention.query.kernel" in arrays
+        and "decoder.blocks.1.residuals.2.norm.bias" in arrays
+    )
     again = transformer.unflatten(CONFIG, arrays)
-    assert {name: id(array) for name, array in transformer.flatten(again).items()} == {name: id(a) for name, a in arrays.items()}
+    assert {name: id(array) for name, array in transformer.flatten(again).items()} == {
+        name: id(a) for name, a in arrays.items()
+    }
     for kind in (nnx.Param, Frozen):
         assert transformer.flatten(again, kind).keys() == transformer.flatten(model, kind).keys()
     odd = {name.replace("output.bias", "output.offset"): array for name, array in arrays.items()}
-    with pytest.raises(ConfigError, match=r"^these arrays do not fit the configuration: output.bias, output.offset$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^these arrays do not fit the configuration: output.bias, output.offset$",
+    ):
         transformer.unflatten(CONFIG, odd)
 
 
 def test_shapes_alone_are_those_of_a_model_and_each_caller_s_own():
     config = tiny("deep_dive", num_layers=1)
     real, first = jt.Transformer(config, rngs=nnx.Rngs(0)), transformer.abstract(config)
-    shapes = [{name: (leaf.shape, leaf.dtype) for name, leaf in transformer.flatten(model).items()} for model in (real, first)]
+    shapes = [
+        {name: (leaf.shape, leaf.dtype) for name, leaf in transformer.flatten(model).items()}
+        for model in (real, first)
+    ]
     assert shapes[0] == shapes[1] and nnx.graphdef(real) == nnx.graphdef(first)
     kernel = first.encoder.blocks[0].self_attention.query.kernel
     kernel.set_value(jax.ShapeDtypeStruct((1,), jnp.float16))
     again = transformer.abstract(config).encoder.blocks[0].self_attention.query.kernel
-    assert again.get_value().shape == (12, real.encoder.blocks[0].self_attention.query.kernel.shape[1])
+    assert again.get_value().shape == (
+        12,
+        real.encoder.blocks[0].self_attention.query.kernel.shape[1],
+    )
 
 
 def test_stored_positions_are_carried_and_never_trained(model):
@@ -269,4 +319,9 @@ def test_sinusoids_are_the_paper_s():
     table = sinusoids(50, 6)
     for position, column in ((0, 0), (0, 1), (3, 2), (3, 5), (49, 4)):
         angle = position / 10_000 ** ((column - column % 2) / 6)
-        assert math.isclose(table[position, column], math.cos(angle) if column % 2 else math.sin(angle), rel_tol=1e-14, abs_tol=1e-300)
+        assert math.isclose(
+            table[position, column],
+            math.cos(angle) if column % 2 else math.sin(angle),
+            rel_tol=1e-14,
+            abs_tol=1e-300,
+        )

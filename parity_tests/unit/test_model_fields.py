@@ -13,7 +13,16 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import Branch, Init, Mask, MaskFill, Part, Residual, StackConfig, TransformerConfig
+from jax_transformer.config import (
+    Branch,
+    Init,
+    Mask,
+    MaskFill,
+    Part,
+    Residual,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import attend
 from jax_transformer.nn.embedding import Embedding
@@ -30,9 +39,15 @@ SOURCE[0, 2], TARGET[0, 2] = (
 
 
 @functools.cache
-def logits(config: TransformerConfig, *, seed: int | None = None, source_length: int = 7) -> np.ndarray:
+def logits(
+    config: TransformerConfig, *, seed: int | None = None, source_length: int = 7
+) -> np.ndarray:
     """Those of a call with dropout where there is a seed."""
-    return np.asarray(random_model(config)(SOURCE[:, :source_length], TARGET, rngs=None if seed is None else jax.random.key(seed)))
+    return np.asarray(
+        random_model(config)(
+            SOURCE[:, :source_length], TARGET, rngs=None if seed is None else jax.random.key(seed)
+        )
+    )
 
 
 def changes_logits(old: TransformerConfig, new: TransformerConfig):
@@ -49,7 +64,9 @@ def changes_training_alone(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_masks(old: TransformerConfig, new: TransformerConfig):
-    few = dict(attention_dropout=0.0, activation_dropout=0.0)  # threefry takes long to compile: two shapes, not seven
+    few = dict(
+        attention_dropout=0.0, activation_dropout=0.0
+    )  # threefry takes long to compile: two shapes, not seven
     changes_training_alone(replace(old, **few), replace(new, **few))
 
 
@@ -85,18 +102,26 @@ def changes_new_arrays_of_one_stack(old: TransformerConfig, new: TransformerConf
 def changes_positions_computed_or_stored(old: TransformerConfig, new: TransformerConfig):
     (name,) = (name for name in ("encoder", "decoder") if getattr(old, name) != getattr(new, name))
     assert changed_new_arrays(old, new) == {f"{name}.positions.table"}
-    changes_logits(*(config.with_sizes(**{f"{name}.positions": "sinusoidal"}) for config in (old, new)))
+    changes_logits(
+        *(config.with_sizes(**{f"{name}.positions": "sinusoidal"}) for config in (old, new))
+    )
 
 
 def changes_computed_positions(old: TransformerConfig, new: TransformerConfig):
-    changes_logits(*(config.with_sizes(**dict.fromkeys(POSITIONS, "sinusoidal")) for config in (old, new)))
+    changes_logits(
+        *(config.with_sizes(**dict.fromkeys(POSITIONS, "sinusoidal")) for config in (old, new))
+    )
 
 
 def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
     """So few buckets that a row of seven, or five, reaches those of several distances."""
     relative = dict.fromkeys(POSITIONS, "relative")
     sizes = {"encoder": 8, "decoder": 4}
-    few = {f"{name}.relative_buckets": count for name, count in sizes.items() if getattr(new, name).relative_buckets == 32}
+    few = {
+        f"{name}.relative_buckets": count
+        for name, count in sizes.items()
+        if getattr(new, name).relative_buckets == 32
+    }
     changes_logits(old.with_sizes(**relative, **few), new.with_sizes(**relative, **few))
 
 
@@ -105,9 +130,14 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
     ids = jnp.asarray([[3, old.target_pad_id, 5]])
 
     def gradient(config: TransformerConfig) -> np.ndarray:
-        table, weights = Embedding(config, config.target_vocab_size, rngs=nnx.Rngs(0)), jnp.ones((1, 3, config.d_model), jnp.float32)
+        table, weights = (
+            Embedding(config, config.target_vocab_size, rngs=nnx.Rngs(0)),
+            jnp.ones((1, 3, config.d_model), jnp.float32),
+        )
         definition, params = nnx.split(table)
-        summed = jax.grad(lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum())(params)
+        summed = jax.grad(
+            lambda p: (nnx.merge(definition, p)(ids, ids != config.target_pad_id) * weights).sum()
+        )(params)
         return np.asarray(summed.embedding[...])
 
     first, second = gradient(old), gradient(new)
@@ -118,7 +148,11 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
 
 def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
     added = shapes(new).keys() - shapes(old).keys()
-    assert added and shapes(old).keys() < shapes(new).keys() and all(".idle." in name for name in added)
+    assert (
+        added
+        and shapes(old).keys() < shapes(new).keys()
+        and all(".idle." in name for name in added)
+    )
     assert {type(skeleton(new)[1][name][1]) for name in added} == {Frozen}
     assert furthest(logits(old), logits(new)) == 0
     assert furthest(logits(old, seed=0), logits(new, seed=0)) == 0
@@ -133,7 +167,9 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     if new.mask_fill is MaskFill.MINUS_INFINITY:
         assert np.isnan(second[1]).all()
     else:
-        assert furthest(first[1], second[1]) > 1e-3  # which of the two the mean of all values is: see test_attention_to_nothing
+        assert (
+            furthest(first[1], second[1]) > 1e-3
+        )  # which of the two the mean of all values is: see test_attention_to_nothing
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -145,7 +181,12 @@ def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
 def changes_decoding(old: TransformerConfig, new: TransformerConfig):
     """The program alone, uncompiled; what it does with the ids is in test_generate."""
     programs = [
-        str(jax.make_jaxpr(lambda c=config: jt.generate.greedy(random_model(c), SOURCE, max_length=4))()) for config in (old, old, new)
+        str(
+            jax.make_jaxpr(
+                lambda c=config: jt.generate.greedy(random_model(c), SOURCE, max_length=4)
+            )()
+        )
+        for config in (old, old, new)
     ]
     assert programs[0] == programs[1] != programs[2]
 
@@ -170,7 +211,12 @@ def branches(name: str, **changes) -> list[dict]:
     """Each branch of a stack in turn with fields changed."""
     found = getattr(BASE, name).branches
     return [
-        {name: replace(getattr(BASE, name), branches=(*found[:k], replace(b, **changes), *found[k + 1 :]))} for k, b in enumerate(found)
+        {
+            name: replace(
+                getattr(BASE, name), branches=(*found[:k], replace(b, **changes), *found[k + 1 :])
+            )
+        }
+        for k, b in enumerate(found)
     ]
 
 
@@ -205,15 +251,24 @@ FLIPS = {
     "dropout_site": (changes_training_alone, others("dropout_site")),
     "dropout_masks": (changes_masks, others("dropout_masks")),
     "init": (changes_new_arrays, others("init")),
-    "compute_dtype": (changes_dtype, [dict(compute_dtype=name) for name in ("bfloat16", "float16", "float32")]),
+    "compute_dtype": (
+        changes_dtype,
+        [dict(compute_dtype=name) for name in ("bfloat16", "float16", "float32")],
+    ),
     "source_pad_id": (changes_logits, [dict(source_pad_id=5)]),
     "target_pad_id": (changes_logits, [dict(target_pad_id=5)]),
     "bos_id": (changes_decoding, [dict(bos_id=4)]),
     "eos_id": (changes_decoding, [dict(eos_id=4)]),
     "encoder.layers": (changes_weights_and_logits, stack("encoder", dict(layers=2))),
     "decoder.layers": (changes_weights_and_logits, stack("decoder", dict(layers=2))),
-    "encoder.branches": (changes_logits, stack("encoder", dict(branches=BASE.encoder.branches[::-1]))),
-    "decoder.branches": (changes_logits, stack("decoder", dict(branches=BASE.decoder.branches[::-1]))),
+    "encoder.branches": (
+        changes_logits,
+        stack("encoder", dict(branches=BASE.encoder.branches[::-1])),
+    ),
+    "decoder.branches": (
+        changes_logits,
+        stack("decoder", dict(branches=BASE.decoder.branches[::-1])),
+    ),
     "encoder.positions": (changes_logits, stack("encoder", *others("positions", BASE.encoder))),
     "decoder.positions": (changes_logits, stack("decoder", *others("positions", BASE.decoder))),
     "encoder.activation": (changes_logits, stack("encoder", *others("activation", BASE.encoder))),
@@ -222,10 +277,18 @@ FLIPS = {
         f"{name}.{field}": (effect, stack(name, *flips))
         for name in ("encoder", "decoder")
         for field, effect, flips in (
-            ("idle", adds_arrays_that_nothing_reads_or_trains, [dict(idle=(Branch((Part.SELF,)), Branch((Part.FFN,))))]),
+            (
+                "idle",
+                adds_arrays_that_nothing_reads_or_trains,
+                [dict(idle=(Branch((Part.SELF,)), Branch((Part.FFN,))))],
+            ),
             ("positions_at", changes_logits, others("positions_at", BASE.encoder)),
             ("position_index", changes_logits, others("position_index", BASE.encoder)),
-            ("position_exponent", changes_positions_computed_or_stored, [dict(position_exponent=2.0)]),
+            (
+                "position_exponent",
+                changes_positions_computed_or_stored,
+                [dict(position_exponent=2.0)],
+            ),
             ("position_offset", changes_computed_positions, [dict(position_offset=2)]),
             ("sinusoids", changes_positions_computed_or_stored, others("sinusoids", BASE.encoder)),
             ("relative_buckets", changes_relative_positions, [dict(relative_buckets=6)]),
@@ -236,8 +299,16 @@ FLIPS = {
             ("embedding_norm", changes_weights_and_logits, [dict(embedding_norm=True)]),
             ("mixing", changes_logits, others("mixing", BASE.encoder)),
             ("head_merge", changes_logits, others("head_merge", BASE.encoder)),
-            ("attention_dropout", changes_training_alone, [dict(attention_dropout=0.0), dict(attention_dropout=0.3)]),
-            ("init", changes_new_arrays_of_one_stack, [dict(init=init) for init in Init if init is not BASE.init]),
+            (
+                "attention_dropout",
+                changes_training_alone,
+                [dict(attention_dropout=0.0), dict(attention_dropout=0.3)],
+            ),
+            (
+                "init",
+                changes_new_arrays_of_one_stack,
+                [dict(init=init) for init in Init if init is not BASE.init],
+            ),
         )
     },
     "encoder.final_norm": (changes_weights_and_logits, stack("encoder", dict(final_norm=False))),
@@ -245,12 +316,21 @@ FLIPS = {
     "encoder.self_mask": (changes_logits, stack("encoder", dict(self_mask=()))),
     "decoder.self_mask": (
         changes_logits,
-        stack("decoder", *(dict(self_mask=mask) for mask in ((), (Mask.CAUSAL,), (Mask.TARGET_PADDING,)))),
+        stack(
+            "decoder",
+            *(dict(self_mask=mask) for mask in ((), (Mask.CAUSAL,), (Mask.TARGET_PADDING,))),
+        ),
     ),
     "decoder.cross_mask": (changes_logits, stack("decoder", dict(cross_mask=()))),
     "encoder.branches.parts": (changes_logits, branches("encoder", parts=(Part.SELF, Part.FFN))),
-    "decoder.branches.parts": (changes_logits, branches("decoder", parts=(Part.CROSS, Part.FFN, Part.SELF))),
-    "decoder.branches.residual": (changes_logits_where_both_sides_are_as_long, branches("decoder", residual=Residual.MEMORY)),
+    "decoder.branches.parts": (
+        changes_logits,
+        branches("decoder", parts=(Part.CROSS, Part.FFN, Part.SELF)),
+    ),
+    "decoder.branches.residual": (
+        changes_logits_where_both_sides_are_as_long,
+        branches("decoder", residual=Residual.MEMORY),
+    ),
     "encoder.branches.dropout": (changes_training_alone, branches("encoder", dropout=0.3)),
     "decoder.branches.dropout": (changes_training_alone, branches("decoder", dropout=0.0)),
 }
@@ -266,8 +346,16 @@ EXEMPT = {
 
 def test_every_field_is_flipped_or_exempt_for_a_reason():
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    fields |= {f"{name}.{field.name}" for name in ("encoder", "decoder") for field in dataclasses.fields(StackConfig)}
-    fields |= {f"{name}.branches.{field.name}" for name in ("encoder", "decoder") for field in dataclasses.fields(Branch)}
+    fields |= {
+        f"{name}.{field.name}"
+        for name in ("encoder", "decoder")
+        for field in dataclasses.fields(StackConfig)
+    }
+    fields |= {
+        f"{name}.branches.{field.name}"
+        for name in ("encoder", "decoder")
+        for field in dataclasses.fields(Branch)
+    }
     assert fields == FLIPS.keys() | EXEMPT.keys() and not FLIPS.keys() & EXEMPT.keys()
     assert all(flips for _, flips in FLIPS.values())
 
@@ -285,21 +373,41 @@ def test_a_flip_changes_what_the_field_is_there_for(field):
 def test_a_stack_s_own_value_is_the_model_s_for_that_stack(name):
     """Of what a stack may have for itself, None is the model's."""
     for field, value in (("attention_dropout", 0.3), ("init", Init.XAVIER)):
-        own = replace(BASE, encoder=replace(BASE.encoder, **{field: value}), decoder=replace(BASE.decoder, **{field: value}))
+        own = replace(
+            BASE,
+            encoder=replace(BASE.encoder, **{field: value}),
+            decoder=replace(BASE.decoder, **{field: value}),
+        )
         whole = replace(BASE, **{field: value})
         one = replace(BASE, **{name: getattr(own, name)})
         if field == "init":
-            assert changed_new_arrays(own, whole) == {"output.kernel", "output.bias"}  # outside the stacks
-            assert all(array.startswith(f"{name}.") or "embedding" in array for array in changed_new_arrays(BASE, one))
+            assert changed_new_arrays(own, whole) == {
+                "output.kernel",
+                "output.bias",
+            }  # outside the stacks
+            assert all(
+                array.startswith(f"{name}.") or "embedding" in array
+                for array in changed_new_arrays(BASE, one)
+            )
         else:
-            assert furthest(logits(own, seed=0), logits(whole, seed=0)) == 0 < furthest(logits(one, seed=0), logits(whole, seed=0))
+            assert (
+                furthest(logits(own, seed=0), logits(whole, seed=0))
+                == 0
+                < furthest(logits(one, seed=0), logits(whole, seed=0))
+            )
 
 
 def test_attention_alone_can_have_biases_or_none():
     for rest in (False, True):
-        biases = {name for name in shapes(replace(BASE, bias=rest, attention_bias=not rest)) if name.endswith("bias")} - {"output.bias"}
+        biases = {
+            name
+            for name in shapes(replace(BASE, bias=rest, attention_bias=not rest))
+            if name.endswith("bias")
+        } - {"output.bias"}
         assert biases and all(("_attention." in name) is not rest for name in biases)
-        assert shapes(replace(BASE, bias=rest)) == shapes(replace(BASE, bias=rest, attention_bias=rest))
+        assert shapes(replace(BASE, bias=rest)) == shapes(
+            replace(BASE, bias=rest, attention_bias=rest)
+        )
 
 
 @pytest.mark.parametrize("fill", MaskFill)
@@ -314,9 +422,15 @@ def test_attention_to_nothing(fill):
     seen = mask[:, 0, :, 0]
     assert furthest(mixed[seen], whole[seen]) < 1e-14
     mean = np.asarray(v)[1].mean(axis=0)
-    expected = {MaskFill.EXCLUDED: 0 * mean, MaskFill.MINUS_INFINITY: mean * np.nan, MaskFill.MINUS_1E20: mean}[fill]
+    expected = {
+        MaskFill.EXCLUDED: 0 * mean,
+        MaskFill.MINUS_INFINITY: mean * np.nan,
+        MaskFill.MINUS_1E20: mean,
+    }[fill]
     np.testing.assert_allclose(mixed[1, 2], expected, rtol=1e-13, atol=0)
-    assert (weights[~np.isnan(weights)] >= 0).all() and np.isnan(weights).any() == (fill is MaskFill.MINUS_INFINITY)
+    assert (weights[~np.isnan(weights)] >= 0).all() and np.isnan(weights).any() == (
+        fill is MaskFill.MINUS_INFINITY
+    )
 
 
 def test_an_encoder_has_no_cross_mask():
@@ -328,7 +442,9 @@ def test_an_encoder_has_no_cross_mask():
 # What new parameters are drawn from
 
 D, F = 64, 96
-SIZES = dict(d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1)  # few shapes to compile
+SIZES = dict(
+    d_model=D, d_ff=F, num_heads=4, vocab_size=F, max_length=F, num_layers=1
+)  # few shapes to compile
 
 
 def bound(xavier: float, torch: float) -> dict[Init, float]:
@@ -341,7 +457,11 @@ KERNELS = {
     "out": bound(math.sqrt(6 / (D + D)), D**-0.5),
     "up": bound(math.sqrt(6 / (D + F)), D**-0.5),
     "down": bound(math.sqrt(6 / (D + F)), F**-0.5),
-    "output": {Init.XAVIER: math.sqrt(6 / (D + F)), Init.TORCH_TRANSFORMER: D**-0.5, Init.TORCH: D**-0.5},  # outside the stacks
+    "output": {
+        Init.XAVIER: math.sqrt(6 / (D + F)),
+        Init.TORCH_TRANSFORMER: D**-0.5,
+        Init.TORCH: D**-0.5,
+    },  # outside the stacks
 }
 
 
@@ -351,30 +471,47 @@ def new_arrays(config: jt.TransformerConfig, seed: int = 0) -> dict[str, jax.Arr
 
 @pytest.mark.parametrize("init", Init)
 def test_new_parameters_follow_the_named_distributions(init):
-    config = tiny(init=init.value, **SIZES, **{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")})
+    config = tiny(
+        init=init.value,
+        **SIZES,
+        **{f"{stack}.positions": "learned" for stack in ("encoder", "decoder")},
+    )
     arrays = {name: np.asarray(a) for name, a in new_arrays(config).items()}
     assert all(array.dtype == np.float32 for array in arrays.values())
     matrices = [name for name, array in arrays.items() if array.ndim == 2]
-    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len({arrays[name].tobytes() for name in matrices}) == len(matrices)
+    assert len(matrices) == 4 * 3 + 2 * 2 + 5 and len(
+        {arrays[name].tobytes() for name in matrices}
+    ) == len(matrices)
     for name, array in arrays.items():
         *_, owner, kind = name.split(".")
         if kind in ("embedding", "table"):
             deviation, sigma = D**-0.5 if init is Init.XAVIER else 1.0, array.size**-0.5
-            assert abs(array.std() / deviation - 1) < 4 * sigma and abs(array.mean() / deviation) < 4 * sigma, name
+            assert (
+                abs(array.std() / deviation - 1) < 4 * sigma
+                and abs(array.mean() / deviation) < 4 * sigma
+            ), name
             assert np.abs(array).max() > 3 * deviation, f"{name}: normal, not uniform"
         elif kind == "kernel":
             limit = KERNELS[owner][init]
             assert 0.99 * limit < np.abs(array).max() <= limit, name
-            assert abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5 and abs(array.mean()) < 4 * limit * array.size**-0.5
+            assert (
+                abs(array.std() / (limit / math.sqrt(3)) - 1) < 4 * array.size**-0.5
+                and abs(array.mean()) < 4 * limit * array.size**-0.5
+            )
         elif kind == "scale":
             assert (array == 1).all(), name
         elif owner in ("norm", "final_norm") or init is Init.XAVIER:
             assert (array == 0).all(), name
-        elif init is Init.TORCH_TRANSFORMER and any(part.value in name for part in (Part.SELF, Part.CROSS)):
+        elif init is Init.TORCH_TRANSFORMER and any(
+            part.value in name for part in (Part.SELF, Part.CROSS)
+        ):
             assert (array == 0).all(), name  # in_proj_bias and out_proj.bias
         else:
             limit = (F if owner == "down" else D) ** -0.5
-            assert 0.9 * limit < np.abs(array).max() <= limit and abs(array.mean()) < 4 * limit * array.size**-0.5, name
+            assert (
+                0.9 * limit < np.abs(array).max() <= limit
+                and abs(array.mean()) < 4 * limit * array.size**-0.5
+            ), name
 
 
 def test_stored_tables_begin_as_the_sinusoids_and_seeds_differ():

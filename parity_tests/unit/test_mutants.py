@@ -18,13 +18,19 @@ def test_every_fault_stands_in_the_code_exactly_once_and_changes_it():
 
 
 def test_every_fault_has_tests_that_there_are():
-    absent = {mutant.name: gone for mutant in LISTED if (gone := mutants_fault.missing_tests(mutant.tests)) or not mutant.tests}
+    absent = {
+        mutant.name: gone
+        for mutant in LISTED
+        if (gone := mutants_fault.missing_tests(mutant.tests)) or not mutant.tests
+    }
     assert not absent
 
 
 def test_every_named_test_is_of_the_default_suite(request):
     """With its parameters: a fault that slow tests alone notice is not noticed."""
-    absent = mutants_fault.uncollected({node for mutant in LISTED for node in mutant.tests}, request.session)
+    absent = mutants_fault.uncollected(
+        {node for mutant in LISTED for node in mutant.tests}, request.session
+    )
     if absent is None:
         pytest.skip("this run collects none of their files whole")
     assert absent == []
@@ -33,13 +39,19 @@ def test_every_named_test_is_of_the_default_suite(request):
 def test_a_fault_that_no_longer_fits_is_told():
     """Negative controls."""
     mutant = LISTED[0]
-    with pytest.raises(ValueError, match=r"its old text stands 0 times in jax_transformer/nn/attention\.py"):
+    with pytest.raises(
+        ValueError, match=r"its old text stands 0 times in jax_transformer/nn/attention\.py"
+    ):
         mutants_fault.applied(dataclasses.replace(mutant, old="no such text"))
     with pytest.raises(ValueError, match="stands 1 times"):
         mutants_fault.applied(dataclasses.replace(mutant, new=mutant.old))
-    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_nothing[a]", "parity_tests/none.py::test_level")) == [
+    assert mutants_fault.missing_tests(
+        ("parity_tests/test_forward.py::test_nothing[a]", "parity_tests/none.py::test_level")
+    ) == [
         "parity_tests/test_forward.py::test_nothing[a]",
         "parity_tests/none.py::test_level",
     ]
     assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_level[a]",)) == []
-    assert mutants_fault.not_among(["f.py::test", "f.py::test[b]", "f.py::tes"], ["f.py::test[a]"]) == ["f.py::test[b]", "f.py::tes"]
+    assert mutants_fault.not_among(
+        ["f.py::test", "f.py::test[b]", "f.py::tes"], ["f.py::test[a]"]
+    ) == ["f.py::test[b]", "f.py::tes"]

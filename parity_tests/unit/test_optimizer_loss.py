@@ -16,7 +16,9 @@ PAD = 2
 
 
 def rates(steps: int, **options) -> list[float]:
-    with jax.numpy_dtype_promotion("standard"):  # Optax adds Python's numbers to arrays of any dtype
+    with jax.numpy_dtype_promotion(
+        "standard"
+    ):  # Optax adds Python's numbers to arrays of any dtype
         schedule = optimizer.schedule(OptimizerOptions(**options), steps)
         return [float(schedule(jnp.asarray(step, jnp.int32))) for step in range(steps + 1)]
 
@@ -31,14 +33,18 @@ def test_warm_up_is_linear_from_a_first_small_step_to_the_peak(kind):
 def test_cosine_is_half_way_in_the_middle_and_zero_at_the_end():
     found = rates(24, learning_rate=0.5, schedule=Schedule.COSINE, warmup_steps=4)
     after = np.arange(21) / 20
-    np.testing.assert_allclose(found[4:], 0.5 * (1 + np.cos(np.pi * after)) / 2, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        found[4:], 0.5 * (1 + np.cos(np.pi * after)) / 2, rtol=1e-6, atol=1e-9
+    )
     assert found[14] == pytest.approx(0.25, rel=1e-6)
     assert found[24] == pytest.approx(0, abs=1e-9) and found[23] > 1e-4
 
 
 def test_inverse_square_root_continues_warm_up_without_a_jump():
     found = rates(400, learning_rate=0.5, schedule=Schedule.INVERSE_SQRT, warmup_steps=100)
-    np.testing.assert_allclose(found[100:], [0.5 * np.sqrt(100 / step) for step in range(100, 401)], rtol=1e-6)
+    np.testing.assert_allclose(
+        found[100:], [0.5 * np.sqrt(100 / step) for step in range(100, 401)], rtol=1e-6
+    )
     assert found[400] == pytest.approx(0.25, rel=1e-6)
 
 
@@ -51,11 +57,18 @@ def test_inverse_square_root_continues_warm_up_without_a_jump():
     ],
 )
 def test_without_warm_up_the_first_step_has_the_peak(kind, expected):
-    np.testing.assert_allclose(rates(4, learning_rate=0.25, schedule=kind, warmup_steps=0), 0.25 * np.array(expected), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        rates(4, learning_rate=0.25, schedule=kind, warmup_steps=0),
+        0.25 * np.array(expected),
+        rtol=1e-6,
+        atol=1e-9,
+    )
 
 
 def test_a_warm_up_as_long_as_the_run_ends_below_the_peak():
-    assert rates(4, learning_rate=0.5, warmup_steps=9)[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=1e-6)
+    assert rates(4, learning_rate=0.5, warmup_steps=9)[:4] == pytest.approx(
+        [0.05, 0.1, 0.15, 0.2], rel=1e-6
+    )
 
 
 # Clipping
@@ -68,13 +81,18 @@ def clipped(gradients: dict, max_norm: float) -> dict:
     return updates
 
 
-GRADIENTS = {"a": jnp.array([3.0, 0.0], jnp.float64), "b": jnp.array([[4.0]], jnp.float64)}  # a norm of 5
+GRADIENTS = {
+    "a": jnp.array([3.0, 0.0], jnp.float64),
+    "b": jnp.array([[4.0]], jnp.float64),
+}  # a norm of 5
 
 
 def test_gradients_over_the_norm_are_scaled_as_torch_does():
     found = clipped(GRADIENTS, 2.0)
     for name, gradient in GRADIENTS.items():
-        np.testing.assert_allclose(found[name], np.asarray(gradient) * (2.0 / (5.0 + 1e-6)), rtol=1e-15)
+        np.testing.assert_allclose(
+            found[name], np.asarray(gradient) * (2.0 / (5.0 + 1e-6)), rtol=1e-15
+        )
     assert not np.allclose(found["b"], 4 * 2 / 5, rtol=1e-9)  # which is Optax's form
 
 
@@ -85,14 +103,21 @@ def test_gradients_below_the_norm_are_left_alone(max_norm):
 
 
 def test_clipping_keeps_dtypes():
-    found = clipped({"half": jnp.full(4, 100, jnp.bfloat16), "single": jnp.full(4, 100, jnp.float32)}, 1.0)
-    assert {name: str(array.dtype) for name, array in found.items()} == {"half": "bfloat16", "single": "float32"}
+    found = clipped(
+        {"half": jnp.full(4, 100, jnp.bfloat16), "single": jnp.full(4, 100, jnp.float32)}, 1.0
+    )
+    assert {name: str(array.dtype) for name, array in found.items()} == {
+        "half": "bfloat16",
+        "single": "float32",
+    }
 
 
 # AdamW
 
 
-def adamw(parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int) -> list[dict]:
+def adamw(
+    parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
+) -> list[dict]:
     """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by the learning rate, as torch has it."""
     p = {name: np.array(value) for name, value in parameters.items()}
     m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
@@ -101,24 +126,39 @@ def adamw(parameters: dict, gradients: list[dict], options: OptimizerOptions, st
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
         factor = min(1.0, options.clip_norm / (norm + 1e-6)) if options.clip_norm else 1.0
         warm = options.warmup_steps
-        rate = options.learning_rate * ((t + 1) / (warm + 1) if t < warm else (1 + np.cos(np.pi * (t - warm) / (steps - warm))) / 2)
+        rate = options.learning_rate * (
+            (t + 1) / (warm + 1)
+            if t < warm
+            else (1 + np.cos(np.pi * (t - warm) / (steps - warm))) / 2
+        )
         for name in p:
             g = gradient[name] * factor
             m[name] = options.beta1 * m[name] + (1 - options.beta1) * g
             v[name] = options.beta2 * v[name] + (1 - options.beta2) * g**2
-            m_hat, v_hat = m[name] / (1 - options.beta1 ** (t + 1)), v[name] / (1 - options.beta2 ** (t + 1))
-            p[name] = p[name] - rate * options.weight_decay * p[name] - rate * m_hat / (np.sqrt(v_hat) + options.epsilon)
+            m_hat, v_hat = (
+                m[name] / (1 - options.beta1 ** (t + 1)),
+                v[name] / (1 - options.beta2 ** (t + 1)),
+            )
+            p[name] = (
+                p[name]
+                - rate * options.weight_decay * p[name]
+                - rate * m_hat / (np.sqrt(v_hat) + options.epsilon)
+            )
         history.append({name: value.copy() for name, value in p.items()})
     return history
 
 
-def ours(parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int) -> list[dict]:
+def ours(
+    parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
+) -> list[dict]:
     rule, history = optimizer.make(options, steps), []
     params = {name: jnp.asarray(value) for name, value in parameters.items()}
     with jax.numpy_dtype_promotion("standard"):
         state = rule.init(params)
         for gradient in gradients:
-            updates, state = rule.update({name: jnp.asarray(g) for name, g in gradient.items()}, state, params)
+            updates, state = rule.update(
+                {name: jnp.asarray(g) for name, g in gradient.items()}, state, params
+            )
             params = optax.apply_updates(params, updates)
             history.append({name: np.asarray(value) for name, value in params.items()})
     return history
@@ -129,7 +169,10 @@ def problem(count: int = 5) -> tuple[dict, list[dict]]:
     shapes = {"kernel": (3, 2), "bias": (2,)}
     return (
         {name: random.normal(size=shape) for name, shape in shapes.items()},
-        [{name: random.normal(size=shape) * 10.0 ** (step - 2) for name, shape in shapes.items()} for step in range(count)],
+        [
+            {name: random.normal(size=shape) * 10.0 ** (step - 2) for name, shape in shapes.items()}
+            for step in range(count)
+        ],
     )
 
 
@@ -138,17 +181,30 @@ def problem(count: int = 5) -> tuple[dict, list[dict]]:
 def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
     parameters, gradients = problem()
     options = OptimizerOptions(
-        learning_rate=0.1, warmup_steps=2, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=weight_decay, clip_norm=clip_norm
+        learning_rate=0.1,
+        warmup_steps=2,
+        beta1=0.8,
+        beta2=0.95,
+        epsilon=1e-3,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
     )
-    found, expected = ours(parameters, gradients, options, 5), adamw(parameters, gradients, options, 5)
+    found, expected = (
+        ours(parameters, gradients, options, 5),
+        adamw(parameters, gradients, options, 5),
+    )
     for step, (have, want) in enumerate(zip(found, expected, strict=True)):
         for name in parameters:
-            np.testing.assert_allclose(have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {step}")
+            np.testing.assert_allclose(
+                have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {step}"
+            )
 
 
 def test_weight_decay_is_decoupled_from_the_gradient():
     """With no gradient a parameter only shrinks, by the learning rate times the decay; as an L2 term Adam would make it one of size 1."""
-    options = OptimizerOptions(learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5)
+    options = OptimizerOptions(
+        learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
+    )
     (after,) = ours({"w": np.array([2.0, -4.0])}, [{"w": np.zeros(2)}], options, 1)
     np.testing.assert_allclose(after["w"], np.array([2.0, -4.0]) * (1 - 0.1 * 0.5), rtol=1e-7)
 
@@ -189,7 +245,9 @@ def example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_loss_is_smoothed_cross_entropy_over_tokens(smoothing):
     logits, targets = example()
-    total, tokens = loss.cross_entropy(jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=smoothing)
+    total, tokens = loss.cross_entropy(
+        jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=smoothing
+    )
     expected, count = expected_loss(logits, targets, smoothing)
     np.testing.assert_allclose(total, expected, rtol=1e-14)
     assert int(tokens) == count < targets.size
@@ -209,7 +267,9 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient():
 
 def test_padding_has_no_gradient_and_tokens_have():
     logits, targets = example()
-    gradient = jax.grad(lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0])(jnp.asarray(logits))
+    gradient = jax.grad(
+        lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
+    )(jnp.asarray(logits))
     assert not np.any(np.asarray(gradient)[targets == PAD])
     assert np.all(np.abs(np.asarray(gradient)[targets != PAD]).max(axis=-1) > 0)
 
@@ -217,16 +277,26 @@ def test_padding_has_no_gradient_and_tokens_have():
 def test_a_logit_that_overflows_at_padding_spoils_nothing():
     logits, targets = example()
     logits[1, 3] = np.inf
-    total, _ = loss.cross_entropy(jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
+    total, _ = loss.cross_entropy(
+        jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1
+    )
     np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "computed"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+    ("dtype", "computed"),
+    [
+        ("bfloat16", "float32"),
+        ("float16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+    ],
 )
 def test_the_loss_is_computed_in_float32_at_least(dtype, computed):
     logits, targets = example()
     rounded = jnp.asarray(logits, dtype)
     total, _ = loss.cross_entropy(rounded, jnp.asarray(targets), pad_id=PAD)
     assert str(total.dtype) == computed
-    np.testing.assert_allclose(total, expected_loss(np.asarray(rounded, np.float64), targets, 0.0)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        total, expected_loss(np.asarray(rounded, np.float64), targets, 0.0)[0], rtol=1e-6
+    )

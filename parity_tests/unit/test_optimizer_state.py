@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from jax_transformer import convert
-from jax_transformer.convert import optimizer, rules
+from jax_transformer.convert import optimizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import optimizer_state
+from jax_transformer.weights import rules
 
 # Packed, fused by head, transposed, tied, carried along, and a square one: everything that a table does to a tensor
 TABLE = [
@@ -27,19 +28,60 @@ TABLE = [
     rules.Rule("pe", ("positions.table",), rules.Each.SQUEEZE_1),
 ]
 D = 4
-SHAPES = {"target_embedding.embedding": (7, D), "up.kernel": (D, 6), "up.bias": (6,), "norm.scale": (D,), "norm.bias": (D,)}
-SHAPES |= {f"{part}.{name}.kernel": (D, D) for part in ("self_attention", "cross_attention") for name in ("query", "key", "value", "out")}
-SHAPES |= {f"{part}.{name}.bias": (D,) for part in ("self_attention", "cross_attention") for name in ("query", "key", "value", "out")}
+SHAPES = {
+    "target_embedding.embedding": (7, D),
+    "up.kernel": (D, 6),
+    "up.bias": (6,),
+    "norm.scale": (D,),
+    "norm.bias": (D,),
+}
+SHAPES |= {
+    f"{part}.{name}.kernel": (D, D)
+    for part in ("self_attention", "cross_attention")
+    for name in ("query", "key", "value", "out")
+}
+SHAPES |= {
+    f"{part}.{name}.bias": (D,)
+    for part in ("self_attention", "cross_attention")
+    for name in ("query", "key", "value", "out")
+}
 ALL_SHAPES = SHAPES | {"idle.kernel": (D, D), "idle.bias": (D,), "positions.table": (9, D)}
 # As a module would have them: the tied embedding first under its other name, what is never trained in the middle, no buffer
 NAMES = "norm.weight norm.bias src.weight unused.weight unused.bias attn.in_proj_weight attn.in_proj_bias attn.out_proj.weight".split()
 NAMES += "attn.out_proj.bias mix.qkv.weight mix.qkv.bias mix.linear_layer.weight mix.linear_layer.bias up.weight up.bias".split()
 GROUPS = {
-    "adamw": dict(lr=1e-3, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.1, amsgrad=False, maximize=False, foreach=None, capturable=False)
+    "adamw": dict(
+        lr=1e-3,
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        weight_decay=0.1,
+        amsgrad=False,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+    )
     | dict(differentiable=False, fused=None, decoupled_weight_decay=True, initial_lr=2e-3),
-    "adam": dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, amsgrad=False, maximize=False, foreach=None, capturable=False)
+    "adam": dict(
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.1,
+        amsgrad=False,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+    )
     | dict(differentiable=False, fused=None, decoupled_weight_decay=False),
-    "sgd": dict(lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=True, maximize=False, foreach=None, differentiable=False)
+    "sgd": dict(
+        lr=0.1,
+        momentum=0.9,
+        dampening=0.0,
+        weight_decay=0.0,
+        nesterov=True,
+        maximize=False,
+        foreach=None,
+        differentiable=False,
+    )
     | dict(fused=None),
 }
 
@@ -51,7 +93,11 @@ def saved(kind: str, *, count: int = 3, dtype: str = "float64") -> dict[str, Any
         if not name.startswith("unused"):
             first, second = (random.normal(size=shapes[name]).astype(dtype) for _ in range(2))
             step = np.array(count, np.float32)
-            state[number] = {"momentum_buffer": first} if kind == "sgd" else {"step": step, "exp_avg": first, "exp_avg_sq": second}
+            state[number] = (
+                {"momentum_buffer": first}
+                if kind == "sgd"
+                else {"step": step, "exp_avg": first, "exp_avg_sq": second}
+            )
     return {"state": state, "param_groups": [GROUPS[kind] | {"params": list(range(len(NAMES)))}]}
 
 
@@ -63,7 +109,11 @@ def assert_same(ours: Any, theirs: Any, where: str = "state_dict") -> None:
         for key in ours:
             assert_same(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(ours, np.ndarray):
-        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes()), where
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.tobytes(),
+        ), where
     elif isinstance(ours, list):
         assert len(ours) == len(theirs), where
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -86,10 +136,17 @@ def test_moments_lie_where_their_parameters_do():
     """Negative control of the identity above, which a table that is never read would pass too."""
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     state = saved("adamw")["state"]
-    packed, fused = (state[NAMES.index(name)]["exp_avg"] for name in ("attn.in_proj_weight", "mix.qkv.weight"))
+    packed, fused = (
+        state[NAMES.index(name)]["exp_avg"] for name in ("attn.in_proj_weight", "mix.qkv.weight")
+    )
     np.testing.assert_array_equal(moments.first["self_attention.key.kernel"], packed[D : 2 * D].T)
-    np.testing.assert_array_equal(moments.first["cross_attention.key.kernel"], fused.reshape(2, 3, D // 2, D)[:, 1].reshape(D, D).T)
-    np.testing.assert_array_equal(moments.second["target_embedding.embedding"], state[NAMES.index("src.weight")]["exp_avg_sq"])
+    np.testing.assert_array_equal(
+        moments.first["cross_attention.key.kernel"],
+        fused.reshape(2, 3, D // 2, D)[:, 1].reshape(D, D).T,
+    )
+    np.testing.assert_array_equal(
+        moments.second["target_embedding.embedding"], state[NAMES.index("src.weight")]["exp_avg_sq"]
+    )
     assert set(moments.counts.values()) == {3} and moments.counts.keys() == SHAPES.keys()
 
 
@@ -105,14 +162,20 @@ def split(state: dict[str, Any], at: int, **changes: Any) -> dict[str, Any]:
     """The same with a second group behind parameter ``at``."""
     (group,) = state["param_groups"]
     numbers = group["params"]
-    state["param_groups"] = [group | {"params": numbers[:at]}, group | {"params": numbers[at:]} | changes]
+    state["param_groups"] = [
+        group | {"params": numbers[:at]},
+        group | {"params": numbers[at:]} | changes,
+    ]
     return state
 
 
 def test_groups_may_differ_in_weight_decay():
     state = split(saved("adamw"), 2, weight_decay=0.0)
     moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
-    assert {name for name, decay in moments.weight_decay.items() if decay} == {"norm.scale", "norm.bias"}
+    assert {name for name, decay in moments.weight_decay.items() if decay} == {
+        "norm.scale",
+        "norm.bias",
+    }
     assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
@@ -131,7 +194,12 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
         for each in state["state"].values():
             each["step"] = 3
     else:
-        state["param_groups"][0] |= {"lr": np.array(1e-3), "capturable": True, "fused": True, "param_names": NAMES}
+        state["param_groups"][0] |= {
+            "lr": np.array(1e-3),
+            "capturable": True,
+            "fused": True,
+            "param_names": NAMES,
+        }
     found = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert found.counts == expected.counts and found.hyperparameters == expected.hyperparameters
 
@@ -157,29 +225,72 @@ def at(name: str, **entries: Any) -> Callable[[dict[str, Any]], Any]:
 
 REFUSED = {
     "amsgrad": ("adamw", change(amsgrad=True), ["amsgrad=True", "maximum"]),
-    "amsgrad's state": ("adamw", at("up.bias", max_exp_avg_sq=np.zeros(6)), ["up.bias", "max_exp_avg_sq"]),
+    "amsgrad's state": (
+        "adamw",
+        at("up.bias", max_exp_avg_sq=np.zeros(6)),
+        ["up.bias", "max_exp_avg_sq"],
+    ),
     "maximize": ("adam", change(maximize=True), ["maximize=True"]),
     "dampening": ("sgd", change(dampening=0.5), ["dampening=0.5"]),
     "NAdam": ("adamw", change(momentum_decay=0.004), ["NAdam"]),
     "RAdam": ("adamw", without("amsgrad"), ["RAdam"]),
     "Adamax": ("adamw", without("amsgrad", "decoupled_weight_decay"), ["Adamax"]),
-    "RMSprop": ("sgd", lambda state: (without("dampening", "nesterov")(state), change(alpha=0.9, centered=False)(state)), ["RMSprop"]),
+    "RMSprop": (
+        "sgd",
+        lambda state: (
+            without("dampening", "nesterov")(state),
+            change(alpha=0.9, centered=False)(state),
+        ),
+        ["RMSprop"],
+    ),
     "unknown": ("sgd", without("momentum"), ["unknown kind"]),
     "a new setting": ("adamw", change(cautious=True), ["unknown setting 'cautious'"]),
     "which Adam": ("adamw", without("decoupled_weight_decay"), ["Adam or AdamW"]),
     "a rate that is none": ("adamw", change(lr="fast"), ["lr='fast'"]),
     "betas that are none": ("adamw", change(betas=0.9), ["betas=0.9"]),
-    "rates by group": ("adamw", lambda state: split(state, 2, lr=1e-4), ["param_groups[1] has lr=0.0001", "weight decay alone"]),
-    "betas by group": ("adamw", lambda state: split(state, 2, betas=(0.5, 0.9)), ["betas=(0.5, 0.9)"]),
-    "a state too few": ("adamw", lambda state: state["state"].pop(NAMES.index("up.bias")), ["up.bias has no state"]),
-    "a state too many": ("adamw", at("unused.bias", exp_avg=np.zeros(D)), ["unused.bias has a state"]),
+    "rates by group": (
+        "adamw",
+        lambda state: split(state, 2, lr=1e-4),
+        ["param_groups[1] has lr=0.0001", "weight decay alone"],
+    ),
+    "betas by group": (
+        "adamw",
+        lambda state: split(state, 2, betas=(0.5, 0.9)),
+        ["betas=(0.5, 0.9)"],
+    ),
+    "a state too few": (
+        "adamw",
+        lambda state: state["state"].pop(NAMES.index("up.bias")),
+        ["up.bias has no state"],
+    ),
+    "a state too many": (
+        "adamw",
+        at("unused.bias", exp_avg=np.zeros(D)),
+        ["unused.bias has a state"],
+    ),
     "a state of nothing": ("adamw", lambda state: state["state"].update({99: {}}), ["99"]),
-    "a shape": ("adamw", at("up.weight", exp_avg=np.zeros((D, 6))), ["up.weight", "(4, 6)", "(6, 4)"]),
+    "a shape": (
+        "adamw",
+        at("up.weight", exp_avg=np.zeros((D, 6))),
+        ["up.weight", "(4, 6)", "(6, 4)"],
+    ),
     "half a count": ("adamw", at("up.bias", step=np.array(2.5, np.float32)), ["up.bias", "2.5"]),
-    "NaN as a count": ("adamw", at("up.bias", step=np.array(np.nan, np.float32)), ["up.bias", "nan"]),
+    "NaN as a count": (
+        "adamw",
+        at("up.bias", step=np.array(np.nan, np.float32)),
+        ["up.bias", "nan"],
+    ),
     "no array": ("adamw", at("up.bias", exp_avg="much"), ["up.bias", "exp_avg is a str"]),
-    "a parameter twice": ("adamw", lambda state: state["param_groups"][0]["params"].append(0), ["16 parameters"]),
-    "another order": ("adamw", change(param_names=NAMES[::-1]), ["another order", "up.bias where norm.weight"]),
+    "a parameter twice": (
+        "adamw",
+        lambda state: state["param_groups"][0]["params"].append(0),
+        ["16 parameters"],
+    ),
+    "another order": (
+        "adamw",
+        change(param_names=NAMES[::-1]),
+        ["another order", "up.bias where norm.weight"],
+    ),
     "no state_dict": ("adamw", lambda state: state.pop("param_groups"), ["param_groups"]),
     "no dicts": ("adamw", lambda state: state["state"].update({0: 1}), ["parameter 0"]),
     "no numbers": ("adamw", change(params=["a", "b"]), ["numbers"]),
@@ -193,7 +304,9 @@ def test_what_cannot_be_carried_exactly_is_refused_in_one_line(name: str):
     spoil(state)
     with pytest.raises(InputError) as refusal:
         optimizer.from_torch(state, TABLE, SHAPES, NAMES)
-    assert "\n" not in str(refusal.value) and not [word for word in words if word not in str(refusal.value)], refusal.value
+    assert "\n" not in str(refusal.value) and not [
+        word for word in words if word not in str(refusal.value)
+    ], refusal.value
 
 
 def test_everything_wrong_is_told_at_once():
@@ -207,7 +320,10 @@ def test_everything_wrong_is_told_at_once():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ([*NAMES[:-1], "up.bais"], ["unknown parameter up.bais", "did you mean 'up.bias'?", "up.bias is trained here"]),
+        (
+            [*NAMES[:-1], "up.bais"],
+            ["unknown parameter up.bais", "did you mean 'up.bias'?", "up.bias is trained here"],
+        ),
         ([*NAMES[:-1], "emb.weight"], ["emb.weight is there more than once"]),
         (NAMES[:-1], ["15 parameters", "the model 14"]),
     ],
@@ -222,7 +338,10 @@ def test_a_packed_tensor_has_one_count_and_one_decay():
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     moments.counts["self_attention.key.kernel"] = 9
     moments.weight_decay["self_attention.query.bias"] = 0.5
-    with pytest.raises(InputError, match=r"in_proj_weight would have 2 counts: 3, 9.*in_proj_bias would have 2 weight decays: 0\.1, 0\.5"):
+    with pytest.raises(
+        InputError,
+        match=r"in_proj_weight would have 2 counts: 3, 9.*in_proj_bias would have 2 weight decays: 0\.1, 0\.5",
+    ):
         optimizer.to_torch(moments, TABLE, SHAPES, NAMES)
 
 
@@ -232,9 +351,14 @@ def params() -> dict[str, jax.Array]:
 
 CHAINS = {
     "adamw": lambda: optax.chain(
-        optax.identity(), optax.adamw(optax.constant_schedule(1.0), mask={name: len(SHAPES[name]) > 1 for name in SHAPES})
+        optax.identity(),
+        optax.adamw(
+            optax.constant_schedule(1.0), mask={name: len(SHAPES[name]) > 1 for name in SHAPES}
+        ),
     ),
-    "adam": lambda: optax.chain(optax.add_decayed_weights(0.1), optax.adam(lambda count: 1.0 / (count + 1))),
+    "adam": lambda: optax.chain(
+        optax.add_decayed_weights(0.1), optax.adam(lambda count: 1.0 / (count + 1))
+    ),
     "sgd": lambda: optax.sgd(optax.constant_schedule(0.1), momentum=0.9, nesterov=True),
 }
 
@@ -243,7 +367,11 @@ CHAINS = {
 def test_into_any_optax_chain_and_out_again(kind: str):
     moments = optimizer.from_torch(saved(kind), TABLE, SHAPES, NAMES)
     state = optimizer_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
-    counts = {int(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state) if "count" in jax.tree_util.keystr(path)}
+    counts = {
+        int(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if "count" in jax.tree_util.keystr(path)
+    }
     assert counts == ({7} if kind == "sgd" else {3, 7})
     again = optimizer_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
     assert_same(optimizer.to_torch(again, TABLE, SHAPES, NAMES), saved(kind))
@@ -267,8 +395,13 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
     with pytest.raises(InputError, match=r"different numbers of updates \(.* 3, up\.bias 5\)"):
         optimizer_state.into_optax(fresh, optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
     with pytest.raises(InputError, match=r"are float32 .* the parameter is float64"):
-        optimizer_state.into_optax(fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0)
+        optimizer_state.into_optax(
+            fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0
+        )
 
 
 def test_the_front_door_has_the_optimizers_counterparts():
-    assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (optimizer.from_torch, optimizer.to_torch)
+    assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (
+        optimizer.from_torch,
+        optimizer.to_torch,
+    )

@@ -39,12 +39,29 @@ def test_the_kind_is_told_by_the_suffix(path, expected):
     assert pair_files.suffix(path) == expected
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, b"\xef\xbb\xbf".__add__, lambda content: content.replace(b"\n", b"\r\n")])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        bytes,
+        gzip.compress,
+        b"\xef\xbb\xbf".__add__,
+        lambda content: content.replace(b"\n", b"\r\n"),
+    ],
+)
 @pytest.mark.parametrize("name", ["pairs.tsv", "pairs.jsonl", "pairs.tsv.gz", "pairs.jsonl.gz"])
 def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
-    pairs = [("one two", "eins zwei"), ("", "leer"), ("a\u2028b", "ü\x85"), ("empty", " \u3000"), ("last", "letzte")]
+    pairs = [
+        ("one two", "eins zwei"),
+        ("", "leer"),
+        ("a\u2028b", "ü\x85"),
+        ("empty", " \u3000"),
+        ("last", "letzte"),
+    ]
     tables = "".join(f"{source}\t{target}\n" for source, target in pairs)
-    objects = "".join(json.dumps({"target": t, "id": 1, "source": s}, ensure_ascii=i == 0) + "\n" for i, (s, t) in enumerate(pairs))
+    objects = "".join(
+        json.dumps({"target": t, "id": 1, "source": s}, ensure_ascii=i == 0) + "\n"
+        for i, (s, t) in enumerate(pairs)
+    )
     content = pack((tables if "tsv" in name else objects).encode() + b"\n")  # and a blank line
     found = pair_files.read_pairs(written(tmp_path / name, content), "source", "target")
     assert found == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
@@ -52,14 +69,26 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
 
 @pytest.mark.parametrize(("line", "tabs"), [("c", 0), ("c\tC\t", 2), ("a\tb\tc\td", 3)])
 def test_a_line_with_other_than_one_tab_is_named(tmp_path, line, tabs):
-    assert f": line 2 has {tabs} tabs" in refusal(written(tmp_path / "pairs.tsv", f"a\tA\n{line}\nd\tD\n"))
+    assert f": line 2 has {tabs} tabs" in refusal(
+        written(tmp_path / "pairs.tsv", f"a\tA\n{line}\nd\tD\n")
+    )
 
 
 def test_dots_lead_inside(tmp_path):
-    path = written(tmp_path / "pairs.jsonl", lines({"translation": {"de": "Haus", "en": "house"}}, {"translation": {"en": "a", "de": "b"}}))
-    assert pair_files.read_pairs(path, "translation.de", "translation.en").pairs == [("Haus", "house"), ("b", "a")]
+    path = written(
+        tmp_path / "pairs.jsonl",
+        lines(
+            {"translation": {"de": "Haus", "en": "house"}}, {"translation": {"en": "a", "de": "b"}}
+        ),
+    )
+    assert pair_files.read_pairs(path, "translation.de", "translation.en").pairs == [
+        ("Haus", "house"),
+        ("b", "a"),
+    ]
     assert "line 1 has no 'translation.fr'" in refusal(path, "translation.fr", "translation.en")
-    assert "line 1 has no 'translation.en.x': text stands where an object should" in refusal(path, "translation.de", "translation.en.x")
+    assert "line 1 has no 'translation.en.x': text stands where an object should" in refusal(
+        path, "translation.de", "translation.en.x"
+    )
 
 
 GOOD = {"source": "a", "target": "A"}
@@ -72,7 +101,10 @@ GOOD = {"source": "a", "target": "A"}
         ('{"source": NaN1}', "is not JSON: "),
         ("[" * 100_000, "is not JSON: "),
         ("[1]", "has no 'source': a list stands where an object should"),
-        ('{"sources": "a", "target": "b"}', "has no 'source' (did you mean 'sources'?); known: sources, target"),
+        (
+            '{"sources": "a", "target": "b"}',
+            "has no 'source' (did you mean 'sources'?); known: sources, target",
+        ),
         ('{"source": "a"}', "has no 'target'"),
         ('{"source": 5, "target": "b"}', ": 'source' is a number, not text"),
         ('{"source": "a", "target": null}', ": 'target' is null, not text"),
@@ -82,7 +114,9 @@ GOOD = {"source": "a", "target": "A"}
 )
 def test_what_is_no_pair_is_named_with_its_line(tmp_path, line, said):
     path = written(tmp_path / "pairs.jsonl", lines(GOOD, GOOD) + line + "\n" + lines(GOOD))
-    assert refusal(path).startswith(": line 3" + said if said.startswith(":") else ": line 3 " + said)
+    assert refusal(path).startswith(
+        ": line 3" + said if said.startswith(":") else ": line 3 " + said
+    )
 
 
 def test_characters_outside_the_first_plane_may_be_escaped(tmp_path):
@@ -94,7 +128,9 @@ def test_what_holds_for_all_text_holds_here(tmp_path):
     assert "empty" in refusal(written(tmp_path / "a.tsv", ""))
     assert "line 2 is not valid UTF-8" in refusal(written(tmp_path / "a.tsv", b"a\tb\n\xff\tb\n"))
     assert "same content" in refusal(written(tmp_path / "a.tsv", "a\ta\n\tb\nc\tc\n"))
-    assert "each of the 3 pairs has an empty side" in refusal(written(tmp_path / "a.tsv", "a\t\n\tb\n\n"))
+    assert "each of the 3 pairs has an empty side" in refusal(
+        written(tmp_path / "a.tsv", "a\t\n\tb\n\n")
+    )
     assert "No such file" in refusal(str(tmp_path / "absent.tsv"))
 
 
@@ -117,15 +153,28 @@ def library(monkeypatch):
     def load_dataset(path, name=None, *, split):
         if path != "house/words":
             raise ConnectionError("Couldn't reach the hub\n  (offline)")
-        rows = {"train": [("Haus", "house"), ("", "empty"), ("Maus", "mouse")], "nulls": [("a", "b"), (None, "b")], "none": []}[split]
-        return Rows({"translation": {"de": source, name.removeprefix("de-"): target}, "id": 1} for source, target in rows)
+        rows = {
+            "train": [("Haus", "house"), ("", "empty"), ("Maus", "mouse")],
+            "nulls": [("a", "b"), (None, "b")],
+            "none": [],
+        }[split]
+        return Rows(
+            {"translation": {"de": source, name.removeprefix("de-"): target}, "id": 1}
+            for source, target in rows
+        )
 
     fake = types.ModuleType("datasets")
     fake.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", fake)
 
 
-def from_hub(name="house/words", config="de-en", split="train", source="translation.de", target="translation.en") -> Pairs:
+def from_hub(
+    name="house/words",
+    config="de-en",
+    split="train",
+    source="translation.de",
+    target="translation.en",
+) -> Pairs:
     return hub.read_pairs(name, config, split, source, target)
 
 
@@ -137,7 +186,10 @@ def test_a_data_set_gives_pairs(library):
     ("changes", "said"),
     [
         ({"name": "no/such"}, "data set no/such, split train: Couldn't reach the hub (offline)"),
-        ({"source": "translations.de"}, "split train: no column 'translations' (did you mean 'translation'?); known: translation, id"),
+        (
+            {"source": "translations.de"},
+            "split train: no column 'translations' (did you mean 'translation'?); known: translation, id",
+        ),
         ({"target": "translation.fr"}, "split train: row 1 has no 'translation.fr'"),
         ({"split": "nulls"}, "split nulls: row 2: 'translation.de' is null, not text"),
         ({"split": "none"}, "split none: the split is empty"),

@@ -44,19 +44,29 @@ def test_lines_come_back(lines, crlf):
     assert parallel_text.split_lines(content, "name") == expected
 
 
-@pytest.mark.parametrize("content", ["one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"])
+@pytest.mark.parametrize(
+    "content", ["one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"]
+)
 def test_carriage_returns_and_byte_order_mark_go(tmp_path, content):
     assert parallel_text.read_lines(written(tmp_path / "text", content)) == ["one", "two"]
 
 
 def test_a_byte_order_mark_elsewhere_stays(tmp_path):
-    assert parallel_text.read_lines(written(tmp_path / "text", "one\n\ufefftwo\n")) == ["one", "\ufefftwo"]
+    assert parallel_text.read_lines(written(tmp_path / "text", "one\n\ufefftwo\n")) == [
+        "one",
+        "\ufefftwo",
+    ]
 
 
 @pytest.mark.parametrize("name", ["text.gz", "text.de"])
 def test_gzip_is_known_by_content(tmp_path, name):
-    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\ntwo\n"))) == ["one", "two"]
-    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\n") + gzip.compress(b"two\n"))) == ["one", "two"]
+    assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\ntwo\n"))) == [
+        "one",
+        "two",
+    ]
+    assert parallel_text.read_lines(
+        written(tmp_path / name, gzip.compress(b"one\n") + gzip.compress(b"two\n"))
+    ) == ["one", "two"]
     assert parallel_text.read_lines(written(tmp_path / name, b"one\ntwo\n")) == ["one", "two"]
 
 
@@ -66,10 +76,14 @@ def test_damaged_gzip_is_refused(tmp_path):
     for size in range(2, len(whole)):
         message = refusal(parallel_text.read_lines, written(tmp_path / "cut.gz", whole[:size]))
         assert "cut.gz" in message and "gzip" in message
-    for position in range(10, len(whole)):  # before lies the header, with fields such as the time that no checksum covers
+    for position in range(
+        10, len(whole)
+    ):  # before lies the header, with fields such as the time that no checksum covers
         damaged = bytearray(whole)
         damaged[position] ^= 0xFF
-        assert "damaged" in refusal(parallel_text.read_lines, written(tmp_path / "flipped.gz", bytes(damaged)))
+        assert "damaged" in refusal(
+            parallel_text.read_lines, written(tmp_path / "flipped.gz", bytes(damaged))
+        )
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])
@@ -77,7 +91,10 @@ def test_invalid_utf8_names_file_and_line(tmp_path, line):
     content = b"".join(b"caf\xe9\n" if i == line else "café\n".encode() for i in (1, 2, 3))
     message = refusal(parallel_text.read_lines, written(tmp_path / "latin.txt", content))
     assert "latin.txt" in message and f"line {line} " in message
-    assert f"line {line} " in refusal(parallel_text.read_lines, written(tmp_path / "latin.gz", gzip.compress(b"\xef\xbb\xbf" + content)))
+    assert f"line {line} " in refusal(
+        parallel_text.read_lines,
+        written(tmp_path / "latin.gz", gzip.compress(b"\xef\xbb\xbf" + content)),
+    )
 
 
 def test_unreadable_paths_are_refused(tmp_path, monkeypatch):
@@ -104,7 +121,9 @@ def pair_files(tmp_path, source: str, target: str) -> tuple[Path, Path]:
 
 def test_pairs_in_order_and_empty_sides_counted(tmp_path):
     files = pair_files(tmp_path, "a\n\nc\nd \n \t\u3000\nf\n", "A\nB\n  \nD\nE\nF\n")
-    assert parallel_text.read_pairs(*files) == parallel_text.Pairs([("a", "A"), ("d ", "D"), ("f", "F")], dropped_empty=3)
+    assert parallel_text.read_pairs(*files) == parallel_text.Pairs(
+        [("a", "A"), ("d ", "D"), ("f", "F")], dropped_empty=3
+    )
 
 
 def test_unequal_counts_name_both_files_and_counts(tmp_path):
@@ -127,21 +146,32 @@ def test_no_pair_left_is_refused(tmp_path):
 
 def test_files_are_joined_in_order(tmp_path):
     parts = [parallel_text.Pairs([("a", "A")], 2), parallel_text.Pairs([("b", "B"), ("c", "C")], 3)]
-    assert parallel_text.joined(parts) == parallel_text.Pairs([("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5)
+    assert parallel_text.joined(parts) == parallel_text.Pairs(
+        [("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5
+    )
 
 
 def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path, monkeypatch):
     good = written(tmp_path / "good", "text")
     parallel_text.check_readable([good, str(good)])
-    message = refusal(parallel_text.check_readable, [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"])
-    assert message.count("absent") == 1 and "No such file" in message and f"{tmp_path}: cannot be read: Is a directory" in message
+    message = refusal(
+        parallel_text.check_readable,
+        [good, tmp_path / "absent", tmp_path, tmp_path / "absent", tmp_path / "gone"],
+    )
+    assert (
+        message.count("absent") == 1
+        and "No such file" in message
+        and f"{tmp_path}: cannot be read: Is a directory" in message
+    )
     assert "gone" in message and "good" not in message
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert "Permission denied" in refusal(parallel_text.check_readable, [good])
 
 
 def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
-    return [(f"{word * (i % 40 + 1)}, x {i}", f"{other * (i % 40 + 1)}, x {i}") for i in range(count)]
+    return [
+        (f"{word * (i % 40 + 1)}, x {i}", f"{other * (i % 40 + 1)}, x {i}") for i in range(count)
+    ]
 
 
 def test_sides_that_are_swapped_are_told_by_their_words():
@@ -151,10 +181,16 @@ def test_sides_that_are_swapped_are_told_by_their_words():
     assert parallel_text.looks_swapped(train + names, sentences(50, "b", "a") + names)
     assert not parallel_text.looks_swapped(train, sentences(50, "a", "b"))
     assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
-    assert not parallel_text.looks_swapped(train, sentences(15, "b", "a"))  # too few words to be sure
+    assert not parallel_text.looks_swapped(
+        train, sentences(15, "b", "a")
+    )  # too few words to be sure
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
-    assert not parallel_text.looks_swapped(train, sentences(50, "b", "c"))  # one side alone proves nothing
-    assert not parallel_text.looks_swapped(train + sentences(100, "b", "a"), sentences(50, "b", "a"))  # both directions in training
+    assert not parallel_text.looks_swapped(
+        train, sentences(50, "b", "c")
+    )  # one side alone proves nothing
+    assert not parallel_text.looks_swapped(
+        train + sentences(100, "b", "a"), sentences(50, "b", "a")
+    )  # both directions in training
 
 
 def test_content_hash_is_unambiguous():
@@ -177,7 +213,10 @@ def test_content_hash_is_unambiguous():
 
 def test_content_hash_stays_the_same_over_versions():
     # A changed encoding would refuse to continue every run begun before it. The value: sha256 over size (8 bytes, little) and UTF-8.
-    assert parallel_text.content_hash([("a", "ä")]) == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
+    assert (
+        parallel_text.content_hash([("a", "ä")])
+        == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
+    )
 
 
 def test_importing_loads_no_jax():

@@ -18,7 +18,13 @@ NAN, INF = math.nan, math.inf
 
 def test_equal_arrays():
     found = difference(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
-    assert (found.max_abs, found.max_relative, found.ulps, found.dtype, found.shape) == (0, 0, 0, "float64", (1, 2))
+    assert (found.max_abs, found.max_relative, found.ulps, found.dtype, found.shape) == (
+        0,
+        0,
+        0,
+        "float64",
+        (1, 2),
+    )
     assert found.cosine == pytest.approx(1)
 
 
@@ -28,7 +34,9 @@ def test_the_largest_difference_is_placed_and_scaled():
     assert found.max_relative == 0.1
 
 
-@pytest.mark.parametrize(("dtype", "digits"), [("float64", 52), ("float32", 23), ("bfloat16", 7), ("float16", 10)])
+@pytest.mark.parametrize(
+    ("dtype", "digits"), [("float64", 52), ("float32", 23), ("bfloat16", 7), ("float16", 10)]
+)
 def test_ulps_are_those_of_the_dtype(dtype, digits):
     step = 2.0**-digits
     assert difference(np.array([1 + 3 * step]), np.array([1.0]), dtype).ulps == 3
@@ -65,7 +73,9 @@ def test_a_nan_that_agrees_hides_no_difference_beside_it():
 
 def test_the_floor_is_the_float32_error_of_either_side_carried_over():
     wide = np.array([1.0, 2.0])
-    floor = differences.floor([(np.float32([1.0, 2.0]), wide), ((wide + 2e-6).astype(np.float32), wide)], "float64")
+    floor = differences.floor(
+        [(np.float32([1.0, 2.0]), wide), ((wide + 2e-6).astype(np.float32), wide)], "float64"
+    )
     assert floor == pytest.approx(2e-6 * 2.0**-29, rel=0.1)
     # Where float32 happens to be exact, half a unit in the last place of the largest value
     assert differences.floor([(np.float32([1.0, 2.0]), wide)], "float64") == 2.0**-52
@@ -75,7 +85,11 @@ def test_the_floor_is_the_float32_error_of_either_side_carried_over():
 
 
 def test_rules_pair_by_placeholders():
-    found = pairs.of_rules({"layers.{i}": "blocks.{i}", "head": "out"}, ["blocks.0", "blocks.1", "out"], ["layers.0", "layers.1", "head"])
+    found = pairs.of_rules(
+        {"layers.{i}": "blocks.{i}", "head": "out"},
+        ["blocks.0", "blocks.1", "out"],
+        ["layers.0", "layers.1", "head"],
+    )
     assert found == [("blocks.0", "layers.0"), ("blocks.1", "layers.1"), ("out", "head")]
 
 
@@ -100,7 +114,9 @@ def test_a_rule_that_meets_nothing_is_refused_with_the_nearest_name(rules, said)
 def measured(error: float, floor: float = 1e-16, **changes) -> Measured:
     ours, theirs = np.array([1.0 + error, changes.pop("nan", 0.0)]), np.array([1.0, 0.0])
     wide = difference(np.array([1.0 + error, 0.0]), theirs)
-    return Measured(wide, differences.times(wide, floor), difference(ours, theirs, "float32"), 1.0, 0.0, 0.0)
+    return Measured(
+        wide, differences.times(wide, floor), difference(ours, theirs, "float32"), 1.0, 0.0, 0.0
+    )
 
 
 GOOD, BAD = measured(2e-16), measured(1e-3)
@@ -126,33 +142,51 @@ def test_the_first_module_whose_input_agrees_and_output_does_not():
 
 def test_a_part_is_not_named_where_what_goes_into_the_whole_differs_already():
     """Cross-attention's queries agree and its memory, which came through the block, does not."""
-    found = report(entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD))
+    found = report(
+        entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
+    )
     assert found.first_fault is None and "pair more of them" in found.summary()
 
 
 def test_a_part_is_named_where_the_whole_takes_something_else_by_nature():
     """One encoder adds positions itself, the other is given them: nothing before it differs, and its blocks take the same."""
     found = report(
-        entry("embedding"), entry("encoder.block.norm", GOOD, BAD), entry("encoder.block", GOOD, BAD), entry("encoder", BAD, BAD)
+        entry("embedding"),
+        entry("encoder.block.norm", GOOD, BAD),
+        entry("encoder.block", GOOD, BAD),
+        entry("encoder", BAD, BAD),
     )
     assert found.first_fault is found.entries[1]
 
 
 def test_a_part_whose_inputs_are_not_known_is_not_named_behind_a_difference():
-    parts = [entry("block.norm", BAD, BAD), entry("block.cross", None, BAD), entry("block", GOOD, BAD)]
+    parts = [
+        entry("block.norm", BAD, BAD),
+        entry("block.cross", None, BAD),
+        entry("block", GOOD, BAD),
+    ]
     assert report(*parts).first_fault is parts[2] and report(*parts[1:]).first_fault is parts[1]
 
 
 def test_between_two_parts():
     found = report(entry("block.up"), entry("block.down", BAD, BAD), entry("block", GOOD, BAD))
-    assert "flax.block | torch.block" in found.summary() and "the input of down is the first that differs behind up" in found.summary()
+    assert (
+        "flax.block | torch.block" in found.summary()
+        and "the input of down is the first that differs behind up" in found.summary()
+    )
 
 
 def test_backward_the_last_module_is_the_first():
-    parts = [entry(name, output_gradient=g, input_gradient=i) for name, g, i in (("a", BAD, BAD), ("b", GOOD, BAD), ("c", GOOD, GOOD))]
+    parts = [
+        entry(name, output_gradient=g, input_gradient=i)
+        for name, g, i in (("a", BAD, BAD), ("b", GOOD, BAD), ("c", GOOD, GOOD))
+    ]
     found = report(*parts, result=GOOD)
     assert found.first_gradient_fault is parts[1] and found.first_fault is None and not found.agrees
-    assert "flax.b | torch.b: outputs agree, and so does the gradient of its output; that of its input differs" in found.summary()
+    assert (
+        "flax.b | torch.b: outputs agree, and so does the gradient of its output; that of its input differs"
+        in found.summary()
+    )
 
 
 def test_a_module_that_differs_is_a_difference_though_the_results_agree():
@@ -166,7 +200,10 @@ def test_a_nan_on_one_side_in_the_dtype_that_is_shown_is_a_difference():
 
 
 def test_the_table_fits_100_columns_and_marks_the_first():
-    found = report(entry("a" * 90, GOOD, BAD), entry("b", note="outputs of shapes (3, 4) and (4, 5) are not compared " * 3))
+    found = report(
+        entry("a" * 90, GOOD, BAD),
+        entry("b", note="outputs of shapes (3, 4) and (4, 5) are not compared " * 3),
+    )
     *rows, summary = found.lines()
     assert max(map(len, rows)) <= 100 and summary == found.summary()
     assert [row[0] for row in rows if row.endswith("<")] == ["…"]
@@ -179,6 +216,12 @@ def test_the_page_holds_the_report_and_no_text_gets_out_of_its_place():
     found = report(entry("</script><script>alert(1)</script>", GOOD, BAD))
     text = page.render(found.to_data() | {"title": "<b>"})
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<b>" not in text
-    assert "default-src 'none'" in text and "SCRIPT-HASH" not in text and "http" not in text.replace("http-equiv", "")
+    assert (
+        "default-src 'none'" in text
+        and "SCRIPT-HASH" not in text
+        and "http" not in text.replace("http-equiv", "")
+    )
     data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
-    assert data["modules"][0]["first"] and data["modules"][0]["output"]["float64"]["max_abs"] == pytest.approx(1e-3)
+    assert data["modules"][0]["first"] and data["modules"][0]["output"]["float64"][
+        "max_abs"
+    ] == pytest.approx(1e-3)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.convert.files import safetensors
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import golden
 from jax_transformer.parity.other_process import OtherProcess
 from jax_transformer.parity.recording import Recording
+from jax_transformer.storage import safetensors
 
 BATCH = [np.array([[1.0, 2.0]])]
 
@@ -27,23 +27,47 @@ class Theirs:
 
     def __call__(self, dtype, seed, batch):
         out = (2 * batch[0] + self.wrong).astype(dtype)
-        return Recording(["layer#0"], {"layer#0/input": batch[0].astype(dtype), "layer#0/output": out}, {"layer.weight": out[0]}, out)
+        return Recording(
+            ["layer#0"],
+            {"layer#0/input": batch[0].astype(dtype), "layer#0/output": out},
+            {"layer.weight": out[0]},
+            out,
+        )
 
 
 @pytest.fixture
 def path(tmp_path):
-    golden.make(tmp_path / "golden.safetensors", Theirs(), BATCH, source={"factory": "a:b"}, seed=3, state={"layer.weight": np.ones(2)})
+    golden.make(
+        tmp_path / "golden.safetensors",
+        Theirs(),
+        BATCH,
+        source={"factory": "a:b"},
+        seed=3,
+        state={"layer.weight": np.ones(2)},
+    )
     return tmp_path / "golden.safetensors"
 
 
 def test_a_golden_gives_back_what_was_recorded(path):
     found = golden.load(path)
-    assert golden.is_golden(path) and (found.seed, found.source, found.versions) == (3, {"factory": "a:b"}, Theirs.versions)
-    assert found("float64", 3, BATCH).order == ["layer#0"] and found("float32", None, BATCH).result.dtype == np.float32
+    assert golden.is_golden(path) and (found.seed, found.source, found.versions) == (
+        3,
+        {"factory": "a:b"},
+        Theirs.versions,
+    )
+    assert (
+        found("float64", 3, BATCH).order == ["layer#0"]
+        and found("float32", None, BATCH).result.dtype == np.float32
+    )
     np.testing.assert_array_equal(found("float64", 3, BATCH).arrays["layer#0/output"], [[2.0, 4.0]])
     np.testing.assert_array_equal(found.state["layer.weight"], [1.0, 1.0])
     about = json.loads(safetensors.metadata(path)["golden"])
-    assert about["versions"] == Theirs.versions and set(about["sha256"]) == {"batch", "state", "float64", "float32"}
+    assert about["versions"] == Theirs.versions and set(about["sha256"]) == {
+        "batch",
+        "state",
+        "float64",
+        "float32",
+    }
 
 
 def test_what_a_golden_does_not_have_is_refused(path):
@@ -62,7 +86,9 @@ def test_one_changed_number_is_noticed_when_the_file_is_read(path):
     arrays = safetensors.read(path)
     arrays["float32/arrays/layer#0/output"][0, 1] += 1e-6
     safetensors.write(path, arrays, about)
-    with pytest.raises(InputError, match="float32 are not as they were written: their SHA-256 differs"):
+    with pytest.raises(
+        InputError, match="float32 are not as they were written: their SHA-256 differs"
+    ):
         golden.load(path)
 
 
@@ -70,9 +96,14 @@ def test_made_again(path):
     found = golden.load(path)
     same = golden.again(found, Theirs())
     assert (same.exact, same.rounded, same.wrong) == (8, 0, ())
-    assert golden.again(found, Theirs(1e-16)).wrong == () and golden.again(found, Theirs(4e-16)).rounded == 3
+    assert (
+        golden.again(found, Theirs(1e-16)).wrong == ()
+        and golden.again(found, Theirs(4e-16)).rounded == 3
+    )
     wrong = golden.again(found, Theirs(1e-3))
-    assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith("float64 arrays/layer#0/output: differs by 0.001 at (0, ")
+    assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(
+        "float64 arrays/layer#0/output: differs by 0.001 at (0, "
+    )
 
 
 def test_a_file_that_is_no_golden(tmp_path, capsys):
@@ -87,9 +118,15 @@ def test_a_file_that_is_no_golden(tmp_path, capsys):
     [
         (["golden", "mkae", "x.safetensors"], "is neither make nor check (did you mean 'make'?)"),
         (["golden", "make", "x.safetensors"], "golden make FILE MODEL, or golden check FILE"),
-        (["golden", "check", "x.safetensors", "model"], "golden make FILE MODEL, or golden check FILE"),
+        (
+            ["golden", "check", "x.safetensors", "model"],
+            "golden make FILE MODEL, or golden check FILE",
+        ),
         (["golden", "make", "x.safetensors", "a:b"], "--batch: give a .safetensors file"),
-        (["parity", "run", "twin", "--lengths", "1,x"], "--lengths 1,x: give lengths with commas between them"),
+        (
+            ["parity", "run", "twin", "--lengths", "1,x"],
+            "--lengths 1,x: give lengths with commas between them",
+        ),
         (["parity", "/nowhere/run", "twin"], "/nowhere/run: no such file or folder"),
     ],
     ids=["action", "no model", "model with check", "no batch", "lengths", "no run"],
@@ -112,9 +149,13 @@ def python(tmp_path, text: str) -> str:
 
 def test_the_last_line_that_the_other_python_says_is_the_refusal(tmp_path):
     with pytest.raises(ConfigError, match=r"a:b: ModuleNotFoundError: No module named 'a'$"):
-        OtherProcess("a:b", python(tmp_path, "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'a'\" >&2; exit 1"))(
-            "float64", 0, BATCH
-        )
+        OtherProcess(
+            "a:b",
+            python(
+                tmp_path,
+                "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'a'\" >&2; exit 1",
+            ),
+        )("float64", 0, BATCH)
 
 
 def test_a_python_that_is_not_there_and_a_factory_without_its_name():

@@ -12,10 +12,16 @@ from jax_transformer.data import phrases
 FILES = resources.files("jax_transformer.data")
 
 # What follows, and KNOWN below, is written from the languages' own rules, not with Babel.
-GERMAN_MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
-FRENCH_MONTHS = "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
+GERMAN_MONTHS = (
+    "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
+)
+FRENCH_MONTHS = (
+    "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
+)
 SPANISH_MONTHS = "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre".split()
-ENGLISH_MONTHS = "January February March April May June July August September October November December".split()
+ENGLISH_MONTHS = (
+    "January February March April May June July August September October November December".split()
+)
 LONG_DATES = {
     "de": lambda day, month, year: f"{day}. {GERMAN_MONTHS[month]} {year}",
     "fr": lambda day, month, year: f"{day} {FRENCH_MONTHS[month]} {year}",
@@ -38,9 +44,13 @@ def test_the_generator_makes_the_shipped_file():
     babel = pytest.importorskip("babel")
     from jax_transformer.data import make_phrases
 
-    made_with = re.search(r"Babel version (\S+?)\.?$", "\n".join(phrases.header()), flags=re.MULTILINE).group(1)
+    made_with = re.search(
+        r"Babel version (\S+?)\.?$", "\n".join(phrases.header()), flags=re.MULTILINE
+    ).group(1)
     remedy = "run `python -m jax_transformer.data.make_phrases` and ship the new file"
-    assert made_with == babel.__version__, f"phrases.tsv.xz is of Babel {made_with}, installed is {babel.__version__}: {remedy}"
+    assert made_with == babel.__version__, (
+        f"phrases.tsv.xz is of Babel {made_with}, installed is {babel.__version__}: {remedy}"
+    )
     shipped = lzma.decompress((FILES / "phrases.tsv.xz").read_bytes()).decode()
     assert make_phrases.make_text() == shipped, remedy
 
@@ -59,7 +69,9 @@ def test_every_source_is_there_once_so_that_none_is_ambiguous_and_none_is_in_two
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_a_third_of_each_split_is_in_each_language(splits, split):
     for language in ("de", "fr", "es"):
-        share = sum(source.startswith(f"<2{language}> ") for source, _ in splits[split]) / len(splits[split])
+        share = sum(source.startswith(f"<2{language}> ") for source, _ in splits[split]) / len(
+            splits[split]
+        )
         assert 0.30 < share < 0.37, language
 
 
@@ -68,8 +80,12 @@ def test_every_line_is_clean(pairs):
         assert re.fullmatch(r"<2(de|fr|es)> \S.*", source)
         for text in (source, target):
             assert text and text == text.strip() and unicodedata.is_normalized("NFC", text)
-            assert all(character == " " or not character.isspace() for character in text), f"a space of another kind in {text!r}"
-            assert all(unicodedata.category(character) not in ("Cc", "Cf") for character in text), f"an invisible character in {text!r}"
+            assert all(character == " " or not character.isspace() for character in text), (
+                f"a space of another kind in {text!r}"
+            )
+            assert all(unicodedata.category(character) not in ("Cc", "Cf") for character in text), (
+                f"an invisible character in {text!r}"
+            )
             assert len(text) <= 64
 
 
@@ -77,7 +93,13 @@ def test_every_line_is_clean(pairs):
 def test_training_has_every_word_of_the_other_splits(splits, language):
     """A word that only the test has would measure luck."""
     words = {
-        split: {word for pair in pairs if pair[0][2:4] == language for text in pair for word in re.findall(r"[^\W\d_]+", text)}
+        split: {
+            word
+            for pair in pairs
+            if pair[0][2:4] == language
+            for text in pair
+            for word in re.findall(r"[^\W\d_]+", text)
+        }
         for split, pairs in splits.items()
     }
     assert len(words["test"]) > 100
@@ -106,12 +128,16 @@ def test_times_have_24_hours(pairs, language, hour):
     assert count >= 400
 
 
-@pytest.mark.parametrize(("language", "thousands", "decimal"), [("de", ".", ","), ("fr", " ", ","), ("es", ".", ",")])
+@pytest.mark.parametrize(
+    ("language", "thousands", "decimal"), [("de", ".", ","), ("fr", " ", ","), ("es", ".", ",")]
+)
 def test_numbers_have_the_separators_of_the_language(pairs, language, thousands, decimal):
     count = 0
     for source, target in pairs:
         if found := re.fullmatch(rf"<2{language}> ([\d,]+)(\.\d+)?", source):
-            short_spanish = language == "es" and len(found[1]) == len("1,234")  # which writes 1234, but 12.345
+            short_spanish = language == "es" and len(found[1]) == len(
+                "1,234"
+            )  # which writes 1234, but 12.345
             whole = found[1].replace(",", "" if short_spanish else thousands)
             assert target == whole + (found[2] or "").replace(".", decimal), source
             count += 1

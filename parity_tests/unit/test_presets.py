@@ -6,7 +6,8 @@ import pytest
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import presets, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import presets
 from jax_transformer.nn.positions import Frozen
 
 
@@ -30,7 +31,9 @@ def norms(d: int, count: int) -> int:
 def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
     """Blocks of one or two attentions, a feed-forward and a norm for each, ``bias`` that of attention."""
     one = attention(d, bias=bias)
-    return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (2 * one + feed_forward(d, f) + norms(d, 3))
+    return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (
+        2 * one + feed_forward(d, f) + norms(d, 3)
+    )
 
 
 def deep_dive(idle: int) -> tuple[int, int]:
@@ -40,7 +43,9 @@ def deep_dive(idle: int) -> tuple[int, int]:
     encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)
     decoder_block = 2 * wide + norms(d, 2) + encoder_block
     embeddings = 2 * (vocab + 100) * d
-    return embeddings + layers * (encoder_block + decoder_block - idle) + linear(d, vocab), layers * idle
+    return embeddings + layers * (encoder_block + decoder_block - idle) + linear(
+        d, vocab
+    ), layers * idle
 
 
 D = 512
@@ -80,7 +85,9 @@ COUNTS = {
 
 def test_every_preset_has_its_number_of_parameters_stated_here():
     assert list(COUNTS) == jt.preset_names()
-    assert {name: sum(counts) for name, counts in COUNTS.items()} == {name: TOTALS[name.removesuffix("_repaired")] for name in COUNTS}
+    assert {name: sum(counts) for name, counts in COUNTS.items()} == {
+        name: TOTALS[name.removesuffix("_repaired")] for name in COUNTS
+    }
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -88,16 +95,23 @@ def test_every_preset_is_built_at_its_documented_size_from_shapes_alone(name):
     before = {id(array) for array in jax.live_arrays()}
     model = transformer.abstract(jt.preset(name))
     assert sum(array.nbytes for array in jax.live_arrays() if id(array) not in before) < 10_000
-    leaves = {kind: [v.get_value() for _, v in nnx.to_flat_state(nnx.state(model, kind))] for kind in (nnx.Param, Frozen)}
+    leaves = {
+        kind: [v.get_value() for _, v in nnx.to_flat_state(nnx.state(model, kind))]
+        for kind in (nnx.Param, Frozen)
+    }
     assert len(jax.tree.leaves(nnx.state(model))) == sum(map(len, leaves.values()))
     for found in leaves.values():
-        assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in found)
+        assert all(
+            isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in found
+        )
     assert tuple(sum(leaf.size for leaf in found) for found in leaves.values()) == COUNTS[name]
 
 
 def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():
     for name in ("part2_encoder", "part2_encoder_repaired"):
-        shapes = transformer.flatten(transformer.abstract_part(jt.preset(name), transformer.Encoder))
+        shapes = transformer.flatten(
+            transformer.abstract_part(jt.preset(name), transformer.Encoder)
+        )
         assert sum(leaf.size for leaf in shapes.values()) == 7_046_352
 
 
@@ -105,4 +119,6 @@ def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():
 def test_a_preset_names_its_source_in_one_line(name):
     source = presets.PRESETS[name].source
     assert "\n" not in source and source.endswith(".") and len(source) > 40
-    assert name.endswith("_repaired") or ("Faithful:" in source) == (f"{name}_repaired" in jt.preset_names())
+    assert name.endswith("_repaired") or ("Faithful:" in source) == (
+        f"{name}_repaired" in jt.preset_names()
+    )

@@ -13,15 +13,39 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer.convert.files import pt, safetensors, tensors, zipped
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import pt, safetensors, tensors, zipped
 from parity_tests.unit import hostile
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 STATE = {
-    "model": {"weight": WEIGHT, "tied": WEIGHT, "bfloat16": np.array([1.5, -0.0], ml_dtypes.bfloat16), "scalar": np.array(3.0)},
+    "model": {
+        "weight": WEIGHT,
+        "tied": WEIGHT,
+        "bfloat16": np.array([1.5, -0.0], ml_dtypes.bfloat16),
+        "scalar": np.array(3.0),
+    },
     "empty": np.empty((0, 3), np.int64),
-    "plain": [1, -1, 2**31, -(2**31), 2**62, -(2**200), 0.5, True, None, "é", "", b"\x00\xff", b"", (), (1, (2.5,)), {}, [], 1j],
+    "plain": [
+        1,
+        -1,
+        2**31,
+        -(2**31),
+        2**62,
+        -(2**200),
+        0.5,
+        True,
+        None,
+        "é",
+        "",
+        b"\x00\xff",
+        b"",
+        (),
+        (1, (2.5,)),
+        {},
+        [],
+        1j,
+    ],
     3: "a number as a key",
 }
 
@@ -34,11 +58,17 @@ def path(tmp_path) -> Path:
 def test_what_is_written_is_read(path):
     pt.write(path, STATE)
     again = pt.read(path)
-    assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(map(type, STATE["plain"]))
+    assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(
+        map(type, STATE["plain"])
+    )
     assert again[3] == STATE[3] and list(again) == list(STATE)
     for name, array in {**STATE["model"], "empty": STATE["empty"]}.items():
         found = again["model"].get(name, again["empty"])
-        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes()), name
+        assert (found.dtype, found.shape, found.tobytes()) == (
+            array.dtype,
+            array.shape,
+            array.tobytes(),
+        ), name
         assert found.flags.c_contiguous and found.flags.writeable and found.flags.owndata
     assert again["model"]["weight"] is again["model"]["tied"]
 
@@ -59,7 +89,12 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
     pt.write(path, STATE)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-        assert {"archive/data.pkl", "archive/version", "archive/byteorder", "archive/data/0"} <= set(archive.namelist())
+        assert {
+            "archive/data.pkl",
+            "archive/version",
+            "archive/byteorder",
+            "archive/data/0",
+        } <= set(archive.namelist())
     with zipped.Archive(path) as ours:
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
@@ -69,15 +104,30 @@ def test_described_without_a_storage_being_read(path):
     content = path.read_bytes()
     path.write_bytes(content.replace(WEIGHT.tobytes(), b"\xff" * WEIGHT.nbytes))
     described = pt.describe(path)
-    assert described["model"]["weight"] == pt.Described((3, 4), np.dtype(np.float32), "0", 0, (4, 1))
-    assert described["model"]["scalar"].shape == () and described["model"]["bfloat16"].dtype == ml_dtypes.bfloat16
+    assert described["model"]["weight"] == pt.Described(
+        (3, 4), np.dtype(np.float32), "0", 0, (4, 1)
+    )
+    assert (
+        described["model"]["scalar"].shape == ()
+        and described["model"]["bfloat16"].dtype == ml_dtypes.bfloat16
+    )
     assert described["plain"] == STATE["plain"]
     with pytest.raises(InputError, match=r"archive/data/0' is damaged"):
         pt.read(path)
 
 
 def test_ties(path):
-    pt.write(path, {"a": WEIGHT, "b": [WEIGHT, WEIGHT.copy()], "c": {"d": WEIGHT[:]}, "e": WEIGHT[:2], "f": np.empty(0), "g": np.empty(0)})
+    pt.write(
+        path,
+        {
+            "a": WEIGHT,
+            "b": [WEIGHT, WEIGHT.copy()],
+            "c": {"d": WEIGHT[:]},
+            "e": WEIGHT[:2],
+            "f": np.empty(0),
+            "g": np.empty(0),
+        },
+    )
     assert pt.ties(path) == [("a", "b.0", "c.d")]
     assert pt.tied(pt.describe(path)) == pt.ties(path)
 
@@ -87,7 +137,13 @@ def test_regions_are_equal_where_the_elements_are():
         return tensors.Described(shape, np.dtype(dtype), storage, offset, stride).region()
 
     whole = region((3, 4), (4, 1))
-    assert whole == region((4, 3), (1, 4)) == region((12,), (1,)) == region((1, 3, 1, 4), (77, 4, 5, 1)) == region((2, 2, 3), (6, 3, 1))
+    assert (
+        whole
+        == region((4, 3), (1, 4))
+        == region((12,), (1,))
+        == region((1, 3, 1, 4), (77, 4, 5, 1))
+        == region((2, 2, 3), (6, 3, 1))
+    )
     others = (
         region((3, 4), (4, 2)),
         region((3, 4), (4, 1), 1),
@@ -120,12 +176,21 @@ def test_what_cannot_be_written_is_named_and_nothing_stays(said, value, path):
 def test_other_byte_orders_are_written_as_little(path):
     pt.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
     again = pt.read(path)
-    assert again["a"].dtype == np.dtype("<f4") and again["a"].tolist() == WEIGHT.tolist() and again["b"].tolist() == [2, 1, 0]
+    assert (
+        again["a"].dtype == np.dtype("<f4")
+        and again["a"].tolist() == WEIGHT.tolist()
+        and again["b"].tolist() == [2, 1, 0]
+    )
 
 
 def test_kinds_are_known_by_content(path):
     pt.write(path, {})
-    assert pt.is_pt(path) and not pt.is_legacy(path) and not safetensors.is_safetensors(path) and not safetensors.is_index(path)
+    assert (
+        pt.is_pt(path)
+        and not pt.is_legacy(path)
+        and not safetensors.is_safetensors(path)
+        and not safetensors.is_index(path)
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/other.txt", "x")
     assert not pt.is_pt(path)
@@ -134,8 +199,14 @@ def test_kinds_are_known_by_content(path):
     path.write_bytes(b"PK\x03\x04 and then it ends")
     assert pt.is_pt(path)  # so that what is wrong is said by its reader
     safetensors.write(path, {"a": WEIGHT})
-    assert safetensors.is_safetensors(path) and not pt.is_pt(path) and not safetensors.is_index(path)
-    assert not pt.is_pt(path.parent) and not pt.is_legacy(path.parent) and not safetensors.is_safetensors(path.parent / "none")
+    assert (
+        safetensors.is_safetensors(path) and not pt.is_pt(path) and not safetensors.is_index(path)
+    )
+    assert (
+        not pt.is_pt(path.parent)
+        and not pt.is_legacy(path.parent)
+        and not safetensors.is_safetensors(path.parent / "none")
+    )
 
 
 @pytest.mark.parametrize("module", ["pt", "safetensors"])
@@ -149,21 +220,39 @@ def test_missing_files_and_folders(module: str, tmp_path):
 
 def test_python_2_names_and_text(path):
     """As PyTorch wrote them under Python 2.7."""
-    byte_array = hostile.call(hostile.name("__builtin__", "bytearray"), hostile.text("a\xff"), hostile.text("latin-1"))
-    path.write_bytes(hostile.file(b"}U\x06weight" + hostile.tensor() + b"s(U\x01b" + byte_array + b"u"))
-    assert {name: list(value) for name, value in pt.read(path).items()} == {"weight": [0.0] * 4, "b": [97, 255]}
+    byte_array = hostile.call(
+        hostile.name("__builtin__", "bytearray"), hostile.text("a\xff"), hostile.text("latin-1")
+    )
+    path.write_bytes(
+        hostile.file(b"}U\x06weight" + hostile.tensor() + b"s(U\x01b" + byte_array + b"u")
+    )
+    assert {name: list(value) for name, value in pt.read(path).items()} == {
+        "weight": [0.0] * 4,
+        "b": [97, 255],
+    }
 
 
 def test_a_module_s_versions_are_left_behind(path):
     ordered = hostile.name("collections", "OrderedDict") + b")R"
-    body = ordered + hostile.text("w") + hostile.tensor() + b"s}" + hostile.text("_metadata") + ordered + b"sb"
+    body = (
+        ordered
+        + hostile.text("w")
+        + hostile.tensor()
+        + b"s}"
+        + hostile.text("_metadata")
+        + ordered
+        + b"sb"
+    )
     path.write_bytes(hostile.file(body))
     assert type(pt.read(path)) is dict and pt.read(path)["w"].shape == (4,)
 
 
 def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
     body = (
-        b"](" + hostile.tensor(shape=hostile.numbers(3)) + hostile.tensor(shape=hostile.numbers(3, 3), stride=hostile.numbers(0, 1)) + b"e"
+        b"]("
+        + hostile.tensor(shape=hostile.numbers(3))
+        + hostile.tensor(shape=hostile.numbers(3, 3), stride=hostile.numbers(0, 1))
+        + b"e"
     )
     data = np.arange(4, dtype=np.float32).tobytes()
     path.write_bytes(hostile.zipped(hostile.members(hostile.pickle(body), data)))
@@ -214,13 +303,26 @@ def test_several_safetensors_files_by_their_index(tmp_path):
     safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT, "s": np.array(1.0)})
     safetensors.write(tmp_path / "b.safetensors", {"y": np.arange(3, dtype=np.int8)})
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text('{"metadata": {"total_size": 59}, "weight_map": {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}}')
+    index.write_text(
+        '{"metadata": {"total_size": 59}, "weight_map": {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}}'
+    )
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
     assert safetensors.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    assert safetensors.describe(index) == {"x": ((3, 4), "F32"), "s": ((), "F64"), "y": ((3,), "I8")}
-    assert {name: array.tolist() for name, array in safetensors.read(index).items()} == {"x": WEIGHT.tolist(), "s": 1.0, "y": [0, 1, 2]}
+    assert safetensors.describe(index) == {
+        "x": ((3, 4), "F32"),
+        "s": ((), "F64"),
+        "y": ((3,), "I8"),
+    }
+    assert {name: array.tolist() for name, array in safetensors.read(index).items()} == {
+        "x": WEIGHT.tolist(),
+        "s": 1.0,
+        "y": [0, 1, 2],
+    }
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(InputError, match=r"names 'b\.safetensors', which is not there \(did you mean 'a\.safetensors'\?\)"):
+    with pytest.raises(
+        InputError,
+        match=r"names 'b\.safetensors', which is not there \(did you mean 'a\.safetensors'\?\)",
+    ):
         safetensors.read(index)
 
 
@@ -228,9 +330,17 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
     import safetensors.numpy as library
 
     random = np.random.default_rng(0)
-    state = {"strided": random.normal(size=(4, 6))[::2, ::3].T, "scalar": np.array(-0.0), "empty": np.empty((3, 0), np.uint16)}
+    state = {
+        "strided": random.normal(size=(4, 6))[::2, ::3].T,
+        "scalar": np.array(-0.0),
+        "empty": np.empty((3, 0), np.uint16),
+    }
     # Other bytes of a bool would be no bool, and the library reads no 8-bit floats
-    for dtype in (dtype for dtype in safetensors.DTYPES.values() if dtype != np.bool_ and "float8" not in str(dtype)):
+    for dtype in (
+        dtype
+        for dtype in safetensors.DTYPES.values()
+        if dtype != np.bool_ and "float8" not in str(dtype)
+    ):
         state[str(dtype)] = np.frombuffer(random.bytes(6 * dtype.itemsize), dtype).reshape(2, 3)
     state["bool"] = np.array([True, False])
     safetensors.write(path, state)
@@ -259,19 +369,19 @@ def test_reading_needs_neither_torch_nor_jax(path):
     pt.write(path, STATE)
     code = (
         "import sys; sys.modules['torch'] = sys.modules['jax'] = None\n"
-        "from jax_transformer.convert.files import pt, safetensors\n"
+        "from jax_transformer.storage import pt, safetensors\n"
         f"assert pt.read({str(path)!r})['model']['scalar'] == 3; pt.write({str(path)!r}, pt.read({str(path)!r}))\n"
         "assert not {'flax', 'transformers', 'tokenizers'} & {name.split('.')[0] for name in sys.modules}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_reader_of_ours_can_run_anything():
     """What they import, and what they call by name."""
-    harmless = (
-        "__future__ collections contextlib dataclasses enum functools json math ml_dtypes numpy os pathlib safetensors struct typing zlib"
-    )
+    harmless = "__future__ collections contextlib dataclasses enum functools json math ml_dtypes numpy os pathlib safetensors struct typing zlib"
     for source in Path(pt.__file__).parent.glob("*.py"):
         imported, called = set(), set()
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
@@ -280,6 +390,20 @@ def test_no_reader_of_ours_can_run_anything():
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").split(".")[0])
             elif isinstance(node, ast.Call):
-                called.add(node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", ""))
+                called.add(
+                    node.func.id
+                    if isinstance(node.func, ast.Name)
+                    else getattr(node.func, "attr", "")
+                )
         assert imported - {"jax_transformer"} <= set(harmless.split()), source.name
-        assert not called & {"eval", "exec", "compile", "__import__", "system", "popen", "globals", "vars", "load"}, source.name
+        assert not called & {
+            "eval",
+            "exec",
+            "compile",
+            "__import__",
+            "system",
+            "popen",
+            "globals",
+            "vars",
+            "load",
+        }, source.name

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from jax_transformer import codec
+from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
-from jax_transformer.training import checkpoint, claim, lock, resume, stops
+from jax_transformer.storage import checkpoint, lock
+from jax_transformer.training import open_run, resume, stops
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
@@ -31,7 +32,9 @@ def _as_a_user(tmp_path_factory):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
     """The text and options of every run here: a line of metrics every 30 steps, which no checkpoint falls on, and one shape of batches."""
-    options = runs.with_option(runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1)
+    options = runs.with_option(
+        runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1
+    )
     return [*runs.write_text(tmp_path_factory.mktemp("text")), *options]
 
 
@@ -57,7 +60,11 @@ def in_the_background(run: Path, text: list[str], until: Path | int) -> subproce
     process = runs.start("train", "--run", run, *text)
     deadline = time.monotonic() + 120
     metrics = run / "metrics.jsonl"
-    while not (until.exists() if isinstance(until, Path) else metrics.exists() and metrics.read_text().count("\n") >= until):
+    while not (
+        until.exists()
+        if isinstance(until, Path)
+        else metrics.exists() and metrics.read_text().count("\n") >= until
+    ):
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
         time.sleep(0.005)
     return process
@@ -71,7 +78,10 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
     out, err = process.communicate(timeout=60)
     stopped = checkpoint.steps(run / "checkpoints")[-1]
     assert (process.returncode, out) == (75, "")
-    assert err.splitlines()[-1] == f"jax-transformer: stopped at step {stopped}, saved in {run}; the same command goes on from there"
+    assert (
+        err.splitlines()[-1]
+        == f"jax-transformer: stopped at step {stopped}, saved in {run}; the same command goes on from there"
+    )
     assert 30 <= stopped < runs.STEPS
     told = train("--run", run, *text)
     assert (told.code, told.out) == (0, f"{run}\n")
@@ -122,12 +132,18 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.To
     ("when", "step", "validated"),
     [
         pytest.param(44, 40, False, marks=pytest.mark.slow),
-        (104, 100, False),  # with the step that a validation follows: it is made by the run that goes on
+        (
+            104,
+            100,
+            False,
+        ),  # with the step that a validation follows: it is made by the run that goes on
         (107, 100, True),  # while it was validated and saved
         pytest.param(108, 101, False, marks=pytest.mark.slow),
     ],
 )
-def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text, tmp_path, when, step, validated):
+def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(
+    whole, text, tmp_path, when, step, validated
+):
     run = tmp_path / "run"
     told = stopped_at_question(when, run, text)
     assert told.code == 75, told.err
@@ -139,7 +155,10 @@ def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(whole, text
     assert_same_end(run, whole)
 
 
-@pytest.mark.parametrize(("when", "said"), [(1, "before anything was begun"), (3, "before the first step; the same command begins again")])
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [(1, "before anything was begun"), (3, "before the first step; the same command begins again")],
+)
 def test_a_request_before_the_first_step_leaves_nothing_behind(text, tmp_path, when, said):
     told = stopped_at_question(when, tmp_path / "run", text)
     assert (told.code, told.out, told.err) == (75, "", f"jax-transformer: stopped {said}\n")
@@ -164,7 +183,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, text, t
     file = damage(run / "checkpoints" / "200")
     told = train("--run", run, *text)
     assert told.code == 0, told.err
-    assert f"warning: {file}: damaged" in told.err and "it is now damaged-200, and the run goes on from step 100" in told.err
+    assert (
+        f"warning: {file}: damaged" in told.err
+        and "it is now damaged-200, and the run goes on from step 100" in told.err
+    )
     assert (run / "checkpoints" / "damaged-200" / "manifest.json").exists()
     shutil.rmtree(run / "checkpoints" / "damaged-200")
     assert_same_end(run, whole)
@@ -176,7 +198,10 @@ def test_when_none_is_good_nothing_starts_from_zero(whole, text, tmp_path):
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
     told = train("--run", run, *text)
     assert (told.code, told.out) == (5, "")
-    assert told.err.startswith(f"jax-transformer: {file}: damaged") and "nor is any of the 1 before it intact" in told.err
+    assert (
+        told.err.startswith(f"jax-transformer: {file}: damaged")
+        and "nor is any of the 1 before it intact" in told.err
+    )
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -189,7 +214,10 @@ def test_a_run_may_be_made_longer_and_says_so(text, tmp_path):
     assert train("--run", run, *short).code == 0
     told = train("--run", run, *text)
     assert told.code == 0, told.err
-    assert "these have changed: steps (100 -> 200); it will not end bit for bit" in told.err and "continuing at step 100" in told.err
+    assert (
+        "these have changed: steps (100 -> 200); it will not end bit for bit" in told.err
+        and "continuing at step 100" in told.err
+    )
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
@@ -197,7 +225,9 @@ def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     now = resume.environment()
-    monkeypatch.setattr(resume, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}})
+    monkeypatch.setattr(
+        resume, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
+    )
     told = train("--run", run, *text)
     assert told.code == 0 and f"jax {now['versions']['jax']} -> 99" in told.err
 
@@ -206,7 +236,9 @@ def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
 def test_another_seed_ends_elsewhere(whole, text, tmp_path):
     assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
     differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(whole))
-    assert sum("params/" in name for name in differing) == sum("params/" in name for name in runs.arrays(whole))
+    assert sum("params/" in name for name in differing) == sum(
+        "params/" in name for name in runs.arrays(whole)
+    )
     assert runs.metrics(tmp_path / "run") != runs.metrics(whole)
 
 
@@ -233,11 +265,16 @@ def pretend(folder: str, options: TrainOptions, *saved: int) -> None:
 
 
 PHRASES = TrainOptions(steps=30)
-TEXT = TrainOptions(steps=30, data=DataOptions(train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",)))
+TEXT = TrainOptions(
+    steps=30,
+    data=DataOptions(
+        train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",)
+    ),
+)
 
 
 def chosen(options: TrainOptions = PHRASES, **changes: Any) -> str:
-    with claim.claim(dataclasses.replace(options, **changes)) as folder:
+    with open_run.claim(dataclasses.replace(options, **changes)) as folder:
         return str(folder.path)
 
 
@@ -254,7 +291,9 @@ def test_the_newest_unfinished_run_of_the_same_options_goes_on(tmp_path, monkeyp
     pretend("runs/phrases-004", PHRASES, 20, 30)
     assert chosen() == "runs/phrases-002"
     assert chosen(seed=1) == "runs/phrases-003"
-    pretend("runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005"))  # named, and stopped before its first checkpoint
+    pretend(
+        "runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005")
+    )  # named, and stopped before its first checkpoint
     assert chosen() == "runs/phrases-005"
 
 
@@ -283,18 +322,29 @@ def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
     with lock.hold(tmp_path / "run"):
         told = train("--run", tmp_path / "run", *text)
     assert (told.code, told.out) == (7, "")
-    assert told.err.startswith(f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on ") and told.err.count("\n") == 1
+    assert (
+        told.err.startswith(
+            f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
+        )
+        and told.err.count("\n") == 1
+    )
 
 
 def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     patient = dataclasses.replace(PHRASES, patience=1)
     pretend("runs/phrases-001", patient, 10)
-    lines = [{"step": step, "valid_loss": 1.0, "bleu": bleu} for step, bleu in ((5, 2.0), (10, 1.0))]
-    Path("runs/phrases-001/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [
+        {"step": step, "valid_loss": 1.0, "bleu": bleu} for step, bleu in ((5, 2.0), (10, 1.0))
+    ]
+    Path("runs/phrases-001/metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     assert chosen(patient) == "runs/phrases-002"
     pretend("runs/phrases-003", dataclasses.replace(patient, average=1), 10)
-    Path("runs/phrases-003/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Path("runs/phrases-003/metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     assert chosen(patient, average=1) == "runs/phrases-003", "the average is not made yet"
 
 
@@ -307,7 +357,9 @@ def test_resume_can_be_forbidden_and_demanded(tmp_path, monkeypatch):
     pretend("runs/phrases-001", PHRASES, 10)
     assert chosen(resume=Resume.MUST) == chosen(resume=Resume.AUTO) == "runs/phrases-001"
     assert chosen(resume=Resume.NEVER) == "runs/phrases-002"
-    with pytest.raises(ConfigError, match="runs/phrases-001 holds a run already, and --resume never"):
+    with pytest.raises(
+        ConfigError, match="runs/phrases-001 holds a run already, and --resume never"
+    ):
         chosen(resume=Resume.NEVER, run="runs/phrases-001")
     pretend("runs/phrases-002", PHRASES)
     with pytest.raises(CheckpointError, match="runs/phrases-002: holds no checkpoint"):

@@ -7,11 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import round_trips
-from jax_transformer.convert import rules
+from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
 CONFIGURATIONS = 200
-INDEPENDENT = dict(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+INDEPENDENT = dict(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def test_there_and_back_is_byte_equal_for_200_configurations(tmp_path):
@@ -22,13 +26,26 @@ def test_there_and_back_is_byte_equal_for_200_configurations(tmp_path):
     @given(st.randoms(use_true_random=False), st.sampled_from(round_trips.ARCHITECTURES))
     def check(choose, architecture):
         config, dtype = round_trips.draw(choose, architecture, most_layers=2)
-        seen.append((architecture, dtype, config.d_model == config.max_length == config.source_vocab_size == config.target_vocab_size))
+        seen.append(
+            (
+                architecture,
+                dtype,
+                config.d_model
+                == config.max_length
+                == config.source_vocab_size
+                == config.target_vocab_size,
+            )
+        )
         assert round_trips.by_files(config, dtype, tmp_path) == []
 
     with helpers.unchecked():
         check()
     architectures, dtypes, square = (set(each) for each in zip(*seen, strict=True))
-    assert (architectures, dtypes, square) == (set(round_trips.ARCHITECTURES), set(round_trips.DTYPES), {True, False})
+    assert (architectures, dtypes, square) == (
+        set(round_trips.ARCHITECTURES),
+        set(round_trips.DTYPES),
+        {True, False},
+    )
     assert len(seen) >= CONFIGURATIONS
 
 
@@ -45,7 +62,10 @@ def test_what_comes_back_otherwise_is_seen(tmp_path, monkeypatch):
     to_torch = rules.to_torch
 
     def turned(table, arrays):
-        return {name: array.T.copy() if name.endswith("out_proj.weight") else array for name, array in to_torch(table, arrays).items()}
+        return {
+            name: array.T.copy() if name.endswith("out_proj.weight") else array
+            for name, array in to_torch(table, arrays).items()
+        }
 
     monkeypatch.setattr(rules, "to_torch", turned)
     wrong = round_trips.by_files(config, dtype, tmp_path)

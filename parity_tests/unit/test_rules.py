@@ -12,18 +12,30 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import convert, transformer
 from jax_transformer.config import Layout
-from jax_transformer.convert import rules
-from jax_transformer.convert.rules import Alias, Each, Rule, Several
 from jax_transformer.errors import ConfigError, InputError
-from parity_tests.unit.helpers import ODD, SQUARE, furthest, random_arrays, random_model, shapes, tiny
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias, Each, Rule, Several
+from parity_tests.unit.helpers import (
+    ODD,
+    SQUARE,
+    furthest,
+    random_arrays,
+    random_model,
+    shapes,
+    tiny,
+)
 
-DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [np.dtype(ml_dtypes.bfloat16)]
+DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [
+    np.dtype(ml_dtypes.bfloat16)
+]
 NAMES = jt.preset_names()
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
     """Values of every kind, each special one among them where there is room: NaN with a payload, infinities, -0.0, the smallest denormal."""
-    array = np.frombuffer(np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype).copy()
+    array = np.frombuffer(
+        np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype
+    ).copy()
     special = np.array([np.nan, -np.inf, -0.0, 0.0], np.float64).astype(dtype)
     array[:4] = special[: array.size]
     array.view(f"u{dtype.itemsize}")[4:5] = 1
@@ -39,24 +51,36 @@ def any_state(config: jt.TransformerConfig, dtypes: list[np.dtype]) -> dict[str,
     """A whole checkpoint of random bits, the types in turn; what the model ties agrees."""
     table = weight_table(config)
     expected = rules.torch_shapes(table, shapes(config))
-    state = {name: any_bits(shape, dtypes[i % len(dtypes)], seed=i) for i, (name, shape) in enumerate(expected.items())}
-    return state | {alias.torch: state[alias.of].copy() for alias in table if isinstance(alias, Alias)}
+    state = {
+        name: any_bits(shape, dtypes[i % len(dtypes)], seed=i)
+        for i, (name, shape) in enumerate(expected.items())
+    }
+    return state | {
+        alias.torch: state[alias.of].copy() for alias in table if isinstance(alias, Alias)
+    }
 
 
 def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     assert list(a) == list(b)
-    return all((x.dtype, x.shape, x.tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes()) for name, x in a.items())
+    return all(
+        (x.dtype, x.shape, x.tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes())
+        for name, x in a.items()
+    )
 
 
 def own_and_contiguous(results: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> bool:
     arrays = list(results.values())
     shared = any(np.shares_memory(x, y) for x in arrays for y in given.values())
     shared |= any(np.shares_memory(x, y) for i, x in enumerate(arrays) for y in arrays[:i])
-    return not shared and all(x.flags.c_contiguous and x.flags.owndata and x.flags.writeable for x in arrays)
+    return not shared and all(
+        x.flags.c_contiguous and x.flags.owndata and x.flags.writeable for x in arrays
+    )
 
 
 @pytest.fixture(
-    scope="module", params=[(name, sizes) for name in NAMES for sizes in (ODD, SQUARE)], ids=lambda p: f"{p[0]}-{p[1]['d_model']}"
+    scope="module",
+    params=[(name, sizes) for name in NAMES for sizes in (ODD, SQUARE)],
+    ids=lambda p: f"{p[0]}-{p[1]['d_model']}",
 )
 def config(request) -> jt.TransformerConfig:
     name, sizes = request.param
@@ -85,7 +109,9 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
-@pytest.mark.parametrize("name", [name for name in NAMES if jt.preset(name).layout in (Layout.TORCH_NN, Layout.LESSON10)])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if jt.preset(name).layout in (Layout.TORCH_NN, Layout.LESSON10)]
+)
 def test_each_tensor_lands_where_its_name_says(name, sizes):
     """By hand, values all different: shapes alone cannot tell in the square case. Other layouts: part by part, with their twins."""
     config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
@@ -105,12 +131,27 @@ def test_each_tensor_lands_where_its_name_says(name, sizes):
             assert (arrays[f"{where}.bias"] == biases[k * d : (k + 1) * d]).all()
         own = state[f"encoder.layers.{i}.self_attn.in_proj_weight"]
         assert (arrays[f"encoder.blocks.{i}.self_attention.value.kernel"] == own[2 * d :].T).all()
-        assert (arrays[f"encoder.blocks.{i}.self_attention.out.kernel"] == state[f"encoder.layers.{i}.self_attn.out_proj.weight"].T).all()
-        assert (arrays[f"encoder.blocks.{i}.feed_forward.up.kernel"] == state[f"encoder.layers.{i}.linear1.weight"].T).all()
-        assert (arrays[f"decoder.blocks.{i}.feed_forward.down.kernel"] == state[f"decoder.layers.{i}.linear2.weight"].T).all()
+        assert (
+            arrays[f"encoder.blocks.{i}.self_attention.out.kernel"]
+            == state[f"encoder.layers.{i}.self_attn.out_proj.weight"].T
+        ).all()
+        assert (
+            arrays[f"encoder.blocks.{i}.feed_forward.up.kernel"]
+            == state[f"encoder.layers.{i}.linear1.weight"].T
+        ).all()
+        assert (
+            arrays[f"decoder.blocks.{i}.feed_forward.down.kernel"]
+            == state[f"decoder.layers.{i}.linear2.weight"].T
+        ).all()
         for k in range(3):
-            assert (arrays[f"decoder.blocks.{i}.residuals.{k}.norm.scale"] == state[f"decoder.layers.{i}.norm{k + 1}.weight"]).all()
-            assert (arrays[f"decoder.blocks.{i}.residuals.{k}.norm.bias"] == state[f"decoder.layers.{i}.norm{k + 1}.bias"]).all()
+            assert (
+                arrays[f"decoder.blocks.{i}.residuals.{k}.norm.scale"]
+                == state[f"decoder.layers.{i}.norm{k + 1}.weight"]
+            ).all()
+            assert (
+                arrays[f"decoder.blocks.{i}.residuals.{k}.norm.bias"]
+                == state[f"decoder.layers.{i}.norm{k + 1}.bias"]
+            ).all()
     assert (arrays["target_embedding.embedding"] == state["tgt_emb.weight"]).all()
     if "output.kernel" in arrays:
         assert (arrays["output.kernel"] == state["linear.weight"].T).all()
@@ -163,18 +204,29 @@ def test_tied_copies_that_differ_are_named():
     tied = convert.to_torch(random_model(config))
     for name in ("linear.weight", "src_emb.weight"):
         other = tied | {name: np.nextafter(tied[name], 9)}
-        with pytest.raises(InputError, match=rf"\(1 problems\): {name} differs from tgt_emb.weight, but the model ties them$"):
+        with pytest.raises(
+            InputError,
+            match=rf"\(1 problems\): {name} differs from tgt_emb.weight, but the model ties them$",
+        ):
             convert.from_torch(other, config)
     with pytest.raises(InputError, match=r"\(2 problems\)") as error:
         convert.from_torch(tied | {"tgt_emb.weight": -tied["tgt_emb.weight"]}, config)
-    assert all(f"{name} differs from tgt_emb.weight" in str(error.value) for name in ("linear.weight", "src_emb.weight"))
+    assert all(
+        f"{name} differs from tgt_emb.weight" in str(error.value)
+        for name in ("linear.weight", "src_emb.weight")
+    )
 
 
 def test_flax_copies_that_differ_are_named():
     arrays = random_arrays(CONFIG)
     arrays["decoder.positions.table"][19, 11] += 1e-9
-    model = transformer.unflatten(CONFIG, {name: jnp.asarray(array) for name, array in arrays.items()})
-    with pytest.raises(InputError, match=r"^decoder.positions.table and encoder.positions.table differ, but pos_enc.pe holds both$"):
+    model = transformer.unflatten(
+        CONFIG, {name: jnp.asarray(array) for name, array in arrays.items()}
+    )
+    with pytest.raises(
+        InputError,
+        match=r"^decoder.positions.table and encoder.positions.table differ, but pos_enc.pe holds both$",
+    ):
         convert.to_torch(model)
 
 
@@ -193,10 +245,15 @@ def test_what_is_no_array_is_refused_and_other_byte_orders_are_read(state):
 
 def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
     with jax.enable_x64(False):
-        with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64$"):
+        with pytest.raises(
+            InputError,
+            match=r"is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64$",
+        ):
             convert.from_torch(state, CONFIG)
         model = convert.from_torch(state, CONFIG, dtype="float32")
-        assert {array.dtype for array in transformer.flatten(model).values()} == {np.dtype("float32")}
+        assert {array.dtype for array in transformer.flatten(model).values()} == {
+            np.dtype("float32")
+        }
         with pytest.raises(InputError, match=r"is float64 and JAX is in 32-bit mode"):
             convert.from_torch(state, CONFIG, dtype="float64")
     assert furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
@@ -240,7 +297,10 @@ def test_the_table_must_name_everything_once():
         "linear.bias": [*table, Rule("linear.bias", ("elsewhere",))],  # doubled on the PyTorch side
         "elsewhere": [*table, Rule("linear.bias2", ("elsewhere",))],  # not in the model
         "output.bias$": [rule for rule in table if rule is not bias],  # missing
-        "src_emb.weight$": [*table, Alias("src_emb.weight", "tgt_emb.weight")],  # a rule and an alias for one name
+        "src_emb.weight$": [
+            *table,
+            Alias("src_emb.weight", "tgt_emb.weight"),
+        ],  # a rule and an alias for one name
     }
     for name, fault in faults.items():
         with pytest.raises(ValueError, match=f"does not cover the model exactly once: .*{name}"):
@@ -254,7 +314,12 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
     table = weight_table(CONFIG)
     kept = rules.restrict(table, trained)
     assert [rule for rule in table if rule not in kept] == [
-        Rule("pos_enc.pe", ("encoder.positions.table", "decoder.positions.table"), Each.SQUEEZE_1, Several.COPY)
+        Rule(
+            "pos_enc.pe",
+            ("encoder.positions.table", "decoder.positions.table"),
+            Each.SQUEEZE_1,
+            Several.COPY,
+        )
     ]
     gradients = {name: array for name, array in random_arrays(CONFIG).items() if name in trained}
     named = rules.to_torch(kept, gradients)
@@ -263,7 +328,9 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
     assert same_bits({name: back[name] for name in gradients}, gradients)
     tied = weight_table(tiny("small"))
     assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
-    part = rules.restrict(table, ["decoder.blocks.0.self_attention.query.kernel"])  # a third of a packed tensor alone cannot be given
+    part = rules.restrict(
+        table, ["decoder.blocks.0.self_attention.query.kernel"]
+    )  # a third of a packed tensor alone cannot be given
     assert part == []
 
 
@@ -285,7 +352,11 @@ def test_every_rule_kind_is_undone():
     assert (split.to_torch(parts) == tensor).all() and split.torch_shape([(6, 2), (6, 3)]) == (5, 6)
     copy = Rule("t", ("a", "b"), Each.SQUEEZE_1, Several.COPY)
     parts = copy.to_flax(tensor[:, None], [(5, 6), (5, 6)])
-    assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (5, 1, 6)
+    assert all((part == tensor).all() for part in parts) and copy.torch_shape([(5, 6), (5, 6)]) == (
+        5,
+        1,
+        6,
+    )
     assert (copy.to_torch(parts) == tensor[:, None]).all()
 
 
@@ -309,15 +380,25 @@ def test_a_layer_fused_per_head_is_cut_within_each_head():
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
     assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"
     rows = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
-    for rule, tensor, shape in ((weight, counted((12, 4), 0), (4, 4)), (bias, counted((12,), 0), (4,))):
+    for rule, tensor, shape in (
+        (weight, counted((12, 4), 0), (4, 4)),
+        (bias, counted((12,), 0), (4,)),
+    ):
         parts = rule.to_flax(tensor, [shape] * 3)
         for part, own, name in zip(parts, rows.values(), rule.flax, strict=True):
             assert (part == tensor[own].T).all(), name
         assert own_and_contiguous(dict(zip(rule.flax, parts, strict=True)), {"tensor": tensor})
         back = rule.to_torch(parts)
-        assert (back == tensor).all() and back.flags.owndata and rule.torch_shape([shape] * 3) == tensor.shape
+        assert (
+            (back == tensor).all()
+            and back.flags.owndata
+            and rule.torch_shape([shape] * 3) == tensor.shape
+        )
     packed = rules.packed_attention("a", "b")[0]
-    assert not (packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0] == weight.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]).all()
+    assert not (
+        packed.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
+        == weight.to_flax(counted((12, 4), 0), [(4, 4)] * 3)[0]
+    ).all()
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
@@ -334,17 +415,31 @@ def test_per_head_parts_of_any_width_come_back_bit_for_bit(heads: int, widths: t
 
 def test_a_numbered_rule_keeps_its_heads():
     (weight, *_) = rules.repeat(3, rules.fused_attention("layers.{i}", "blocks.{i}", 4))[-4:]
-    assert weight.torch == "layers.2.qkv.weight" and weight.heads == 4 and weight.several is Several.PER_HEAD
+    assert (
+        weight.torch == "layers.2.qkv.weight"
+        and weight.heads == 4
+        and weight.several is Several.PER_HEAD
+    )
 
 
 def test_norms_under_other_names():
-    assert rules.layer_norm("n", "m", names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",)), Rule("n.beta", ("m.bias",))]
-    assert rules.layer_norm("n", "m", bias=False, names=("gamma", "beta")) == [Rule("n.gamma", ("m.scale",))]
-    assert rules.layer_norm("n", "m") == [Rule("n.weight", ("m.scale",)), Rule("n.bias", ("m.bias",))]
+    assert rules.layer_norm("n", "m", names=("gamma", "beta")) == [
+        Rule("n.gamma", ("m.scale",)),
+        Rule("n.beta", ("m.bias",)),
+    ]
+    assert rules.layer_norm("n", "m", bias=False, names=("gamma", "beta")) == [
+        Rule("n.gamma", ("m.scale",))
+    ]
+    assert rules.layer_norm("n", "m") == [
+        Rule("n.weight", ("m.scale",)),
+        Rule("n.bias", ("m.bias",)),
+    ]
 
 
 def test_a_layout_that_has_no_names_for_a_configuration_says_so():
-    with pytest.raises(ConfigError, match=r"layout 'deep_dive' has no names for this configuration: .*output_bias"):
+    with pytest.raises(
+        ConfigError, match=r"layout 'deep_dive' has no names for this configuration: .*output_bias"
+    ):
         weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
     with pytest.raises(ConfigError, match=r"layout 'blog2023' has no names .*\.norm\.bias"):
         weight_table(tiny("blog2023", bias=False))

@@ -21,14 +21,21 @@ def source(seed: int) -> np.ndarray:
 
 
 def drawn(model, ids: np.ndarray, key=KEY, **options) -> np.ndarray:
-    return np.asarray(generate.sample(model, ids, key, max_length=options.pop("max_length", PLACES), **options))
+    return np.asarray(
+        generate.sample(model, ids, key, max_length=options.pop("max_length", PLACES), **options)
+    )
 
 
 def test_the_coldest_and_the_narrowest_draw_is_greedy():
     for seed in (0, 1, 3):
         model, ids = loud(CONFIG, seed), source(seed)
         expected = np.asarray(generate.greedy(model, ids, max_length=PLACES))
-        for options in (dict(temperature=1e-6), dict(temperature=1e-300), dict(top_k=1), dict(top_p=1e-9)):
+        for options in (
+            dict(temperature=1e-6),
+            dict(temperature=1e-300),
+            dict(top_k=1),
+            dict(top_p=1e-9),
+        ):
             tokens = drawn(model, ids, **options)
             assert tokens.dtype == np.int32 and (tokens == expected).all(), (seed, options)
         assert (drawn(model, ids) != expected).any()
@@ -42,39 +49,70 @@ def test_a_draw_is_decided_by_key_and_row():
     order = np.array([2, 0, 3, 1])
     assert (drawn(model, ids[order], rows=order) == tokens[order]).all()
     same = drawn(model, np.repeat(ids[:1], ROWS, axis=0))
-    assert (same[0] == tokens[0]).all() and len(np.unique(same, axis=0)) > 1  # the same source in other rows: other draws
+    assert (same[0] == tokens[0]).all() and len(
+        np.unique(same, axis=0)
+    ) > 1  # the same source in other rows: other draws
 
 
 def test_an_end_token_is_followed_by_padding():
-    tokens = np.concatenate([drawn(loud(CONFIG, 0), source(0), jax.random.key(seed)) for seed in range(8)])
+    tokens = np.concatenate(
+        [drawn(loud(CONFIG, 0), source(0), jax.random.key(seed)) for seed in range(8)]
+    )
     ended = (tokens == CONFIG.eos_id).cumsum(axis=1) - (tokens == CONFIG.eos_id) > 0
     assert ended.any() and (tokens[ended] == CONFIG.target_pad_id).all()
 
 
-@pytest.mark.parametrize("options", [{}, dict(temperature=1.7), dict(top_k=4), dict(top_p=0.8), dict(temperature=2.0, top_k=6, top_p=0.7)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(temperature=1.7),
+        dict(top_k=4),
+        dict(top_p=0.8),
+        dict(temperature=2.0, top_k=6, top_p=0.7),
+    ],
+)
 def test_first_tokens_have_the_distribution_that_was_asked_for(options):
     count, model = 6000, loud(CONFIG, 2, eos=0.0)
     ids = source(2)[:1]
-    logits = np.asarray(model(ids, np.array([[CONFIG.bos_id]])))[0, 0] / options.get("temperature", 1.0)
+    logits = np.asarray(model(ids, np.array([[CONFIG.bos_id]])))[0, 0] / options.get(
+        "temperature", 1.0
+    )
     expected = np.exp(logits - logits.max())
     ranks = expected.argsort()[::-1]
     expected[ranks[options.get("top_k") or len(ranks) :]] = 0
     expected /= expected.sum()
-    kept = int((expected[ranks].cumsum() < options.get("top_p", 1.0)).sum()) + 1  # the fewest that reach it
+    kept = (
+        int((expected[ranks].cumsum() < options.get("top_p", 1.0)).sum()) + 1
+    )  # the fewest that reach it
     expected[ranks[kept:]] = 0
     expected /= expected.sum()
     tokens = drawn(model, np.repeat(ids, count, axis=0), max_length=1, **options)[:, 0]
     found = np.bincount(tokens, minlength=len(expected)) / count
     assert (found[expected == 0] == 0).all() and (expected > 0).sum() > 1
-    assert np.abs(found - expected).max() < 4 * (0.25 / count) ** 0.5  # four standard deviations of the worst token
+    assert (
+        np.abs(found - expected).max() < 4 * (0.25 / count) ** 0.5
+    )  # four standard deviations of the worst token
 
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
     logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
-    for top_p, kept in ((0.01, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.89, 3), (0.91, 4)):
+    for top_p, kept in (
+        (0.01, 1),
+        (0.49, 1),
+        (0.51, 2),
+        (0.74, 2),
+        (0.76, 3),
+        (0.89, 3),
+        (0.91, 4),
+    ):
         scores, tokens = sampling.likeliest(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0, True)
-        assert tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == kept, top_p
-    after_cut, _ = sampling.likeliest(logits, jnp.asarray(1.0), jnp.asarray(0.6), 2, True)  # of the two, the first has two thirds
+        assert (
+            tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == kept
+        ), top_p
+    after_cut, _ = sampling.likeliest(
+        logits, jnp.asarray(1.0), jnp.asarray(0.6), 2, True
+    )  # of the two, the first has two thirds
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]
 
 

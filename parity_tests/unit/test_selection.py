@@ -6,7 +6,14 @@ import re
 import pytest
 
 from jax_transformer.training import resume, selection
-from jax_transformer.training.options import AverageOf, Criterion, DataOptions, ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.options import (
+    AverageOf,
+    Criterion,
+    DataOptions,
+    ModelOptions,
+    OptimizerOptions,
+    TrainOptions,
+)
 from parity_tests.unit import runs
 
 FIGURES = {
@@ -42,8 +49,14 @@ def test_patience_counts_validations_since_the_best(criterion, count):
 def test_what_is_averaged():
     assert selection.to_average(TrainOptions(), FIGURES) == []
     assert selection.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
-    assert selection.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [200, 300, 400]
-    assert selection.to_average(TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES) == [200, 300]
+    assert selection.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
+        200,
+        300,
+        400,
+    ]
+    assert selection.to_average(
+        TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES
+    ) == [200, 300]
     assert selection.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
 
 
@@ -51,8 +64,15 @@ def test_what_is_kept():
     steps = [100, 200, 300, 400, 450]
     assert selection.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
     assert selection.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
-    assert selection.to_keep(TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps) == {300, 400, 450}
-    assert selection.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {200, 300, 400, 450}
+    assert selection.to_keep(
+        TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps
+    ) == {300, 400, 450}
+    assert selection.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
+        200,
+        300,
+        400,
+        450,
+    }
     assert selection.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
@@ -68,7 +88,11 @@ BEFORE = TrainOptions(run="a", steps=100)
         dict(log_every=1),
         dict(keep=5),
         dict(compilation_cache="/tmp"),
-        dict(data=DataOptions(train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",))),
+        dict(
+            data=DataOptions(
+                train_source=("a",), train_target=("b",), valid_source=("c",), valid_target=("d",)
+            )
+        ),
     ],
 )
 def test_what_does_not_matter_is_not_spoken_of(changed):
@@ -76,7 +100,10 @@ def test_what_does_not_matter_is_not_spoken_of(changed):
 
 
 def test_what_is_named():
-    assert resume.changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == ([], ["steps (100 -> 200)"])
+    assert resume.changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
+        [],
+        ["steps (100 -> 200)"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,13 +127,26 @@ def test_every_rule_names_an_option():
 
 def test_the_table_in_the_documents_is_this_one():
     text = (runs.ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    rows = [set(re.findall(r"`([^`]+)`", line.split("|")[1])) for line in text.splitlines() if line.startswith("| `")]
+    rows = [
+        set(re.findall(r"`([^`]+)`", line.split("|")[1]))
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
     assert resume.FREE in rows and resume.NAMED in rows
 
 
 def test_versions_and_machines_are_compared():
     now = resume.environment()
     assert resume.environment_changes(now, now) == []
-    before = {**now, "versions": {**now["versions"], "jax": "0.1"}, "machine": {**now["machine"], "cores": 96}}
-    assert resume.environment_changes(now, before) == [f"jax 0.1 -> {now['versions']['jax']}", f"cores 96 -> {now['machine']['cores']}"]
-    assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), "a checkpoint that does not say"
+    before = {
+        **now,
+        "versions": {**now["versions"], "jax": "0.1"},
+        "machine": {**now["machine"], "cores": 96},
+    }
+    assert resume.environment_changes(now, before) == [
+        f"jax 0.1 -> {now['versions']['jax']}",
+        f"cores 96 -> {now['machine']['cores']}",
+    ]
+    assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
+        "a checkpoint that does not say"
+    )

@@ -17,13 +17,17 @@ from jax_transformer.training import mesh, step
 from parity_tests.unit import helpers, runs
 
 KEY = jax.random.key(3)
-NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0)
+NO_DROPOUT = dict.fromkeys(
+    ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
+)
 
 
 def batch_of(config, rows: int, *, length: int = 6, seed: int = 0) -> Batch:
     """Ragged rows; the target that goes in is the one that comes out, one place later."""
     source = helpers.ragged(config.source_vocab_size, config.source_pad_id, rows, length, seed=seed)
-    target = helpers.ragged(config.target_vocab_size, config.target_pad_id, rows, length, seed=seed + 1)
+    target = helpers.ragged(
+        config.target_vocab_size, config.target_pad_id, rows, length, seed=seed + 1
+    )
     begun = np.concatenate([np.full((rows, 1), config.bos_id), target[:, :-1]], axis=1)
     return Batch(source.astype(np.int32), begun.astype(np.int32), target.astype(np.int32))
 
@@ -64,7 +68,11 @@ def test_batches_that_are_accumulated_are_one_batch():
     whole, told = train(copies[0], [batch], KEY)
     parts, said = train(copies[1], [rows_of(batch, i, i + 2) for i in (0, 2, 4)], KEY)
     assert furthest(whole.params, parts.params) < 1e-13
-    assert int(said["tokens"]) == int(told["tokens"]) == int((batch.target_out != config.target_pad_id).sum())
+    assert (
+        int(said["tokens"])
+        == int(told["tokens"])
+        == int((batch.target_out != config.target_pad_id).sum())
+    )
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(told[name], said[name], rtol=1e-13)
     assert int(parts.step) == 1
@@ -77,7 +85,9 @@ def test_each_accumulated_batch_has_dropout_of_its_own():
     first = train.first(state, batch, KEY)
     both = train.further(jax.tree.map(jnp.copy, first), state, batch, KEY, np.int32(1))
     assert int(both.tokens) == 2 * int(first.tokens)
-    assert abs(float(both.loss) / 2 - float(first.loss)) > 1e-3, "twice the same masks would be twice the same loss"
+    assert abs(float(both.loss) / 2 - float(first.loss)) > 1e-3, (
+        "twice the same masks would be twice the same loss"
+    )
 
 
 def test_each_step_has_dropout_of_its_own():
@@ -85,7 +95,9 @@ def test_each_step_has_dropout_of_its_own():
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
     batch = batch_of(config, 2)
-    states = [jax.tree.map(jnp.copy, state)._replace(step=jnp.asarray(i, jnp.int32)) for i in range(2)]
+    states = [
+        jax.tree.map(jnp.copy, state)._replace(step=jnp.asarray(i, jnp.int32)) for i in range(2)
+    ]
     losses = [float(strict_off(train)(each, [batch], KEY)[1]["loss"]) for each in states]
     assert abs(losses[0] - losses[1]) > 1e-3, "the same masks would give the same loss"
 
@@ -96,7 +108,10 @@ def test_the_moving_average_follows():
     train = strict_off(step.make_step(config, rule, 0.0, 0.75))
     for i in range(3):
         state, _ = train(state, [batch_of(config, 2, seed=i)], KEY)
-        expected = {name: 0.75 * value + 0.25 * np.array(state.params[name]) for name, value in expected.items()}
+        expected = {
+            name: 0.75 * value + 0.25 * np.array(state.params[name])
+            for name, value in expected.items()
+        }
     assert furthest(expected, state.ema) < 1e-15
     assert furthest(state.params, state.ema) > 1e-4
     assert furthest(state.weights, state.ema | state.carried) == 0
@@ -110,10 +125,18 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
     batch = batch_of(config, 2)
     assert model(batch.source, batch.target_in).dtype == "bfloat16"
     exact, _ = step.loss_sum(
-        transformer.flatten(helpers.random_model(config.with_sizes(compute_dtype=None), dtype="float32")), {}, batch, config
+        transformer.flatten(
+            helpers.random_model(config.with_sizes(compute_dtype=None), dtype="float32")
+        ),
+        {},
+        batch,
+        config,
     )
     state, measured = strict_off(step.make_step(config, rule, 0.0))(state, [batch], KEY)
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.moments))} <= {"float32", "int32"}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.moments))} <= {
+        "float32",
+        "int32",
+    }
     assert measured["loss"].dtype == "float32"
     assert abs(float(measured["loss"]) - float(exact) / int(measured["tokens"])) < 0.05
 
@@ -152,7 +175,10 @@ def test_a_batch_shared_by_two_devices_makes_the_same_update(tmp_path):
     for count in (1, 2):
         path = tmp_path / f"{count}.npz"
         done = subprocess.run(
-            [sys.executable, "-c", ON_MANY, str(count), str(path)], env=runs.environment(), capture_output=True, text=True
+            [sys.executable, "-c", ON_MANY, str(count), str(path)],
+            env=runs.environment(),
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         found.append(dict(np.load(path)))

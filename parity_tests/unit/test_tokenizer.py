@@ -78,14 +78,21 @@ def test_special_tokens_are_exactly_where_asked(tmp_path, ids):
     assert (model.pad_id, model.bos_id, model.eos_id) == ids
     names = {i: name for name, i in vocabulary(model, tmp_path).items()}
     named = {pad_id: "<pad>", bos_id: "<bos>", eos_id: "<eos>"}
-    assert [names[i] for i in range(max(ids) + 1)] == [named.get(i, f"<unused{i}>") for i in range(max(ids) + 1)]
+    assert [names[i] for i in range(max(ids) + 1)] == [
+        named.get(i, f"<unused{i}>") for i in range(max(ids) + 1)
+    ]
     assert sorted(names) == list(range(model.vocab_size))
     assert min(model.encode("<unused0> <eos>")) > max(ids)
 
 
 def test_special_tokens_are_dropped_when_decoding():
     ids = TOKENIZER.encode("fox")
-    assert TOKENIZER.decode([TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]) == "fox"
+    assert (
+        TOKENIZER.decode(
+            [TOKENIZER.bos_id, *ids, TOKENIZER.eos_id, TOKENIZER.pad_id, TOKENIZER.pad_id]
+        )
+        == "fox"
+    )
 
 
 @pytest.mark.parametrize("ids", [(0, 0, 1), (0, 1, 1), (-1, 0, 1)])
@@ -98,7 +105,9 @@ def test_the_least_vocabulary_is_named():
     with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
         train(vocab_size=259)
     assert train(vocab_size=260).vocab_size == 260
-    with pytest.raises(errors.ConfigError, match="at least 1000000257"):  # and no list of a thousand million names is made first
+    with pytest.raises(
+        errors.ConfigError, match="at least 1000000257"
+    ):  # and no list of a thousand million names is made first
         train(eos_id=1_000_000_000)
 
 
@@ -129,7 +138,11 @@ def test_training_is_deterministic_over_threads_and_processes():
     script = f"from jax_transformer.data import tokenizer as t; print(t.Tokenizer.train({LINES!r}, 300, pad_id=1, bos_id=2, eos_id=3).hash)"
     for threads in ("1", "3"):
         result = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "RAYON_NUM_THREADS": threads}
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "RAYON_NUM_THREADS": threads},
         )
         assert result.stdout.strip() == TOKENIZER.hash
 
@@ -176,7 +189,15 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     path = tmp_path / "broken.json"
     TOKENIZER.save(path)
     whole = path.read_bytes()
-    for content in (b"", b"{}", b"[1,\n2]", b"\xff\xfe", whole[:1000], whole[:-1], whole.replace(b'"BPE"', b'"nonsense"')):
+    for content in (
+        b"",
+        b"{}",
+        b"[1,\n2]",
+        b"\xff\xfe",
+        whole[:1000],
+        whole[:-1],
+        whole.replace(b'"BPE"', b'"nonsense"'),
+    ):
         path.write_bytes(content)
         assert "not a tokenizer file" in refusal(path)
 
@@ -192,7 +213,12 @@ def test_what_a_foreign_file_says_of_lengths_and_specials_is_not_applied(tmp_pat
     path = tmp_path / "foreign.json"
     TOKENIZER.save(path)
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     content["padding"] = {
         "strategy": {"Fixed": 50},
         "direction": "Right",
@@ -213,7 +239,10 @@ def test_what_a_foreign_file_says_of_lengths_and_specials_is_not_applied(tmp_pat
 
 # Two vocabularies, and folders
 
-SOURCE, TARGET = TOKENIZER, train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5)
+SOURCE, TARGET = (
+    TOKENIZER,
+    train(lines=["ein Haus steht am Fluss"] * 20, pad_id=0, bos_id=4, eos_id=5),
+)
 
 
 def test_a_pair_reads_sources_and_writes_targets():
@@ -224,7 +253,12 @@ def test_a_pair_reads_sources_and_writes_targets():
     assert pair.decode([4, *TARGET.encode("ein Haus"), 5, 0]) == "ein Haus"
     assert (pair.pad_id, pair.eos_id) == (1, 3)
     assert pair.fewest_tokens("a" * 1000) == SOURCE.fewest_tokens("a" * 1000)
-    hashes = {pair.hash, tokenizer.TokenizerPair(TARGET, SOURCE).hash, tokenizer.TokenizerPair(SOURCE, SOURCE).hash, SOURCE.hash}
+    hashes = {
+        pair.hash,
+        tokenizer.TokenizerPair(TARGET, SOURCE).hash,
+        tokenizer.TokenizerPair(SOURCE, SOURCE).hash,
+        SOURCE.hash,
+    }
     assert len(hashes) == 4
     assert SOURCE.source is SOURCE.target is SOURCE
 
@@ -234,17 +268,26 @@ def test_a_folder_keeps_one_or_two(tmp_path):
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: cannot be read: No such file"):
         tokenizer.load_folder(tmp_path)
     tokenizer.save_folder(SOURCE, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"] and tokenizer.in_folder(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"] and tokenizer.in_folder(
+        tmp_path
+    )
     found = tokenizer.load_folder(tmp_path)
     assert isinstance(found, tokenizer.Tokenizer) and found.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
     tokenizer.save_folder(pair, two)
-    assert sorted(file.name for file in two.iterdir()) == ["tokenizer.source.json", "tokenizer.target.json"] and tokenizer.in_folder(two)
+    assert sorted(file.name for file in two.iterdir()) == [
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+    ] and tokenizer.in_folder(two)
     found = tokenizer.load_folder(two)
     assert isinstance(found, tokenizer.TokenizerPair)
-    assert (found.hash, found.source.hash, found.target.hash) == (pair.hash, SOURCE.hash, TARGET.hash)
+    assert (found.hash, found.source.hash, found.target.hash) == (
+        pair.hash,
+        SOURCE.hash,
+        TARGET.hash,
+    )
 
 
 @pytest.mark.parametrize("missing", tokenizer.SIDE_FILES)
@@ -255,7 +298,9 @@ def test_a_folder_with_half_of_two_names_the_other(tmp_path, missing):
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
         tokenizer.load_folder(tmp_path)
     tokenizer.save_folder(SOURCE, tmp_path)
-    with pytest.raises(errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"):
+    with pytest.raises(
+        errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
+    ):
         tokenizer.load_folder(tmp_path)
 
 

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_transformer import presets, transformer
+from jax_transformer import pretrained, transformer
+from jax_transformer.architectures import presets
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.training import checkpoint, step, trained, validation
+from jax_transformer.storage import checkpoint
+from jax_transformer.training import step, validation
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
-QUICK = ["--data.buckets", "1", *(word for name in RATES for word in (f"--model.{name}", "0"))]  # compiled in half the time
+QUICK = [
+    "--data.buckets",
+    "1",
+    *(word for name in RATES for word in (f"--model.{name}", "0")),
+]  # compiled in half the time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +44,16 @@ def test_a_run_ends_with_its_path_on_stdout_and_nothing_else(whole):
     run, told = whole.path, whole.told
     assert told.code == 0
     assert told.out == f"{run}\n"
-    files = {"config.json", "train_config.json", "tokenizer.json", "data.json", "metrics.jsonl", "curves.png", "checkpoints", ".lock"}
+    files = {
+        "config.json",
+        "train_config.json",
+        "tokenizer.json",
+        "data.json",
+        "metrics.jsonl",
+        "curves.png",
+        "checkpoints",
+        ".lock",
+    }
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
@@ -48,12 +63,22 @@ def test_metrics_have_the_documented_keys(whole):
     steps = [line for line in lines if "loss" in line]
     validations = [line for line in lines if "valid_loss" in line]
     assert [line["step"] for line in steps] == list(range(1, runs.STEPS + 1))
-    assert all(line.keys() == {"step", "loss", "gradient_norm", "learning_rate", "tokens_per_second"} for line in steps)
+    assert all(
+        line.keys() == {"step", "loss", "gradient_norm", "learning_rate", "tokens_per_second"}
+        for line in steps
+    )
     assert [line["step"] for line in validations] == list(runs.CHECKPOINTS)
-    assert all(line.keys() == {"step", "valid_loss", "bleu", "chrf", "exact_match", "signatures"} for line in validations)
+    assert all(
+        line.keys() == {"step", "valid_loss", "bleu", "chrf", "exact_match", "signatures"}
+        for line in validations
+    )
     assert len(lines) == len(steps) + len(validations)
     assert steps[19]["learning_rate"] == pytest.approx(0.01 * 20 / 21)
-    assert max(line["learning_rate"] for line in steps) == steps[20]["learning_rate"] == pytest.approx(0.01)
+    assert (
+        max(line["learning_rate"] for line in steps)
+        == steps[20]["learning_rate"]
+        == pytest.approx(0.01)
+    )
     assert all(line["tokens_per_second"] > 0 and line["gradient_norm"] > 0 for line in steps)
 
 
@@ -83,8 +108,15 @@ def test_the_manifest_says_what_the_result_depends_on(whole):
     manifest = checkpoint.manifest(whole.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
-    assert manifest["machine"]["device"] == jax.devices()[0].device_kind and manifest["machine"]["cores"] >= 1
-    (line,) = [line for line in runs.metrics(whole.path) if line["step"] == runs.STEPS and "valid_loss" in line]
+    assert (
+        manifest["machine"]["device"] == jax.devices()[0].device_kind
+        and manifest["machine"]["cores"] >= 1
+    )
+    (line,) = [
+        line
+        for line in runs.metrics(whole.path)
+        if line["step"] == runs.STEPS and "valid_loss" in line
+    ]
     assert manifest["figures"] == {name: value for name, value in line.items() if name != "step"}
 
 
@@ -92,7 +124,11 @@ def test_the_manifest_says_what_the_result_depends_on(whole):
 
 
 def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (run / "checkpoints").rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_finished_run_is_left_as_it_is(whole):
@@ -117,21 +153,34 @@ def test_other_options_are_refused_with_both_values(whole, flag, value, said):
     before = snapshot(whole.path)
     told = runs.train("--run", whole.path, *runs.with_option(whole.arguments, flag, value))
     assert (told.code, told.out) == (2, "")
-    assert told.err == f"jax-transformer: {whole.path} is a run of other options: {said}; give another --run\n"
+    assert (
+        told.err
+        == f"jax-transformer: {whole.path} is a run of other options: {said}; give another --run\n"
+    )
     assert snapshot(whole.path) == before
 
 
-@pytest.mark.parametrize(("flag", "named"), [("--data.train-target", "train_sha256"), ("--data.valid-source", "valid_sha256")])
+@pytest.mark.parametrize(
+    ("flag", "named"),
+    [("--data.train-target", "train_sha256"), ("--data.valid-source", "valid_sha256")],
+)
 def test_changed_text_is_refused(whole, tmp_path, flag, named):
     path = Path(whole.arguments[whole.arguments.index(flag) + 1])
     original = path.read_text()
     try:
-        path.write_text(original.replace("cat", "dog", 1) if "source" in flag else original.replace("Katze", "Hund", 1))
+        path.write_text(
+            original.replace("cat", "dog", 1)
+            if "source" in flag
+            else original.replace("Katze", "Hund", 1)
+        )
         told = runs.train("--run", whole.path, *whole.arguments)
     finally:
         path.write_text(original)
     assert (told.code, told.out) == (2, "")
-    assert told.err.startswith(f"jax-transformer: {whole.path}: the data changed") and named in told.err
+    assert (
+        told.err.startswith(f"jax-transformer: {whole.path}: the data changed")
+        and named in told.err
+    )
 
 
 # Best, averaged, early
@@ -151,15 +200,34 @@ def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
     options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
     told = runs.train("--run", run, *options)
     assert told.code == 0, told.err
-    assert [line["step"] for line in runs.metrics(run) if "valid_loss" in line] == [20, 40, 60, 80, 80]
+    assert [line["step"] for line in runs.metrics(run) if "valid_loss" in line] == [
+        20,
+        40,
+        60,
+        80,
+        80,
+    ]
     assert runs.metrics(run)[-1]["weights"] == "averaged"
     assert checkpoint.steps(run / "checkpoints") == [40, 60, 80]
     assert checkpoint.manifest(run / "averaged", 80)["of"] == [40, 60]
     of = {step: runs.arrays(run, step) for step in (40, 60, 80)}
-    mean = {name: (array.astype(np.float64) + of[60][name]) / 2 for name, array in of[40].items() if name.startswith("params/")}
-    for name, expected in (("auto", mean), ("averaged", mean), ("best", of[40]), ("last", of[80]), ("60", of[60])):
-        arrays = transformer.flatten(trained.load_model(run, name)[0], nnx.Param)
-        assert all(np.array_equal(array, expected[f"params/{path}"].astype(np.float32)) for path, array in arrays.items()), name
+    mean = {
+        name: (array.astype(np.float64) + of[60][name]) / 2
+        for name, array in of[40].items()
+        if name.startswith("params/")
+    }
+    for name, expected in (
+        ("auto", mean),
+        ("averaged", mean),
+        ("best", of[40]),
+        ("last", of[80]),
+        ("60", of[60]),
+    ):
+        arrays = transformer.flatten(pretrained.load_model(run, name)[0], nnx.Param)
+        assert all(
+            np.array_equal(array, expected[f"params/{path}"].astype(np.float32))
+            for path, array in arrays.items()
+        ), name
     before = runs.metrics(run)
     told = runs.train("--run", run, *options)
     assert (told.code, told.programs, runs.metrics(run)) == (0, [], before), "finished is finished"
@@ -177,7 +245,9 @@ def test_a_learning_rate_out_of_this_world_ends_the_run(whole, tmp_path):
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
-@pytest.mark.parametrize(("log_every", "spoiled", "kept"), [(1, 196, [100]), (30, 96, []), (1, 100, [])])
+@pytest.mark.parametrize(
+    ("log_every", "spoiled", "kept"), [(1, 196, [100]), (30, 96, []), (1, 100, [])]
+)
 def test_what_is_not_finite_is_never_saved(whole, tmp_path, monkeypatch, log_every, spoiled, kept):
     """A step spoils the parameters, the loss of the next is the first to show it, and there is a checkpoint at 100 and at 200."""
     make_step = step.make_step
@@ -188,35 +258,57 @@ def test_what_is_not_finite_is_never_saved(whole, tmp_path, monkeypatch, log_eve
         def bad(state, batches, key):
             state, measured = good(state, batches, key)
             if int(state.step) == spoiled:
-                state = state._replace(params={name: array * np.float32("nan") for name, array in state.params.items()})
+                state = state._replace(
+                    params={name: array * np.float32("nan") for name, array in state.params.items()}
+                )
             return state, measured
 
         return bad
 
     monkeypatch.setattr(step, "make_step", poisoned)
-    options = [*runs.with_option(whole.arguments, "--log-every", log_every), "--keep", "1", "--keep-best", "0"]
+    options = [
+        *runs.with_option(whole.arguments, "--log-every", log_every),
+        "--keep",
+        "1",
+        "--keep-best",
+        "0",
+    ]
     told = runs.train("--run", tmp_path / "run", *options)
     assert (told.code, told.out) == (6, "")
     assert str(spoiled if spoiled in runs.CHECKPOINTS else spoiled + 1) in told.err.splitlines()[-1]
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == kept
     for saved in kept:
-        assert all(np.all(np.isfinite(array)) for array in runs.arrays(tmp_path / "run", saved).values())
-    assert not any("NaN" in line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        assert all(
+            np.all(np.isfinite(array)) for array in runs.arrays(tmp_path / "run", saved).values()
+        )
+    assert not any(
+        "NaN" in line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    )
 
 
 # Arrays that are carried and never trained
 
 
-def test_lesson10_trains_translates_and_keeps_its_position_table(whole, tmp_path, monkeypatch, capsys):
+def test_lesson10_trains_translates_and_keeps_its_position_table(
+    whole, tmp_path, monkeypatch, capsys
+):
     run = tmp_path / "run"
     told = runs.train("--run", run, *whole.arguments, *QUICK, "--model.preset", "lesson10")
     assert (told.code, told.out) == (0, f"{run}\n")
     found = runs.arrays(run)
     carried = {name: array for name, array in found.items() if name.startswith("carried/")}
     assert set(carried) == {"carried/encoder.positions.table", "carried/decoder.positions.table"}
-    config = presets.preset("lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300)
+    config = presets.preset(
+        "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
+    )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
-    assert runs.differing({name.removeprefix("carried/"): array for name, array in carried.items()}, jax.device_get(fresh)) == []
+    assert (
+        runs.differing(
+            {name.removeprefix("carried/"): array for name, array in carried.items()},
+            jax.device_get(fresh),
+        )
+        == []
+    )
     assert not [name for name in found if "positions.table" in name and name not in carried]
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert np.mean(losses[-10:]) < losses[0] - 1

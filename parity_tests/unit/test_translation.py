@@ -8,14 +8,29 @@ import pytest
 from jax_transformer import generate, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.translation import Decoding
+from jax_transformer.translation import GenerationConfig
 from parity_tests.unit.helpers import shapes, tiny
 from parity_tests.unit.speakers import loud
 
 PAD, BOS, EOS = 1, 2, 3
-TOKENIZER = Tokenizer.train(["one two three four five six seven eight nine ten"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS)
+TOKENIZER = Tokenizer.train(
+    ["one two three four five six seven eight nine ten"] * 9,
+    300,
+    pad_id=PAD,
+    bos_id=BOS,
+    eos_id=EOS,
+)
 SPEAKER = tiny("lesson10_repaired", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
-LINES = ["one two three four five six", "seven", "", "ABCDEFGHIJKL", "eight nine", "ten ten ten ten ten ten", "", "one"]
+LINES = [
+    "one two three four five six",
+    "seven",
+    "",
+    "ABCDEFGHIJKL",
+    "eight nine",
+    "ten ten ten ten ten ten",
+    "",
+    "one",
+]
 
 
 @pytest.fixture
@@ -29,7 +44,9 @@ def echo(monkeypatch) -> list[tuple]:
 
     def n_best(model, source, count, *, beam_size, length_penalty, max_length, **_):
         calls.append(("beam", source.shape, max_length, beam_size, length_penalty))
-        return np.stack([source] * count, axis=1), np.arange(count)[None] + np.full((len(source), 1), 0.5)
+        return np.stack([source] * count, axis=1), np.arange(count)[None] + np.full(
+            (len(source), 1), 0.5
+        )
 
     def sample(model, source, key, *, rows, max_length, temperature, top_k, top_p, **_):
         limits = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -43,23 +60,46 @@ def echo(monkeypatch) -> list[tuple]:
 
 def test_translations_come_in_the_order_of_the_lines(echo):
     model = transformer.abstract(SPEAKER)
-    assert translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32) == LINES
+    assert (
+        translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32)
+        == LINES
+    )
     assert len(echo) > 2 and all(
-        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width) for kind, (_, width), places in echo
+        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width)
+        for kind, (_, width), places in echo
     )
     assert len({shape for _, shape, _ in echo}) <= 3  # a program for each width, and no more
     assert {rows * width for _, (rows, width), _ in echo} == {32}
     echo.clear()
-    assert translation.translate(model, TOKENIZER, LINES, Decoding(beam=2, length_penalty=0.2), tokens_per_batch=64) == LINES
+    assert (
+        translation.translate(
+            model,
+            TOKENIZER,
+            LINES,
+            GenerationConfig(beam=2, length_penalty=0.2),
+            tokens_per_batch=64,
+        )
+        == LINES
+    )
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
-    assert {2 * rows * width for _, (rows, width), *_ in echo} == {64}  # a beam of two takes twice the room
+    assert {2 * rows * width for _, (rows, width), *_ in echo} == {
+        64
+    }  # a beam of two takes twice the room
     echo.clear()
-    assert translation.translate(model, TOKENIZER, ["", ""]) == ["", ""] and translation.translate(model, TOKENIZER, []) == [] and not echo
+    assert (
+        translation.translate(model, TOKENIZER, ["", ""]) == ["", ""]
+        and translation.translate(model, TOKENIZER, []) == []
+        and not echo
+    )
 
 
 def test_the_length_of_translations_can_be_given(echo):
     model = transformer.abstract(SPEAKER)
-    for how in (Decoding(max_length=5), Decoding(max_length=5, beam=2), Decoding(max_length=5, sample=True)):
+    for how in (
+        GenerationConfig(max_length=5),
+        GenerationConfig(max_length=5, beam=2),
+        GenerationConfig(max_length=5, sample=True),
+    ):
         translation.translate(model, TOKENIZER, LINES, how, widths=(4, 8))
     assert len(echo) > 6 and {call[2] for call in echo} == {5}
 
@@ -67,27 +107,70 @@ def test_the_length_of_translations_can_be_given(echo):
 def test_long_translations_have_few_rows(echo):
     """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the sources' 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
-    assert translation.translate(model, TOKENIZER, lines, Decoding(max_length=16), widths=(2,), tokens_per_batch=8) == lines
+    assert (
+        translation.translate(
+            model,
+            TOKENIZER,
+            lines,
+            GenerationConfig(max_length=16),
+            widths=(2,),
+            tokens_per_batch=8,
+        )
+        == lines
+    )
     assert {shape for _, shape, *_ in echo} == {(4, 2)}
     echo.clear()
-    assert translation.translate(model, TOKENIZER, lines, Decoding(beam=2, max_length=16), widths=(2,), tokens_per_batch=8) == lines
+    assert (
+        translation.translate(
+            model,
+            TOKENIZER,
+            lines,
+            GenerationConfig(beam=2, max_length=16),
+            widths=(2,),
+            tokens_per_batch=8,
+        )
+        == lines
+    )
     assert {shape for _, shape, *_ in echo} == {(2, 2)}
     echo.clear()
-    assert translation.translate(model, TOKENIZER, lines, Decoding(beam=2, max_length=16), widths=(2,), tokens_per_batch=2) == lines
+    assert (
+        translation.translate(
+            model,
+            TOKENIZER,
+            lines,
+            GenerationConfig(beam=2, max_length=16),
+            widths=(2,),
+            tokens_per_batch=2,
+        )
+        == lines
+    )
     assert {shape for _, shape, *_ in echo} == {(1, 2)}
 
 
 def test_draws_go_by_the_number_of_the_line(echo):
     model = transformer.abstract(SPEAKER)
-    how = Decoding(sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
-    assert translation.translate(model, TOKENIZER, LINES, how, widths=(8,), tokens_per_batch=64) == LINES
-    assert all(limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7) for *_, limits, key in echo)
+    how = GenerationConfig(sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
+    assert (
+        translation.translate(model, TOKENIZER, LINES, how, widths=(8,), tokens_per_batch=64)
+        == LINES
+    )
+    assert all(
+        limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7)
+        for *_, limits, key in echo
+    )
     numbers = [rows[: {8: 8, 16: 4}[shape[1]]] for _, shape, _, rows, *_ in echo]
-    assert sorted(number for rows in numbers for number in rows if number) == [i for i, line in enumerate(LINES) if line and i]
+    assert sorted(number for rows in numbers for number in rows if number) == [
+        i for i, line in enumerate(LINES) if line and i
+    ]
 
 
 def test_n_best_lists_are_written_as_others_read_them(echo):
-    found = translation.hypotheses(transformer.abstract(SPEAKER), TOKENIZER, ["one", "", "two"], Decoding(beam=3, n_best=2))
+    found = translation.hypotheses(
+        transformer.abstract(SPEAKER),
+        TOKENIZER,
+        ["one", "", "two"],
+        GenerationConfig(beam=3, n_best=2),
+    )
     expected = [
         "0 ||| one ||| 0.500000",
         "0 ||| one ||| 1.500000",
@@ -102,7 +185,9 @@ def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     model = transformer.abstract(SPEAKER)
     longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
     assert translation.translate(model, TOKENIZER, ["", longest]) == ["", longest]
-    with pytest.raises(InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"):
+    with pytest.raises(
+        InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"
+    ):
         translation.translate(model, TOKENIZER, ["", "one", longest + "P"])
 
 
@@ -113,7 +198,11 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
     found = translation.hypotheses(model, TOKENIZER, ["one two"], tokens_per_batch=16)
-    assert TOKENIZER.decode(tokens) and [h.text for h in found[0]] == [TOKENIZER.decode(tokens)] and found[0][0].score is None
+    assert (
+        TOKENIZER.decode(tokens)
+        and [h.text for h in found[0]] == [TOKENIZER.decode(tokens)]
+        and found[0][0].score is None
+    )
     length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
     assert found[0][0].ids.tolist() == tokens[:length].tolist()
     assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size
@@ -121,8 +210,12 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
 
 def test_ids_end_with_their_end_token(monkeypatch):
     rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
-    monkeypatch.setattr(generate, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)])
-    found = translation.hypotheses(transformer.abstract(SPEAKER), TOKENIZER, ["one", "two"], tokens_per_batch=32)
+    monkeypatch.setattr(
+        generate, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
+    )
+    found = translation.hypotheses(
+        transformer.abstract(SPEAKER), TOKENIZER, ["one", "two"], tokens_per_batch=32
+    )
     assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
 
 
@@ -142,4 +235,4 @@ def test_ids_end_with_their_end_token(monkeypatch):
 )
 def test_wishes_that_exclude_each_other_are_refused(wish, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
-        Decoding(**wish)
+        GenerationConfig(**wish)

@@ -1,0 +1,149 @@
+"""What is in a file or folder of weights: names, shapes, dtypes, ties, sizes and hashes. No weights are loaded, and for a file no jax."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.convert import sources
+from jax_transformer.convert.planning import Described, plain
+from jax_transformer.convert.report import file_sha256
+from jax_transformer.errors import InputError
+from jax_transformer.storage import hub, kinds, safetensors
+from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was found."""
+
+    path: str
+    kind: str
+    tensors: dict[str, Described]
+    values: dict[str, Any]
+    """What is no tensor, in a PyTorch file; the attributes of a Hugging Face folder's model."""
+    ties: list[tuple[str, ...]]
+    sha256: dict[str, str]
+    """Of every file."""
+
+    def lines(self) -> Iterator[str]:
+        yield from map(plain, self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.path}: {self.kind}"
+        width = max(map(len, self.tensors), default=0)
+        for name, found in sorted(self.tensors.items()):
+            yield f"{name:{width}}  {'x'.join(map(str, found.shape)) or 'scalar':>14}  {found.dtype}"
+        yield from (f"{name} = {value!r}"[:200] for name, value in self.values.items())
+        yield from (f"tied {' = '.join(names)}" for names in self.ties)
+        yield f"{len(self.tensors)} arrays, {sum(map(_size, self.tensors.values())):,} numbers"
+        yield f"{sum(found.nbytes for found in self.tensors.values()):,} bytes"
+        yield from (f"sha256 {digest}  {name}" for name, digest in self.sha256.items())
+
+    def to_data(self) -> dict[str, Any]:
+        arrays = {
+            name: {"shape": list(found.shape), "dtype": found.dtype, "bytes": found.nbytes}
+            for name, found in self.tensors.items()
+        }
+        values = {
+            name: value if isinstance(value, bool | int | float | str | None) else repr(value)
+            for name, value in self.values.items()
+        }
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "tensors": arrays,
+            "values": values,
+            "ties": self.ties,
+            "sha256": self.sha256,
+        }
+
+
+def _size(found: Described) -> int:
+    total = 1
+    for length in found.shape:
+        total *= length
+    return total
+
+
+def inspect(path: str | Path) -> Contents:
+    """What lies at ``path``. Raises InputError where it is no kind of weights that is known, UnsafeFileError where it asks for more than that."""
+    path = hub.local(path)
+    kind = kinds.of(path)
+    if kind is Kind.PT:
+        return _pt(path)
+    if kind is Kind.HUGGINGFACE:
+        return _huggingface(path)
+    if kind.is_file:
+        found = sources.find(path)
+        files = dict.fromkeys([path, *safetensors.files(path)])
+        return Contents(
+            str(path),
+            kind.value,
+            dict(found.tensors),
+            {},
+            [],
+            {file.name: file_sha256(file) for file in files},
+        )
+    return _checkpoint(path, kind)
+
+
+def _pt(path: Path) -> Contents:
+    from jax_transformer.storage import pt
+
+    whole = pt.describe(path)
+    leaves = dict(pt.leaves(whole))
+    tensors = {
+        name: Described(tuple(leaf.shape), str(leaf.dtype))
+        for name, leaf in leaves.items()
+        if isinstance(leaf, pt.Described)
+    }
+    values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
+    return Contents(
+        str(path), Kind.PT.value, tensors, values, pt.ties(path), {path.name: file_sha256(path)}
+    )
+
+
+def _huggingface(path: Path) -> Contents:
+    found = folders.find(path)
+    values = {
+        name: value
+        for name, value in found.data.items()
+        if value is not None and not isinstance(value, dict | list)
+    }
+    files = [*found.files, *(path / name for name in found.kept)]
+    hashes = {file.name: file_sha256(file) for file in files}
+    return Contents(
+        str(path),
+        Kind.HUGGINGFACE.value,
+        folders.describe(found),
+        values,
+        folders.ties(found),
+        hashes,
+    )
+
+
+def _checkpoint(path: Path, kind: Kind) -> Contents:
+    from jax_transformer.storage import checkpoint, run_folder
+
+    if kind is Kind.STEP:
+        where = path.absolute()
+        if not where.name.isdecimal():
+            raise InputError(f"{path}: a single checkpoint has its step as its name")
+        root, step = where.parent, int(where.name)
+    else:
+        folder = run_folder.RunFolder(path)
+        last = folder.last_step()
+        if last is None:
+            raise InputError(f"{path}: holds no checkpoint")
+        root, step = folder.checkpoints, last
+    tensors = {name: Described(*found) for name, found in checkpoint.described(root, step).items()}
+    return Contents(
+        str(path),
+        f"checkpoint of step {step}",
+        tensors,
+        {},
+        [],
+        checkpoint.manifest(root, step)["sha256"],
+    )

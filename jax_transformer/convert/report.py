@@ -1,0 +1,90 @@
+"""What a conversion says of itself, for people and for machines."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.convert import planning, verify
+from jax_transformer.convert.planning import Plan
+from jax_transformer.weights import casting
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would be done."""
+
+    plan: Plan
+    kept: Mapping[str, Any]
+    """Sizes that no shape shows."""
+
+    def lines(self) -> Iterator[str]:
+        yield from said_of_sizes(self.plan, self.kept)
+        yield from self.plan.lines()
+        yield "nothing was written"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"plan": self.plan.to_data(), "kept": dict(self.kept)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done."""
+
+    plan: Plan
+    summary: str
+    kept: Mapping[str, Any]
+    loss: casting.Loss | None
+    checked: verify.Checked
+    sha256: str
+    """Of the file; of a folder, whose bytes hold the time of writing, of its weights by name, dtype, shape and bytes."""
+    files: tuple[str, ...] = ()
+    """What was written beside the weights."""
+
+    def lines(self) -> Iterator[str]:
+        yield self.summary
+        yield from said_of_sizes(self.plan, self.kept)
+        yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
+        yield from (
+            f"not carried: {planning.plain(note.name)}: {note.reason}" for note in self.plan.dropped
+        )
+        yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
+        yield from self.loss.lines() if self.loss is not None else ()
+        yield self.checked.line()
+        yield f"sha256 {self.sha256}"
+
+    def to_data(self) -> dict[str, Any]:
+        loss = vars(self.loss) if self.loss is not None else None
+        made = {
+            "cast": loss,
+            "check": vars(self.checked),
+            "sha256": self.sha256,
+            "files": list(self.files),
+        }
+        return {"plan": self.plan.to_data(), "kept": dict(self.kept)} | made
+
+
+def said_of_sizes(what: Plan, kept: Mapping[str, Any]) -> Iterator[str]:
+    """Which sizes were read, and which were not."""
+    if what.inferred:
+        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in what.inferred.items())}"
+    if kept:
+        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in kept.items())}"
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_sha256(state: Mapping[str, np.ndarray]) -> str:
+    """Of every array's name, dtype, shape and bytes, in the order of names."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        array = state[name]
+        found.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,187 @@
+"""What ``train --data.`` can be told: where the text is and how it becomes batches. Standard library only."""
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from jax_transformer.data import pair_files
+from jax_transformer.errors import ConfigError
+
+
+class Vocabularies(enum.StrEnum):
+    """Whether source and target are written in the same tokens."""
+
+    SHARED = "shared"
+    SEPARATE = "separate"
+
+
+class TooLong(enum.StrEnum):
+    """What happens to a training pair with a side over the maximum length."""
+
+    DROP = "drop"
+    CUT = "cut"  # a side keeps its first tokens, as many as the maximum allows
+
+
+class Kind(enum.StrEnum):
+    """Where pairs come from."""
+
+    PHRASES = "phrases"  # the built-in task
+    LINES = "lines"  # two files of lines, or several twos
+    PAIRS = "pairs"  # .tsv and .jsonl files
+    DATASET = "dataset"  # a Hugging Face data set
+
+
+_LINES = ("train_source", "train_target", "valid_source", "valid_target")
+_PAIRS = ("train", "valid")
+_DATASET = ("dataset_config", "train_split", "valid_split")
+_FIELDS = ("source_field", "target_field")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The text. Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR."""
+
+    train_source: tuple[str, ...] = ()
+    """Training lines to translate from: one file or several, plain or gzip."""
+    train_target: tuple[str, ...] = ()
+    """Their translations, line by line, in as many files."""
+    valid_source: tuple[str, ...] = ()
+    """Validation lines to translate from."""
+    valid_target: tuple[str, ...] = ()
+    """Their translations."""
+    train: tuple[str, ...] = ()
+    """Or training pairs in files of their own: .tsv (source, tab, target) or .jsonl (an object a line), plain or gzip."""
+    valid: tuple[str, ...] = ()
+    """Validation pairs, likewise."""
+    dataset: str | None = None
+    """Or a data set of the Hugging Face hub, or a folder that its library reads (needs the extra [hub])."""
+    dataset_config: str | None = None
+    """The data set's configuration, as de-en."""
+    train_split: str = "train"
+    """The data set's split to train on."""
+    valid_split: str = "validation"
+    """The data set's split to validate on."""
+    source_field: str = "source"
+    """Where the source stands in an object of .jsonl or a data set; dots lead inside, as translation.de."""
+    target_field: str = "target"
+    """Where the target stands."""
+    vocabularies: Vocabularies = Vocabularies.SHARED
+    """One vocabulary for both sides, or one for each."""
+    vocab_size: int = 1000
+    """Size of each byte-level BPE vocabulary, trained on the training text; a tokenizer that is given has its own size."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of training one, as it is; its <pad>, <bos> and <eos> become the model's special ids."""
+    target_tokenizer: str | None = None
+    """The target's tokenizer.json, where vocabularies are separate."""
+    source_lang: str | None = None
+    """The source's language as the tokenizer of --init names it, where it knows several: en_XX, eng_Latn, en."""
+    target_lang: str | None = None
+    """The target's language, likewise."""
+    max_source_length: int | None = None
+    """The longest source in tokens, its end token included; where not given the model's max_length, of T5, mT5 and UMT5, which have none, 512."""
+    max_target_length: int | None = None
+    """The longest target."""
+    too_long: TooLong = TooLong.DROP
+    """What happens to longer training pairs; either way they are counted. Longer validation pairs are dropped and counted."""
+    tokens_per_batch: int = 1024
+    """Positions in a batch, padding included, on each side."""
+    buckets: int = 4
+    """The most batch shapes, and so compiled programs, of a run."""
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "vocab_size": 1,
+            "tokens_per_batch": 1,
+            "buckets": 1,
+            "max_source_length": 2,
+            "max_target_length": 2,
+        }.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"data.{name}={value} must be at least {least}")
+        self._check_one_kind()
+        self._check_complete()
+        self._check_all_used()
+        self._check_tokenizers()
+
+    @property
+    def kind(self) -> Kind:
+        """Where the pairs come from."""
+        return next((kind for kind, given in self._given().items() if given), Kind.PHRASES)
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the built-in task is asked for."""
+        return self.kind is Kind.PHRASES
+
+    @property
+    def files(self) -> list[str]:
+        """Every file that is named, of text and of tokenizers."""
+        named = [path for name in (*_LINES, *_PAIRS) for path in getattr(self, name)]
+        return named + [
+            path for path in (self.tokenizer, self.target_tokenizer) if path is not None
+        ]
+
+    def _given(self) -> dict[Kind, list[str]]:
+        """The options that name text, by kind."""
+        groups = {Kind.LINES: _LINES, Kind.PAIRS: _PAIRS, Kind.DATASET: ("dataset",)}
+        return {
+            kind: [f"data.{name}" for name in names if getattr(self, name)]
+            for kind, names in groups.items()
+        }
+
+    def _check_one_kind(self) -> None:
+        given = [names[0] for names in self._given().values() if names]
+        if len(given) > 1:
+            raise ConfigError(f"text comes from one place: give {' or '.join(given)}")
+
+    def _check_complete(self) -> None:
+        for kind, names in ((Kind.LINES, _LINES), (Kind.PAIRS, _PAIRS)):
+            absent = [f"data.{name}" for name in names if not getattr(self, name)]
+            if self.kind is kind and absent:
+                raise ConfigError(
+                    f"training on files needs all of them; not given: {', '.join(absent)}"
+                )
+        for split in ("train", "valid"):
+            sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
+            if len(sources) != len(targets):
+                raise ConfigError(
+                    f"data.{split}_source names {len(sources)} files and data.{split}_target {len(targets)}; each source needs its target"
+                )
+        for path in (*self.train, *self.valid):
+            if pair_files.suffix(path) is None:
+                raise ConfigError(
+                    f"{path}: a file of pairs ends in .tsv or .jsonl, or in one of them and .gz"
+                )
+
+    def _check_all_used(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = [name for name in (*_DATASET, *_FIELDS) if getattr(self, name) != defaults[name]]
+        objects = self.kind is Kind.DATASET or any(
+            pair_files.suffix(path) == ".jsonl" for path in (*self.train, *self.valid)
+        )
+        for name in changed:
+            if name in _DATASET and self.kind is not Kind.DATASET:
+                raise ConfigError(
+                    f"data.{name}={getattr(self, name)!r} has no meaning without data.dataset"
+                )
+            if name in _FIELDS and not objects:
+                raise ConfigError(
+                    f"data.{name}={getattr(self, name)!r} has no meaning without .jsonl files or data.dataset"
+                )
+        if self.source_field == self.target_field:
+            raise ConfigError(
+                f"data.source_field and data.target_field are both {self.source_field!r}"
+            )
+
+    def _check_tokenizers(self) -> None:
+        if self.vocabularies is Vocabularies.SHARED:
+            if self.target_tokenizer is not None:
+                raise ConfigError(
+                    "data.target_tokenizer needs data.vocabularies=separate; a shared vocabulary has one tokenizer"
+                )
+        elif (self.tokenizer is None) != (self.target_tokenizer is None):
+            absent = "data.tokenizer" if self.tokenizer is None else "data.target_tokenizer"
+            raise ConfigError(
+                f"data.vocabularies=separate needs both tokenizers or neither; not given: {absent}"
+            )

@@ -1,0 +1,102 @@
+"""Weights that transformers' Flax classes saved before version 5 dropped them: ``flax_model.msgpack``, whole or in shards with an index.
+
+BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules carry the names of the PyTorch classes, so that a parameter's path is its
+PyTorch name but for the last word: a Dense layer has ``kernel``, which lies (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's own
+norm already has ``weight``. Positions that are computed and tied copies are not in a file. Facts from transformers 4's
+``modeling_flax_{bart,mbart,marian,pegasus,t5}.py`` and ``modeling_flax_utils.py``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.storage import index, msgpack
+from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.msgpack import Keys
+
+FILE = "flax_model.msgpack"
+INDEX = "flax_model.msgpack.index.json"
+_LAST = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "weight": "weight",
+    "bias": "bias",
+}
+_ALONE = ("final_logits_bias",)
+
+
+def read(path: str | Path) -> dict[str, np.ndarray]:
+    """Every array of a file, or of all files that an index names, under the names of transformers' PyTorch classes and as these lay it.
+
+    Raises:
+        InputError: a file is missing or damaged, or holds what these classes did not have; all such names are said.
+        UnsafeFileError: a file claims more than it holds.
+    """
+    found = _described(Path(path))
+    names = _names(Path(path), {keys: described.shape for keys, described in found.items()})
+    return {name: _as_torch(keys, msgpack.read(found[keys])) for keys, name in names.items()}
+
+
+def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype's name of everything that ``read`` gives; no array is read. Raises as ``read``."""
+    found = _described(Path(path))
+    names = _names(Path(path), {keys: described.shape for keys, described in found.items()})
+    shapes = {
+        keys: described.shape[::-1] if keys[-1] == "kernel" else described.shape
+        for keys, described in found.items()
+    }
+    return {name: (shapes[keys], found[keys].dtype.name) for keys, name in names.items()}
+
+
+def files(path: str | Path) -> list[Path]:
+    """The files that hold the arrays: of an index all that it names, in order, else the file itself."""
+    return index.shards(Path(path)) if index.is_index(path) else [Path(path)]
+
+
+def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays by their paths in transformers' Flax classes, under the names of its PyTorch classes. Raises InputError as ``read``."""
+    names = _names(Path("these arrays"), {keys: array.shape for keys, array in arrays.items()})
+    return {name: _as_torch(keys, arrays[keys]) for keys, name in names.items()}
+
+
+def _described(path: Path) -> dict[Keys, msgpack.Described]:
+    held = {file: msgpack.header(file) for file in files(path)}
+    if index.is_index(path):
+        index.check(
+            path, {file: {"/".join(keys) for keys in found} for file, found in held.items()}
+        )
+    return {keys: described for found in held.values() for keys, described in found.items()}
+
+
+def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
+    """The PyTorch name of each path. Raises InputError with every path that is none of a Flax class's, or whose array is not as such."""
+    names: dict[Keys, str] = {}
+    taken: set[str] = set()
+    wrong: list[str] = []
+    for keys, shape in shapes.items():
+        *above, last = keys
+        name = ".".join(keys if keys == _ALONE else (*above, _LAST.get(last, "")))
+        if keys != _ALONE and (not above or last not in _LAST):
+            wrong.append(f"{shown('/'.join(keys))} is no parameter of a Dense, Embed or norm")
+        elif last == "kernel" and len(shape) != 2:
+            wrong.append(
+                f"{shown('/'.join(keys))} has the shape {shape}, and a kernel has two dimensions"
+            )
+        elif name in taken:
+            wrong.append(f"{shown('/'.join(keys))} would be a second {shown(name)}")
+        names[keys] = name
+        taken.add(name)
+    if wrong:
+        more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
+        raise InputError(
+            f"{path}: not weights of transformers' Flax BART, mBART, Marian, Pegasus, T5 or mT5: {'; '.join(wrong[:5])}{more}"
+        )
+    return names
+
+
+def _as_torch(keys: Keys, array: np.ndarray) -> np.ndarray:
+    """A kernel as torch.nn.Linear lays it, (out, in), in memory of its own; everything else as it is."""
+    return np.ascontiguousarray(array.T) if keys[-1] == "kernel" else array

@@ -1,0 +1,313 @@
+"""A model's folder as Hugging Face transformers writes it: config.json, weights in one file or several, and what stands beside them. Loads no jax.
+
+The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which it looks for them.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.convert import planning
+from jax_transformer.convert.planning import Described
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import index, json_text, safetensors
+from jax_transformer.storage.atomic import shown
+
+CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+IN_RUN = "huggingface"
+"""The folder within a run that keeps such a folder's files, but the weights, as they were."""
+INDEX = ".index.json"
+SAFETENSORS, PT = "model.safetensors", "pytorch_model.bin"
+FLAX = "flax_model.msgpack"
+WEIGHTS = (SAFETENSORS, SAFETENSORS + INDEX, PT, PT + INDEX, FLAX, FLAX + INDEX)
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "target_vocab.json",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tokenizer.model",
+)
+KEPT = (CONFIG, GENERATION, *TOKENIZER, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_LONGEST_CONFIG = 10_000_000
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What was found; no weights are read."""
+
+    path: Path
+    data: Mapping[str, Any]
+    """config.json."""
+    weights: Path
+    """The file that is read, or the index of several."""
+    kept: tuple[str, ...]
+    """The files that go with the weights wherever they go, verbatim."""
+    others: tuple[tuple[str, str], ...]
+    """The other files and folders, and why each stays behind."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The index where there is one, and the files that hold the weights."""
+        return (
+            [self.weights, *index.shards(self.weights)]
+            if self.weights.name.endswith(INDEX)
+            else [self.weights]
+        )
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files that hold the weights."""
+        return self.files[1:] or self.files
+
+
+def configuration(path: Path) -> Mapping[str, Any]:
+    """The config.json of a folder. Raises InputError where there is none that can be read, UnsafeFileError where it is no plausible one."""
+    data = json_text.read(path / CONFIG, longest=_LONGEST_CONFIG)
+    if not isinstance(data, dict):
+        raise InputError(f"{path / CONFIG}: is no JSON object")
+    return data
+
+
+def find(path: str | Path) -> Folder:
+    """What lies in a folder. Raises InputError where it has no weights, saying what was looked for."""
+    path = Path(path)
+    data = configuration(path)
+    there = [name for name in WEIGHTS if (path / name).is_file()]
+    if not there:
+        raise InputError(
+            f"{path}: holds no weights that are read: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
+        )
+    weights = path / there[0]
+    used = {
+        file.name for file in (index.shards(weights) if weights.name.endswith(INDEX) else ())
+    } | {weights.name}
+    kept = tuple(name for name in KEPT if (path / name).is_file())
+    names = sorted(
+        name
+        for name in (entry.name for entry in path.iterdir())
+        if name not in used and name not in kept
+    )
+    return Folder(
+        path, data, weights, kept, tuple((name, _why(path / name, weights.name)) for name in names)
+    )
+
+
+def _instead(path: Path) -> str:
+    """A word about weights of another framework."""
+    others = [
+        name for name in ("tf_model.h5", "rust_model.ot", "model.onnx") if (path / name).is_file()
+    ]
+    return (
+        f"; {', '.join(others)} is none of them: ask for the PyTorch weights of this model"
+        if others
+        else ""
+    )
+
+
+def _why(path: Path, chosen: str) -> str:
+    if path.is_dir():
+        return "a folder"
+    if path.suffix in (
+        ".safetensors",
+        ".bin",
+        ".msgpack",
+        ".h5",
+        ".ot",
+        ".onnx",
+    ) or path.name.endswith(INDEX):
+        return f"weights again, beside {chosen}, which is read"
+    return (
+        "a program, and none is run or copied"
+        if path.suffix in (".py", ".sh")
+        else "neither weights, configuration nor tokenizer"
+    )
+
+
+# Weights
+
+
+def _parts(path: Path) -> dict[str, Any]:
+    """The described tensors of one PyTorch file of a folder, which is a plain state_dict."""
+    from jax_transformer.storage import pt
+
+    return _plain(path, pt.describe(path))
+
+
+def _plain(path: Path, state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
+    ):
+        raise InputError(f"{path}: holds more than a state_dict, from names to tensors")
+    return state
+
+
+def describe(folder: Folder) -> dict[str, Described]:
+    """Every tensor that is held, from the headers alone. Raises InputError where the index and its files do not agree."""
+    if folder.weights.name.startswith(SAFETENSORS):
+        found = safetensors.describe(folder.weights)
+        return {
+            name: Described(shape, safetensors.DTYPES[dtype].name)
+            for name, (shape, dtype) in found.items()
+        }
+    if folder.weights.name.startswith(FLAX):
+        from jax_transformer.storage import flax_msgpack
+
+        return {
+            name: Described(shape, dtype)
+            for name, (shape, dtype) in flax_msgpack.describe(folder.weights).items()
+        }
+    parts = {file: _parts(file) for file in folder.shards}
+    if folder.weights.name.endswith(INDEX):
+        index.check(folder.weights, parts)
+    return {
+        name: Described(tuple(leaf.shape), str(leaf.dtype))
+        for part in parts.values()
+        for name, leaf in part.items()
+    }
+
+
+def ties(folder: Folder) -> list[tuple[str, ...]]:
+    """The names that lie on the same bytes of a PyTorch file; the other files have none."""
+    if not folder.weights.name.startswith(PT):
+        return []
+    from jax_transformer.storage import pt
+
+    return [names for file in folder.shards for names in pt.ties(file)]
+
+
+def read(folder: Folder) -> dict[str, np.ndarray]:
+    """Every tensor that is held, with its numbers. Raises as :func:`describe`, and as the readers of the files do."""
+    if folder.weights.name.startswith(SAFETENSORS):
+        return safetensors.read(folder.weights)
+    if folder.weights.name.startswith(FLAX):
+        from jax_transformer.storage import flax_msgpack
+
+        return flax_msgpack.read(folder.weights)
+    from jax_transformer.storage import pt
+
+    describe(folder)
+    return {
+        name: array for file in folder.shards for name, array in _plain(file, pt.read(file)).items()
+    }
+
+
+def same(folder: Folder, one: str, other: str) -> bool:
+    """Whether two tensors that are held are one another bit for bit. Reads them, and not the others of a .safetensors file."""
+    if folder.weights.name.startswith(SAFETENSORS):
+        found = [_raw(folder, name) for name in (one, other)]
+        return found[0] == found[1]
+    arrays = read(folder)
+    return planning.same(arrays[one], arrays[other])
+
+
+def _raw(folder: Folder, name: str) -> tuple[str, tuple[int, ...], bytes]:
+    for file in folder.shards:
+        if (tensor := safetensors.header(file).get(name)) is not None:
+            with open(file, "rb") as opened:
+                opened.seek(tensor.start)
+                return tensor.dtype, tensor.shape, opened.read(tensor.end - tensor.start)
+    raise InputError(f"{folder.weights}: has no {name}")
+
+
+def write(
+    path: Path,
+    state: Mapping[str, np.ndarray],
+    beside: Mapping[str, bytes],
+    *,
+    shard_size: int = SHARD_SIZE,
+) -> None:
+    """A new folder: ``state`` as it is, in one file or in several of at most ``shard_size`` bytes, and the other files by their names.
+
+    Nothing is synced or renamed: that is for who writes the folder beside its place.
+    """
+    path.mkdir()
+    parts = split({name: array.nbytes for name, array in state.items()}, shard_size)
+    names = (
+        [SAFETENSORS]
+        if len(parts) == 1
+        else [_shard(number, len(parts)) for number in range(len(parts))]
+    )
+    for name, part in zip(names, parts, strict=True):
+        safetensors.write(path / name, {tensor: state[tensor] for tensor in part})
+    if len(parts) > 1:
+        total = {
+            "total_parameters": sum(array.size for array in state.values()),
+            "total_size": sum(a.nbytes for a in state.values()),
+        }
+        where = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        (path / (SAFETENSORS + INDEX)).write_bytes(
+            text({"metadata": total, "weight_map": dict(sorted(where.items()))})
+        )
+    write_files(path, beside)
+
+
+def write_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Files by their names into a folder, which is made where it is not there."""
+    path.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+
+
+def is_written(name: str) -> bool:
+    """Whether a file of this name is of those that an export may write."""
+    return name in (SAFETENSORS, SAFETENSORS + INDEX, *KEPT) or _SHARD.fullmatch(name) is not None
+
+
+def _shard(number: int, count: int) -> str:
+    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The names in their order, in as few runs as have ``most`` bytes each; one that is larger has a run of its own."""
+    parts: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if parts[-1] and filled + size > most:
+            parts.append([])
+            filled = 0
+        parts[-1].append(name)
+        filled += size
+    return parts
+
+
+def size(written: str) -> int:
+    """Bytes, from ``5GB``, ``200MB`` or a plain number. Raises ConfigError for anything else."""
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number, unit = (
+        (written[:-2], units[written[-2:].upper()])
+        if written[-2:].upper() in units
+        else (written, 1)
+    )
+    if not (number.isascii() and number.isdecimal()) or int(number) < 1:
+        raise ConfigError(
+            f"--shard-size {shown(written)}: give a whole number of bytes, KB, MB, GB or TB, as 5GB"
+        )
+    return int(number) * unit
+
+
+def text(data: Mapping[str, Any]) -> bytes:
+    """JSON as transformers writes it."""
+    return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
+
+
+def contents(path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """The files of these names, verbatim. Raises InputError for one that cannot be read."""
+    try:
+        return {name: (path / name).read_bytes() for name in names}
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from None

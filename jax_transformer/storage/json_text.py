@@ -1,0 +1,49 @@
+"""JSON that others have written: no key twice, not deeper and no fuller of brackets than what weights and configurations need."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import atomic
+from jax_transformer.storage.atomic import shown
+
+MOST_BRACKETS = 600_000  # three a tensor
+LONGEST = 100_000_000  # as the header of a .safetensors file
+
+
+def read(path: Path, *, longest: int = LONGEST) -> Any:
+    """What a JSON file says. Raises InputError where it is none, UnsafeFileError where it is longer than ``longest`` bytes, or as ``parse``."""
+    atomic.check_readable(path)
+    with open(path, "rb") as file:
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise UnsafeFileError(f"{path}: refused: JSON of {path.stat().st_size:,} bytes")
+    return parse(path, content)
+
+
+def parse(path: Path, content: bytes) -> Any:
+    """What these bytes of the file ``path`` say. Raises InputError where they are no JSON, UnsafeFileError where they are too much of it."""
+    if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
+        raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
+
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=functools.partial(_once, path))
+    except RecursionError:
+        raise UnsafeFileError(f"{path}: refused: JSON within JSON, too deep") from None
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, UnsafeFileError):
+            raise
+        raise InputError(
+            f"{path}: not readable JSON: {shown(str(error).splitlines()[0], 120)}"
+        ) from None
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
+    return made

@@ -1,0 +1,286 @@
+"""What ``flax.serialization`` writes: nested maps with arrays as leaves, in msgpack.
+
+Read here rather than by flax, which takes whatever the file says to be there: this reader knows maps and arrays alone, walks the file once and
+checks every length against what is left of it. An array is an extension of type 1 (a NumPy scalar: of type 3) around a triple of shape, dtype's
+name and bytes in C order; one of more than 2^30 bytes lies in pieces in a map of its own, under ``__msgpack_chunked_array__``.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+from jax_transformer.storage import atomic, tensors
+from jax_transformer.storage.atomic import shown
+
+DEEPEST = 32
+MOST_VALUES = 600_000
+LONGEST_TEXT = 1024
+_CHUNKED = "__msgpack_chunked_array__"
+_ARRAYS = {1: "an array", 3: "a NumPy scalar"}
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Described:
+    """An array in a file: ``pieces`` are the first byte and the number of bytes of each part that it lies in."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    file: Path
+    pieces: tuple[tuple[int, int], ...]
+
+
+def header(path: str | Path) -> dict[Keys, Described]:
+    """Every array of a file by the keys that lead to it; no array's bytes are read.
+
+    Raises:
+        InputError: the file is damaged, or holds something else than maps of arrays.
+        UnsafeFileError: it claims more than it holds, or is deeper or has more entries than weights need.
+    """
+    path = Path(path)
+    atomic.check_readable(path)
+    with open(path, "rb") as file:
+        reader = _Reader(path, file, path.stat().st_size)
+        found = reader.value(0)
+        if not isinstance(found, dict):
+            reader.wrong("is no map")
+        if reader.at != reader.size:
+            reader.wrong(f"ends at byte {reader.at:,}, and the file has {reader.size:,}")
+    return _flat(path, found, ())
+
+
+def read(described: Described) -> np.ndarray:
+    """The array, its memory its own. Raises InputError where the file has become shorter."""
+    raw, at = np.empty(sum(length for _, length in described.pieces), np.uint8), 0
+    with open(described.file, "rb") as file:
+        for start, length in described.pieces:
+            file.seek(start)
+            if file.readinto(raw[at : at + length].data) != length:
+                raise InputError(f"{described.file}: became shorter while it was read")
+            at += length
+    if described.dtype == np.bool_ and raw.max(initial=0) > 1:
+        raise InputError(f"{described.file}: has truth values other than 0 and 1")
+    return raw.view(described.dtype).reshape(described.shape)
+
+
+def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, Described]:
+    flat: dict[Keys, Described] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            value = _joined(path, value, (*above, name)) if _CHUNKED in value else value
+        if isinstance(value, dict):
+            flat |= _flat(path, value, (*above, name))
+        elif isinstance(value, Described):
+            flat[(*above, name)] = value
+        else:
+            raise InputError(
+                f"{path}: {shown('/'.join((*above, name)))} is {shown(value)}, and not an array"
+            )
+    return flat
+
+
+def _joined(path: Path, told: dict[str, Any], at: Keys) -> Described:
+    """One array of its pieces, which are numbered like the lengths of its shape."""
+    name = shown("/".join(at))
+    shape, pieces = (_numbered(told.get(key)) for key in ("shape", "chunks"))
+    if set(told) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
+        raise InputError(f"{path}: {name} is not in pieces as flax writes them")
+    if not all(
+        isinstance(piece, Described) and len(piece.shape) == 1 and piece.dtype == pieces[0].dtype
+        for piece in pieces
+    ):
+        raise InputError(f"{path}: the pieces of {name} are no flat arrays of one dtype")
+    if not all(type(length) is int and 0 <= length < 2**63 for length in shape) or len(shape) > 64:
+        raise UnsafeFileError(f"{path}: refused: {name} has the shape {shown(shape)}")
+    if math.prod(shape) != sum(piece.shape[0] for piece in pieces):
+        raise UnsafeFileError(
+            f"{path}: refused: {name} is said to have another size than its pieces"
+        )
+    return Described(
+        tuple(shape),
+        pieces[0].dtype,
+        path,
+        tuple(span for piece in pieces for span in piece.pieces),
+    )
+
+
+def _numbered(told: Any) -> list[Any]:
+    """The values of the keys "0", "1" and so on; nothing where these are not the keys."""
+    return (
+        [told[str(i)] for i in range(len(told))]
+        if isinstance(told, dict) and all(str(i) in told for i in range(len(told)))
+        else []
+    )
+
+
+class _Reader:
+    """Values of msgpack one after the other, none longer than what is left of the file."""
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self.path, self.file, self.size = path, file, size
+        self.at = self.values = 0
+
+    def wrong(self, what: str) -> NoReturn:
+        raise InputError(f"{self.path}: not a readable msgpack file: {what}")
+
+    def take(self, length: int) -> bytes:
+        self.check(length)
+        self.at += length
+        taken = self.file.read(length)
+        if len(taken) != length:
+            raise InputError(f"{self.path}: became shorter while it was read")
+        return taken
+
+    def check(self, length: int) -> None:
+        if length > self.size - self.at:
+            self.wrong(
+                f"at byte {self.at:,} {length:,} bytes are said to follow, and the file has {self.size:,}"
+            )
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(f">{form}", self.take(struct.calcsize(form)))[0]
+
+    def value(self, depth: int) -> Any:
+        """A map, an array's description, a list of numbers or text, a number, text, truth value or None."""
+        self.values += 1
+        if depth > DEEPEST or self.values > MOST_VALUES:
+            limit = (
+                f"{MOST_VALUES:,} values" if depth <= DEEPEST else f"{DEEPEST} maps in one another"
+            )
+            raise UnsafeFileError(f"{self.path}: refused: more than {limit}")
+        start, first = self.at, self.take(1)[0]
+        for low, high, read in _SHORT:
+            if low <= first <= high:
+                return read(self, first - low, depth)
+        if first in _LONG:
+            form, read = _LONG[first]
+            return read(self, self.number(form) if form else 0, depth)
+        if first in _PLAIN:
+            return (
+                self.number(_PLAIN[first])
+                if _PLAIN[first]
+                else {0xC0: None, 0xC2: False, 0xC3: True}[first]
+            )
+        self.wrong(f"byte {start:,} is {first:#04x}, which is not used for weights")
+
+    def entries(self, count: int, depth: int) -> dict[str, Any]:
+        self.check(2 * count)
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.value(depth + 1)
+            if not isinstance(key, str):
+                self.wrong(f"before byte {self.at:,} stands {shown(key)} where a name should")
+            if not key or not key.isprintable() or "/" in key or "." in key:
+                raise UnsafeFileError(f"{self.path}: refused: {shown(key)} is no plain name")
+            if key in found:
+                raise UnsafeFileError(
+                    f"{self.path}: refused: {shown(key)} is there twice in one map"
+                )
+            found[key] = self.value(depth + 1)
+        return found
+
+    def items(self, count: int, depth: int) -> list[Any]:
+        self.check(count)
+        return [self.value(depth + 1) for _ in range(count)]
+
+    def text(self, length: int, depth: int) -> str:
+        if length > LONGEST_TEXT:
+            raise UnsafeFileError(f"{self.path}: refused: a name of {length:,} bytes")
+        try:
+            return self.take(length).decode("utf-8")
+        except UnicodeDecodeError:
+            self.wrong(f"the text before byte {self.at:,} is not UTF-8")
+
+    def binary(self, length: int, depth: int) -> "_Bytes":
+        self.check(length)
+        found = _Bytes(self.at, length)
+        self.at += length
+        self.file.seek(self.at)
+        return found
+
+    def extension(self, length: int, depth: int) -> Described:
+        kind = self.take(1)[0]
+        if kind not in _ARRAYS:
+            self.wrong(
+                f"before byte {self.at:,} stands an extension of type {kind}, which is neither an array nor a NumPy scalar"
+            )
+        self.check(length)
+        end, told = self.at + length, self.value(depth + 1)
+        if self.at != end:
+            self.wrong(f"{_ARRAYS[kind]} is said to end at byte {end:,} and ends at {self.at:,}")
+        match told:
+            case [[*shape], str() as name, _Bytes() as content]:
+                if name not in tensors.DTYPES:
+                    self.wrong(
+                        f"{_ARRAYS[kind]} is of dtype {shown(name)}, which is not known{nearest(name[:80], list(tensors.DTYPES))}"
+                    )
+                dtype = tensors.DTYPES[name]
+                # Lengths of 0 aside, so that what NumPy multiplies fits its integers
+                fits = all(type(n) is int and 0 <= n < 2**63 for n in shape) and len(shape) <= 64
+                if not fits or math.prod(max(1, n) for n in shape) * dtype.itemsize >= 2**63:
+                    raise UnsafeFileError(
+                        f"{self.path}: refused: an array has the shape {shown(shape)}"
+                    )
+                if math.prod(shape) * dtype.itemsize != content.length:
+                    raise UnsafeFileError(
+                        f"{self.path}: refused: an array of {content.length:,} bytes is said to have another size, {shown(shape)} of {name}"
+                    )
+                return Described(tuple(shape), dtype, self.path, ((content.start, content.length),))
+        self.wrong(f"{_ARRAYS[kind]} before byte {end:,} is no triple of shape, dtype and bytes")
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    start: int
+    length: int
+
+
+_Read = Callable[[_Reader, int, int], Any]
+
+
+def _itself(reader: _Reader, number: int, depth: int) -> int:
+    return number
+
+
+def _negative(reader: _Reader, number: int, depth: int) -> int:
+    return number - 32
+
+
+def _fixed(length: int) -> _Read:
+    return lambda reader, _, depth: reader.extension(length, depth)
+
+
+# The format's first bytes: a range that holds the length itself, a length that follows, or a number that follows
+_SHORT: list[tuple[int, int, _Read]] = [
+    (0x00, 0x7F, _itself),
+    (0x80, 0x8F, _Reader.entries),
+    (0x90, 0x9F, _Reader.items),
+    (0xA0, 0xBF, _Reader.text),
+    (0xE0, 0xFF, _negative),
+]
+_LONG: dict[int, tuple[str, _Read]] = {
+    **{0xC4: ("B", _Reader.binary), 0xC5: ("H", _Reader.binary), 0xC6: ("I", _Reader.binary)},
+    **{
+        0xC7: ("B", _Reader.extension),
+        0xC8: ("H", _Reader.extension),
+        0xC9: ("I", _Reader.extension),
+    },
+    **{0xD9: ("B", _Reader.text), 0xDA: ("H", _Reader.text), 0xDB: ("I", _Reader.text)},
+    **{
+        0xDC: ("H", _Reader.items),
+        0xDD: ("I", _Reader.items),
+        0xDE: ("H", _Reader.entries),
+        0xDF: ("I", _Reader.entries),
+    },
+}
+_LONG |= {0xD4 + power: ("", _fixed(2**power)) for power in range(5)}
+_PLAIN = dict.fromkeys((0xC0, 0xC2, 0xC3), "") | dict(
+    zip((0xCA, 0xCB, *range(0xCC, 0xD4)), "fdBHIQbhiq", strict=True)
+)

@@ -1,0 +1,137 @@
+"""The folder of a run: what lies in it."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jax_transformer.config import codec
+from jax_transformer.errors import CheckpointError, InputError
+from jax_transformer.training.options import TrainOptions
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of what lies in a run folder."""
+
+    path: Path
+
+    config = property(lambda self: self.path / "config.json")
+    train_config = property(lambda self: self.path / "train_config.json")
+    tokenizer = property(lambda self: self.path / "tokenizer.json")
+    data = property(lambda self: self.path / "data.json")
+    metrics = property(lambda self: self.path / "metrics.jsonl")
+    curves = property(lambda self: self.path / "curves.png")
+    checkpoints = property(lambda self: self.path / "checkpoints")
+    averaged = property(lambda self: self.path / "averaged")
+
+    def options(self) -> TrainOptions:
+        """The options that the run was started with."""
+        return parsed(self.train_config, lambda text: codec.from_json(TrainOptions, text))
+
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint, None without one."""
+        from jax_transformer.storage import checkpoint
+
+        return max(checkpoint.steps(self.checkpoints), default=None)
+
+    def write(self, path: Path, text: str) -> None:
+        """Write one of the files, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove the files that a killed process was writing. Only who holds the folder's lock may."""
+        for path in self.path.glob(".*"):
+            if path.suffix[1:].isdecimal():
+                path.unlink()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; one that was cut off while it was written is left out."""
+        lines = (
+            self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+            if self.metrics.exists()
+            else []
+        )
+        return [
+            _parsed_line(line, f"{self.metrics}: line {number}")
+            for number, line in enumerate(lines, 1)
+        ]
+
+    def validations(self) -> dict[int, dict[str, Any]]:
+        """The figures of each validation by its step; not those of averaged weights."""
+        return {
+            entry["step"]: entry
+            for entry in self.entries()
+            if "valid_loss" in entry and "weights" not in entry
+        }
+
+    def figures(self) -> dict[int, dict[str, Any]]:
+        """The validation figures of the checkpoints that have some, by their steps."""
+        from jax_transformer.storage import checkpoint
+
+        found = {}
+        for step in checkpoint.steps(self.checkpoints):
+            with contextlib.suppress(
+                CheckpointError
+            ):  # a damaged one is dealt with where it is loaded
+                found[step] = checkpoint.manifest(self.checkpoints, step).get("figures")
+        return {step: figures for step, figures in found.items() if figures}
+
+    def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
+        """Drop the lines of metrics.jsonl behind ``step``, from where the run goes on, and of ``step`` itself the validations that were not saved."""
+        saved = {False: validated, True: averaged}  # by whether the validated weights were averaged
+
+        def stays(entry: dict[str, Any]) -> bool:
+            return entry["step"] < step or (
+                entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
+            )
+
+        self.write(
+            self.metrics,
+            "".join(json.dumps(entry) + "\n" for entry in self.entries() if stays(entry)),
+        )
+
+    def add_metrics(self, entry: dict[str, Any]) -> None:
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def _parsed_line(line: str, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+        if isinstance(entry["step"], int):
+            return entry
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise InputError(f"{where} is not an object with a step")
+
+
+def parsed(path: Path, parse: Callable[[str], T]) -> T:
+    """What ``parse`` makes of a file of the run folder. Raises InputError naming the file."""
+    text = _text(path)
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path.parent}: not a run folder ({path.name} is missing)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,202 @@
+"""``.safetensors`` files, and the index of several (``*.safetensors.index.json``).
+
+They are read here rather than by the library, which takes the last of two tensors of one name, and whose writer and reader can then share no mistake.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+from jax_transformer.storage import atomic, index, json_text, tensors
+from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.index import is_index
+
+LONGEST_HEADER = json_text.LONGEST  # the library's own limit
+_NAMES = "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8"
+_MORE = "BOOL:bool C64:complex64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E8M0:float8_e8m0fnu"
+DTYPES: dict[str, np.dtype] = {
+    pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()
+}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor in a file: ``start`` and ``end`` count bytes of the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    start: int
+    end: int
+
+
+def is_safetensors(path: str | Path) -> bool:
+    """Whether this begins as a .safetensors file does: with the length of a JSON header that is not longer than the file."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        begin = file.read(9)
+    return (
+        len(begin) == 9
+        and begin[8:] == b"{"
+        and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
+    )
+
+
+def read(path: str | Path) -> dict[str, np.ndarray]:
+    """Every tensor by name, of a file or of all files that an index names.
+
+    Raises:
+        InputError: a file is missing, damaged, or no safetensors file; the index and its files do not have the same tensors.
+        UnsafeFileError: the header or index claims more than there is.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for file, described in _described(Path(path)):
+        with open(file, "rb") as opened:
+            for name, tensor in described.items():
+                raw = np.empty(tensor.end - tensor.start, np.uint8)
+                opened.seek(tensor.start)
+                if opened.readinto(raw.data) != raw.size:
+                    raise InputError(f"{file}: became shorter while it was read")
+                arrays[name] = raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+                if tensor.dtype == "BOOL" and raw.max(initial=0) > 1:
+                    raise InputError(f"{file}: {shown(name)} has truth values other than 0 and 1")
+    return arrays
+
+
+def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype (as the file calls it) of every tensor, from the headers alone. Raises as ``read``."""
+    return {
+        name: (tensor.shape, tensor.dtype)
+        for _, found in _described(Path(path))
+        for name, tensor in found.items()
+    }
+
+
+def files(path: str | Path) -> list[Path]:
+    """The files that hold the tensors: of an index all that it names, in order, else the file itself."""
+    return index.shards(Path(path)) if is_index(path) else [Path(path)]
+
+
+def write(
+    path: str | Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write whole or not at all: to a temporary name, read back and compared, synced, renamed. ``metadata`` goes into the header."""
+    path = Path(path)
+    # The writer takes a strided array's memory as it lies and so writes other bytes (safetensors#825)
+    contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
+    with atomic.written(path) as temporary:
+        safetensors.numpy.save_file(
+            contiguous, temporary, metadata={"format": "pt"} | dict(metadata or {})
+        )
+        again = read(temporary)
+        for name, array in contiguous.items():
+            if (
+                again[name].dtype != array.dtype
+                or again[name].shape != array.shape
+                or again[name].tobytes() != array.tobytes()
+            ):
+                raise InputError(f"{path}: {name} was not written as it is")
+
+
+def metadata(path: str | Path) -> dict[str, str]:
+    """The text that a file's header carries beside the tensors. Raises as ``read``."""
+    header(Path(path))
+    return _told(Path(path)).get("__metadata__", {})
+
+
+def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
+    atomic.check_readable(path)
+    if not is_index(path):
+        yield path, header(path)
+        return
+    found = {file: header(file) for file in index.shards(path)}
+    index.check(path, found)
+    yield from found.items()
+
+
+def _told(path: Path) -> Any:
+    """What the header says, as it stands there."""
+    atomic.check_readable(path)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        begin = file.read(8)
+        length = int.from_bytes(begin, "little")
+        if len(begin) < 8 or length > size - 8:
+            raise InputError(
+                f"{path}: not a readable safetensors file: its header is said to have {length:,} bytes, and the file has {size:,}"
+            )
+        if length > LONGEST_HEADER:
+            raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
+        return json_text.parse(path, file.read(length))
+
+
+def header(path: Path) -> dict[str, Described]:
+    """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
+    told = _told(path)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if not isinstance(told, dict):
+        raise InputError(f"{path}: not a readable safetensors file: its header is no object")
+    metadata = told.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
+        raise InputError(
+            f"{path}: not a readable safetensors file: its __metadata__ is no object of text"
+        )
+    found = {name: _tensor(path, name, entry, length + 8) for name, entry in told.items()}
+    at = length + 8
+    ordered = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
+    for name, tensor in ordered.items():
+        if tensor.start != at:
+            raise UnsafeFileError(
+                f"{path}: refused: {shown(name)} {'lies over another tensor' if tensor.start < at else 'has a gap before it'}"
+            )
+        at = tensor.end
+    if at != size:
+        raise InputError(
+            f"{path}: not a readable safetensors file: its tensors end at byte {at:,}, and it has {size:,}"
+        )
+    return ordered
+
+
+def _tensor(path: Path, name: str, entry: Any, data: int) -> Described:
+    if not name.isprintable():
+        raise UnsafeFileError(
+            f"{path}: refused: the name {shown(name)} has signs that cannot be printed"
+        )
+    match entry:
+        case {
+            "dtype": str() as dtype,
+            "shape": list() as shape,
+            "data_offsets": [int() as start, int() as end],
+            **more,
+        } if not more:
+            if dtype not in DTYPES:
+                raise InputError(
+                    f"{path}: {shown(name)} is {shown(dtype)}, which is not known{nearest(dtype[:80], list(DTYPES))}"
+                )
+            numbers = (*shape, start, end)
+            if (
+                all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+                and start <= end
+                and len(shape) <= 64
+            ):
+                nonzero = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
+                if nonzero < 2**63 and end - start == math.prod(shape) * DTYPES[dtype].itemsize:
+                    return Described(tuple(shape), dtype, path, data + start, data + end)
+            raise UnsafeFileError(
+                f"{path}: refused: {shown(name)} is said to have another size than its shape gives"
+            )
+    raise InputError(
+        f"{path}: not a readable safetensors file: {shown(name)} is not described by dtype, shape and data_offsets"
+    )

@@ -1,0 +1,90 @@
+"""PyTorch's dtypes and storages by name, and where a tensor lies in one."""
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: dict[str, np.dtype] = {
+    **{
+        name: np.dtype(name)
+        for name in "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool".split()
+    },
+    **{name: np.dtype(name) for name in "complex64 complex128".split()},
+    **{
+        name: np.dtype(getattr(ml_dtypes, name))
+        for name in "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz".split()
+    },
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+# The other dtypes came too late to be given a storage of their own: theirs is untyped
+STORAGES: dict[str, str] = {
+    **{
+        "DoubleStorage": "float64",
+        "FloatStorage": "float32",
+        "HalfStorage": "float16",
+        "BFloat16Storage": "bfloat16",
+    },
+    **{
+        "LongStorage": "int64",
+        "IntStorage": "int32",
+        "ShortStorage": "int16",
+        "CharStorage": "int8",
+        "ByteStorage": "uint8",
+    },
+    **{
+        "BoolStorage": "bool",
+        "ComplexFloatStorage": "complex64",
+        "ComplexDoubleStorage": "complex128",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor in a file: ``offset`` and ``stride`` count elements in the storage of that name."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    storage: str
+    offset: int
+    stride: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array, which are more than the storage has where a stride is 0."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        """The first element behind those that are used."""
+        if not all(self.shape):
+            return self.offset
+        return (
+            self.offset
+            + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+            + 1
+        )
+
+    def region(self) -> tuple[object, ...]:
+        """Equal where two tensors are made of the same elements, be they transposed or flattened."""
+        runs: list[tuple[int, int]] = []
+        for step, size in sorted(
+            (step, size) for size, step in zip(self.shape, self.stride, strict=True) if size != 1
+        ):
+            if runs and step == runs[-1][0] * runs[-1][1]:
+                runs[-1] = (runs[-1][0], runs[-1][1] * size)
+            else:
+                runs.append((step, size))
+        return self.storage, str(self.dtype), self.offset, tuple(runs)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """``size`` elements of the member ``key``."""
+
+    key: str
+    dtype: np.dtype
+    size: int
+    untyped: bool

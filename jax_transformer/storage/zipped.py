@@ -1,0 +1,328 @@
+"""The zip files that PyTorch writes, and no others: stored members under one folder, each once, with nothing between the lines.
+
+``zipfile`` reads whatever it can make sense of. This reads what has one meaning only, so that no other program sees other content in the same file.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import atomic
+
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_STREAMED, _UTF8 = (
+    0x8,
+    0x800,
+)  # sizes and checksum follow the data (PyTorch's way); the name is UTF-8
+_ZIP64 = 1
+MOST_MEMBERS = 500_000
+ALIGNMENT = 64
+_MIDNIGHT = 33  # of the first of January 1980, the earliest date there is
+LARGE = 0xFFFFFFFF  # numbers from here on need a zip64 field
+FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
+
+
+class Member(NamedTuple):
+    """Where a member's bytes lie in the file."""
+
+    header: int
+    start: int
+    size: int
+    crc: int
+
+
+def starts_as_zip(path: str | Path) -> bool:
+    """Whether the file begins as a zip file does."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+class Archive:
+    """A zip file open for reading; ``members`` by name. Raises InputError where it is damaged, UnsafeFileError where it could be read in two ways."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        atomic.check_readable(self.path)
+        self._file = open(self.path, "rb")  # noqa: SIM115 (close() is __exit__'s)
+        try:
+            self.size = os.fstat(self._file.fileno()).st_size
+            self.members = self._directory()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, name: str) -> np.ndarray:
+        """The bytes of a member (uint8), whose checksum is right."""
+        member = self.members[name]
+        content = np.empty(member.size, np.uint8)
+        self._file.seek(member.start)
+        if self._file.readinto(content.data) != member.size:
+            raise InputError(f"{self.path}: ends in the middle of {atomic.shown(name)}")
+        if zlib.crc32(content.data) != member.crc:
+            raise InputError(
+                f"{self.path}: {atomic.shown(name)} is damaged (or was saved without checksums): its CRC-32 is not the one on record"
+            )
+        return content
+
+    def _at(self, offset: int, length: int) -> bytes:
+        if offset < 0 or offset + length > self.size:
+            raise InputError(
+                f"{self.path}: a damaged zip file: it says that something lies behind its end"
+            )
+        self._file.seek(offset)
+        content = self._file.read(length)
+        if len(content) != length:
+            raise InputError(f"{self.path}: became shorter while it was read")
+        return content
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"{self.path}: a damaged zip file: {what}")
+
+    def _unsafe(self, what: str) -> UnsafeFileError:
+        return UnsafeFileError(f"{self.path}: refused: {what}")
+
+    def _end(self) -> tuple[int, int, int]:
+        """Number of members, start and end of their directory, which has to reach to the records that say so."""
+        if self.size < _END.size:
+            raise self._damaged("it is too short")
+        at = self.size - _END.size
+        signature, disk, first, here, number, length, start, comment = _END.unpack(
+            self._at(at, _END.size)
+        )
+        if signature != b"PK\x05\x06" or comment:
+            raise self._damaged("it does not end with its directory")
+        said = (disk, first, here, number, length, start)
+        if at >= _LOCATOR.size and self._at(at - _LOCATOR.size, 4) == b"PK\x06\x07":
+            _, on, at64, disks = _LOCATOR.unpack(self._at(at - _LOCATOR.size, _LOCATOR.size))
+            signature, record, _, _, disk, first, here, number, length, start = _END64.unpack(
+                self._at(at64, _END64.size)
+            )
+            if (
+                signature != b"PK\x06\x06"
+                or on
+                or disks > 1
+                or record != _END64.size - 12
+                or at64 + _END64.size != at - _LOCATOR.size
+            ):
+                raise self._damaged("its 64-bit end is not what it should be")
+            limits = (FULL16, FULL16, FULL16, FULL16, FULL32, FULL32)
+            if any(
+                old not in (new, full)
+                for old, new, full in zip(
+                    said, (disk, first, here, number, length, start), limits, strict=True
+                )
+            ):
+                raise self._unsafe("its two ends tell two directories")
+            at = at64
+        if (
+            disk
+            or first
+            or here != number
+            or start + length != at
+            or number * _CENTRAL.size > length
+        ):
+            raise self._damaged("its directory is not where it should be")
+        if number > MOST_MEMBERS:
+            raise self._unsafe(f"{number:,} members, more than {MOST_MEMBERS:,}")
+        return number, start, at
+
+    def _directory(self) -> dict[str, Member]:
+        number, start, end = self._end()
+        members: dict[str, Member] = {}
+        records = self._at(start, end - start)
+        for name, member in self._entries(records, number):
+            if name in members:
+                raise self._unsafe(f"{atomic.shown(name)} is there twice")
+            members[name] = member
+        before = 0
+        for name, member in sorted(members.items(), key=lambda item: item[1].header):
+            if member.header < before or member.start + member.size > start:
+                raise self._unsafe(f"{atomic.shown(name)} lies over something else")
+            before = member.start + member.size
+        return members
+
+    def _entries(self, records: bytes, number: int) -> Iterator[tuple[str, Member]]:
+        at = 0
+        for _ in range(number):
+            if at + _CENTRAL.size > len(records):
+                raise self._damaged("its directory ends too early")
+            fields = _CENTRAL.unpack_from(records, at)
+            (
+                signature,
+                _,
+                _,
+                flags,
+                method,
+                _,
+                _,
+                crc,
+                packed,
+                size,
+                name_length,
+                extra_length,
+                comment_length,
+                disk,
+                _,
+                _,
+                header,
+            ) = fields
+            name_at = at + _CENTRAL.size
+            at = name_at + name_length + extra_length + comment_length
+            if signature != b"PK\x01\x02" or at > len(records):
+                raise self._damaged("its directory is not what it should be")
+            raw = records[name_at : name_at + name_length]
+            name = self._checked_name(raw)
+            extra = records[name_at + name_length : name_at + name_length + extra_length]
+            size, packed, header, disk = self._wide(
+                extra, ((size, FULL32), (packed, FULL32), (header, FULL32), (disk, FULL16))
+            )
+            if flags & ~(_STREAMED | _UTF8):
+                raise self._unsafe(
+                    f"{atomic.shown(name)} is encrypted, patched or otherwise special"
+                )
+            if method or packed != size:
+                raise self._unsafe(f"{atomic.shown(name)} is compressed, which PyTorch never does")
+            if disk:
+                raise self._damaged("it is one of several parts")
+            yield (
+                name,
+                Member(
+                    header, self._local(raw, name, flags, (crc, packed, size), header), size, crc
+                ),
+            )
+        if at != len(records):
+            raise self._damaged("its directory goes on behind its last member")
+
+    def _checked_name(self, raw: bytes) -> str:
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._damaged("a member's name is not UTF-8") from None
+        parts = name.split("/")
+        if (
+            any(part in ("", ".", "..") for part in parts)
+            or any(sign in name for sign in "\\:")
+            or not name.isprintable()
+        ):
+            raise self._unsafe(f"{atomic.shown(name)} is no plain name")
+        return name
+
+    def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
+        """The fields of a directory entry; those that are full stand in the zip64 field, in this order."""
+        wide = b""
+        at = 0
+        while at + 4 <= len(extra):
+            kind, length = struct.unpack_from("<HH", extra, at)
+            at += 4 + length
+            if at > len(extra):
+                raise self._damaged("an extra field is cut off")
+            if kind == _ZIP64:
+                wide = extra[at - length : at]
+        read = []
+        for value, full in fields:
+            width = 8 if full == FULL32 else 4
+            if value == full and wide:
+                if len(wide) < width:
+                    raise self._damaged("a 64-bit field is cut off")
+                value, wide = int.from_bytes(wide[:width], "little"), wide[width:]
+            read.append(value)
+        return read
+
+    def _local(
+        self, raw: bytes, name: str, flags: int, sizes: tuple[int, int, int], header: int
+    ) -> int:
+        """Where the data begin. The header before them has to say the same as the directory."""
+        fields = _LOCAL.unpack(self._at(header, _LOCAL.size))
+        signature, _, local_flags, method, _, _, crc, packed, size, name_length, extra_length = (
+            fields
+        )
+        if signature != b"PK\x03\x04":
+            raise self._damaged(f"{atomic.shown(name)} is not where it should be")
+        told = all(
+            local in (said, full)
+            for local, said, full in zip(
+                (crc, packed, size), sizes, (-1, FULL32, FULL32), strict=True
+            )
+        )
+        if not told and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
+            raise self._unsafe(f"{atomic.shown(name)} has two sizes or checksums")
+        if (local_flags, method) != (flags, 0) or self._at(
+            header + _LOCAL.size, name_length
+        ) != raw:
+            raise self._unsafe(f"{atomic.shown(name)} is described in two ways")
+        return header + _LOCAL.size + name_length + extra_length
+
+
+def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
+    """A zip file of stored members (uint8), each at a multiple of 64 as PyTorch's are, and without times: the same members are the same bytes."""
+    directory = b""
+    number, at = 0, 0
+    for name, content in members:
+        raw, crc, size, header = name.encode("utf-8"), zlib.crc32(content.data), content.size, at
+        wide = _wide_extra(size, size)
+        pad = -(header + _LOCAL.size + len(raw) + len(wide) + 4) % ALIGNMENT
+        extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad
+        small = _narrow(size)
+        local = (
+            _LOCAL.pack(
+                b"PK\x03\x04",
+                45 if wide else 20,
+                _UTF8,
+                0,
+                0,
+                _MIDNIGHT,
+                crc,
+                small,
+                small,
+                len(raw),
+                len(extra),
+            )
+            + raw
+            + extra
+        )
+        file.write(local)
+        file.write(content.data)
+        wide = _wide_extra(size, size, header)
+        version = 45 if wide else 20
+        times = (0, _MIDNIGHT, crc, small, small)
+        sizes = (len(raw), len(wide), 0, 0, 0, 0, _narrow(header))
+        directory += (
+            _CENTRAL.pack(b"PK\x01\x02", version, version, _UTF8, 0, *times, *sizes) + raw + wide
+        )
+        number, at = number + 1, header + len(local) + size
+    file.write(directory)
+    if number >= FULL16 or at >= LARGE or len(directory) >= LARGE:
+        file.write(
+            _END64.pack(
+                b"PK\x06\x06", _END64.size - 12, 45, 45, 0, 0, number, number, len(directory), at
+            )
+        )
+        file.write(_LOCATOR.pack(b"PK\x06\x07", 0, at + len(directory), 1))
+    counts = (min(number, FULL16), min(number, FULL16), _narrow(len(directory)), _narrow(at))
+    file.write(_END.pack(b"PK\x05\x06", 0, 0, *counts, 0))
+
+
+def _narrow(number: int) -> int:
+    return number if number < LARGE else FULL32
+
+
+def _wide_extra(*numbers: int) -> bytes:
+    """The zip64 field for those numbers that do not fit into 32 bits."""
+    large = [number for number in numbers if number >= LARGE]
+    return struct.pack(f"<HH{len(large)}Q", _ZIP64, 8 * len(large), *large) if large else b""

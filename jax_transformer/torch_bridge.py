@@ -1,0 +1,143 @@
+"""The one file of this package that imports torch: tensors to arrays, and the PyTorch twin of a configuration."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+import torch_reference.blog2023
+import torch_reference.deep_dive
+import torch_reference.from_scratch
+import torch_reference.lesson10
+import torch_reference.part2_encoder
+import torch_reference.recording
+import torch_reference.torch_nn
+from jax_transformer.architectures import families, twins
+from jax_transformer.architectures.attributes import LAYOUTS
+from jax_transformer.config import Layout, TransformerConfig
+from jax_transformer.errors import ConfigError, InputError
+
+_CLASSES = {
+    Layout.TORCH_NN: torch_reference.torch_nn.TorchTransformer,
+    Layout.LESSON10: torch_reference.lesson10.TranslationTransformer,
+    Layout.DEEP_DIVE: torch_reference.deep_dive.TransformerArchitecture,
+    Layout.FROM_SCRATCH: torch_reference.from_scratch.Transformer,
+    Layout.PART2_ENCODER: torch_reference.part2_encoder.EncoderDecoder,
+    Layout.BLOG2023: torch_reference.blog2023.Transformer,
+}
+_UNTYPED = {
+    torch.bfloat16: (torch.uint16, "bfloat16")
+}  # dtypes that torch cannot hand to NumPy: their bits travel as integers
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's values, bit for bit, in memory of their own."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in _UNTYPED:
+        import ml_dtypes
+
+        bits, name = _UNTYPED[tensor.dtype]
+        return tensor.contiguous().view(bits).numpy().copy().view(getattr(ml_dtypes, name))
+    return np.array(tensor.numpy(), order="C")
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Inverse of :func:`to_numpy`."""
+    for dtype, (bits, name) in _UNTYPED.items():
+        if array.dtype.name == name:
+            return (
+                torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
+                .view(bits)
+                .view(dtype)
+            )
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
+    """Load ``state`` strictly, in place: tied parameters stay one. The module takes the arrays' dtypes."""
+    tensors = {name: to_tensor(array) for name, array in state.items()}
+    for name, parameter in module.state_dict(keep_vars=True).items():
+        if name in tensors:
+            parameter.data = parameter.data.to(tensors[name].dtype)
+    try:
+        module.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        raise InputError(" ".join(str(error).split())) from None
+    return module
+
+
+def twin(config: TransformerConfig) -> nn.Module:
+    """The PyTorch module that computes what a Transformer of ``config`` computes, with fresh weights of its own.
+
+    Raises ConfigError that names the fields which the module of that layout cannot be set to.
+    """
+    if config.layout in LAYOUTS:
+        return _huggingface(config)
+    positional, named = twins.arguments(config)
+    return _CLASSES[config.layout](*positional, **named)
+
+
+def parameter_names(config: TransformerConfig) -> list[str]:
+    """Of the twin's parameters that are trained, in the order in which torch.optim numbers them."""
+    with torch.device("meta"):
+        return [
+            name for name, parameter in twin(config).named_parameters() if parameter.requires_grad
+        ]
+
+
+def _huggingface(config: TransformerConfig) -> nn.Module:
+    try:
+        from jax_transformer import transformers_bridge
+    except ImportError:
+        raise ConfigError(
+            f"the PyTorch twin of layout {config.layout.value!r} is transformers' own: pip install transformers"
+        ) from None
+    return transformers_bridge.twin(config)
+
+
+def outputs(
+    config: TransformerConfig,
+    state: Mapping[str, np.ndarray],
+    source: np.ndarray,
+    target: np.ndarray,
+    modules: Mapping[str, str],
+) -> dict[str, np.ndarray]:
+    """The float64 logits of the twin with these weights, and what the named modules gave, each under its key of ``modules``.
+
+    Raises ConfigError where there is no twin of this configuration.
+    """
+    config = (
+        families.without_dropout(config) if config.layout in LAYOUTS else config
+    )  # whose modules have fewer rates than ours
+    module = (
+        fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})
+        .double()
+        .eval()
+    )
+    found: dict[str, np.ndarray] = {}
+    for key, name in modules.items():
+
+        def keep(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
+            found[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
+
+        part = module.get_submodule(name)
+        if isinstance(part, nn.ModuleList):  # a block whose weights all lie in a list of its own
+            part = module.get_submodule(name.rpartition(".")[0])
+        part.register_forward_hook(keep)
+    # With gradients on, PyTorch takes no fast path that leaves modules out
+    return {"logits": to_numpy(module(torch.from_numpy(source), torch.from_numpy(target)))} | found
+
+
+def recorded(
+    module: nn.Module,
+    batch: Sequence[np.ndarray],
+    *,
+    dtype: str,
+    seed: int | None,
+    call: Callable[..., object] | None = None,
+) -> torch_reference.recording.Recording:
+    """What the modules of a PyTorch model take and give, see ``torch_reference.recording.record``; ``dtype`` by its name."""
+    return torch_reference.recording.record(
+        module, batch, dtype=getattr(torch, dtype), seed=seed, call=call
+    )

@@ -1,0 +1,212 @@
+"""``convert --training``: a run with its optimizer's state and its place in the data, between a run folder and what a PyTorch loop saves."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import writing
+from jax_transformer.convert.conversion import Description, Request
+from jax_transformer.convert.planning import same
+from jax_transformer.convert.verify import DifferentError
+from jax_transformer.errors import ConfigError, InputError, Refusal
+from jax_transformer.storage import kinds, lock, pt
+from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.run_folder import RunFolder, parsed
+
+if TYPE_CHECKING:
+    from jax_transformer.training.step import TrainState
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What was done."""
+
+    source: str
+    destination: str
+    step: int
+    arrays: int
+    """Weights and moments."""
+    numbers: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.source} -> {self.destination}: step {self.step}, {self.arrays} arrays of weights and moments, {self.numbers:,} numbers"
+        yield "checked: there and back bit for bit, moments, counts and the schedule's position among it"
+
+    def to_data(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def convert(request: Request) -> Carried:
+    """Carry a whole training state. Raises ConfigError where the two ends are not a training checkpoint and a run, or contradict one another."""
+    given = {
+        "--config, --preset and --set": request.description != Description(),
+        "--dtype": request.dtype is not None,
+        "--key": request.key is not None,
+        "--strip-prefix": bool(request.strip_prefix),
+        "--no-check": not request.check,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{flag}: not with --training, which carries a run as it is")
+    source, target = Path(request.source), Path(request.destination)
+    ends = kinds.of(source), kinds.wanted(target)
+    if ends[0] is Kind.PT and not ends[1].is_file:
+        return _into_run(source, target, ends[1], force=request.force)
+    if ends[1] is Kind.PT and not ends[0].is_file:
+        writing.check_free(target, Kind.PT, force=request.force)
+        return _out_of_run(source, target, ends[0], request.weights)
+    raise ConfigError(f"{source} -> {target}: --training is between a run and a PyTorch file")
+
+
+def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
+    """The run, and the step that the path names."""
+    folder = RunFolder(path) if kind is Kind.RUN else RunFolder(path.absolute().parent.parent)
+    if not folder.train_config.is_file():
+        raise InputError(
+            f"{folder.path}: no run with its options ({folder.train_config.name} is missing), so none that can be gone on with"
+        )
+    return folder, int(path.name) if kind is Kind.STEP else None
+
+
+def _config(folder: RunFolder) -> TransformerConfig:
+    return parsed(folder.config, TransformerConfig.from_json)
+
+
+def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> Carried:
+    folder, named = _folder(target, kind)
+    with lock.hold(
+        folder.path
+    ):  # from the first look on: a run that trains meanwhile would make a newer step
+        return _into_locked(source, folder, named, force=force)
+
+
+def _into_locked(source: Path, folder: RunFolder, named: int | None, *, force: bool) -> Carried:
+    from jax_transformer.storage import checkpoint
+    from jax_transformer.training import torch_checkpoint
+
+    options, config = folder.options(), _config(folder)
+    saved = pt.read(source)
+    if not isinstance(saved, dict):
+        raise InputError(f"{source}: holds a {type(saved).__name__}, not a training checkpoint")
+    try:
+        state = torch_checkpoint.from_checkpoint(saved, options, config)
+    except Refusal as error:
+        raise type(error)(f"{source}: {error}") from None
+    step = int(state.step)
+    if named not in (None, step):
+        raise ConfigError(f"{folder.checkpoints / str(named)}: {source} is of step {step}")
+    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
+    if newer:
+        raise InputError(
+            f"{folder.checkpoints}: holds step {max(newer)}, from which the run would go on instead of {step}"
+        )
+    if (folder.checkpoints / str(step)).exists() and not force:
+        raise InputError(
+            f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without --force"
+        )
+    _check(saved, _saved(state, folder, _order(saved, config)), source)
+    path = torch_checkpoint.save(folder, state)
+    _check_same(torch_checkpoint.load(folder, step), state, path)
+    return _carried(str(source), str(path), state)
+
+
+def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried:
+    from jax_transformer.storage import checkpoint
+    from jax_transformer.training import torch_checkpoint
+
+    folder, step = _folder(source, kind)
+    if kind is Kind.RUN:
+        if weights not in ("auto", "last") and not weights.isdecimal():
+            raise ConfigError(
+                f"--weights {weights}: a run goes on from its last checkpoint or from a step"
+            )
+        found = checkpoint.steps(folder.checkpoints)
+        step = int(weights) if weights.isdecimal() else max(found, default=None)
+        if step not in found:
+            raise InputError(
+                f"{folder.checkpoints}: holds no checkpoint{'' if step is None else f' of step {step}'}"
+            )
+    assert step is not None
+    state = torch_checkpoint.load(folder, step)
+    made = _saved(state, folder, _twins_order(_config(folder)))
+    with writing.whole(target) as temporary:
+        pt.write(temporary, made)
+        again = torch_checkpoint.from_checkpoint(
+            pt.read(temporary), folder.options(), _config(folder)
+        )
+        _check_same(again, state, target)
+    return _carried(f"{folder.path} (step {step})", str(target), state)
+
+
+def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str, Any]:
+    from jax_transformer.training import torch_checkpoint
+
+    return torch_checkpoint.to_checkpoint(state, folder.options(), _config(folder), names)
+
+
+def _order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
+    from jax_transformer import convert
+    from jax_transformer.convert import optimizer
+    from jax_transformer.training import torch_checkpoint
+
+    return list(
+        optimizer.parameter_names(
+            saved["model"], convert.weight_table(config), torch_checkpoint.buffers(config)
+        )
+    )
+
+
+def _twins_order(config: TransformerConfig) -> list[str]:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not known without PyTorch: install it"
+        )
+    from jax_transformer import torch_bridge
+
+    return torch_bridge.parameter_names(config)
+
+
+def _check(saved: Mapping[str, Any], again: Mapping[str, Any], source: Path) -> None:
+    """Raises DifferentError unless weights and moments come back bit for bit."""
+    for part in ("model", "optimizer"):
+        before, after = dict(_arrays(saved[part])), dict(_arrays(again[part]))
+        wrong = [
+            name
+            for name in before
+            if before[name].ndim and (name not in after or not same(before[name], after[name]))
+        ]
+        if wrong:
+            raise DifferentError(
+                f"{source}: {part}.{', '.join(wrong)} do not come back bit for bit; nothing was changed"
+            )
+
+
+def _arrays(value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    return ((name, leaf) for name, leaf in pt.leaves(value) if isinstance(leaf, np.ndarray))
+
+
+def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
+    import jax
+
+    for (where, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        if not same(np.asarray(a), np.asarray(b)):
+            raise DifferentError(f"{path}: {jax.tree_util.keystr(where)} was not written as it is")
+
+
+def _carried(source: str, destination: str, state: "TrainState") -> Carried:
+    import jax
+
+    arrays = [
+        leaf for leaf in jax.tree.leaves((state.params, state.carried, state.moments)) if leaf.ndim
+    ]
+    return Carried(
+        source, destination, int(state.step), len(arrays), sum(leaf.size for leaf in arrays)
+    )

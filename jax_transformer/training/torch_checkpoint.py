@@ -1,0 +1,224 @@
+"""A run in mid-flight: its whole state between Optax and what a PyTorch loop saves. Weights and moments go through the same table.
+
+``{"model", "optimizer", "scheduler", "step", "config"}`` is a training checkpoint as PyTorch users write it; ``step`` is the place in the data,
+because batch n is a function of the run's data and n alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_transformer import convert, transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import optimizer as moments_of
+from jax_transformer.convert.optimizer import Moments
+from jax_transformer.convert.optimizer_groups import ADAM, ADAMW
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.training import optimizer, optimizer_state, resume, step
+from jax_transformer.training.options import OptimizerOptions, TrainOptions
+from jax_transformer.training.step import TrainState
+from jax_transformer.weights import rules
+
+# A run's state and a training checkpoint of PyTorch
+
+
+def to_checkpoint(
+    state: TrainState,
+    options: TrainOptions,
+    config: TransformerConfig,
+    parameter_names: Sequence[str],
+) -> dict[str, Any]:
+    """What a PyTorch loop would have saved at this step: plain containers with arrays, the inverse of :func:`from_checkpoint`.
+
+    ``parameter_names`` are the module's, in its order: ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving
+    average, which that loop does not have.
+    """
+    _check_no_average(options)
+    table, shapes = (
+        convert.weight_table(config),
+        {name: array.shape for name, array in state.params.items()},
+    )
+    position = optimizer_state.position(state.moments)
+    rate = learning_rate(options, position)
+    peak, rule = options.optimizer.learning_rate, options.optimizer
+    settings = {
+        "lr": rate,
+        "initial_lr": peak,
+        "betas": (rule.beta1, rule.beta2),
+        "eps": rule.epsilon,
+    }
+    moments = optimizer_state.from_optax(
+        state.moments,
+        ADAMW,
+        settings,
+        dict.fromkeys(state.params | state.carried, rule.weight_decay),
+    )
+    model = convert.to_torch(transformer.unflatten(config, state.params | state.carried))
+    model |= {
+        rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)
+    }  # one array: what is tied stays tied in a file
+    in_order = dict.fromkeys(
+        [*parameter_names, *model]
+    )  # so that the checkpoint says the optimizer's order again
+    return {
+        "model": {name: model[name] for name in in_order},
+        "optimizer": moments_of.to_torch(moments, table, shapes, parameter_names),
+        "scheduler": {
+            "base_lrs": [peak],
+            "last_epoch": position,
+            "_step_count": position + 1,
+            "_is_initial": False,
+            "_get_lr_called_within_step": False,
+            "_last_lr": [rate],
+            "lr_lambdas": [None],
+        },
+        "step": int(state.step),
+        "config": config.to_json(),
+    }
+
+
+def from_checkpoint(
+    saved: Mapping[str, Any],
+    options: TrainOptions,
+    config: TransformerConfig,
+    parameter_names: Sequence[str] | None = None,
+) -> TrainState:
+    """The state that ``train`` goes on from, of a PyTorch loop's checkpoint with ``model``, ``optimizer``, ``scheduler`` and ``step``.
+
+    Without ``parameter_names`` the order of ``model`` says it, as ``state_dict()`` of a module made it. Raises InputError where the checkpoint
+    does not hold that or does not fit the model, ConfigError where the run's options are not those that it was trained with.
+    """
+    _check_no_average(options)
+    missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
+    if missing:
+        raise InputError(
+            f"no training checkpoint: it has no {', '.join(map(repr, missing))}; without them a run cannot go on"
+        )
+    scheduler = saved["scheduler"]
+    position = _whole(
+        scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None,
+        "scheduler.last_epoch",
+    )
+    now = _whole(saved["step"], "step")
+    model = convert.from_torch(saved["model"], config)
+    state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
+    table, shapes = (
+        convert.weight_table(config),
+        {name: array.shape for name, array in state.params.items()},
+    )
+    names = parameter_names or moments_of.parameter_names(saved["model"], table, buffers(config))
+    moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
+    _check_options(moments, options, position)
+    return state._replace(
+        step=jnp.asarray(now, jnp.int32),
+        moments=optimizer_state.into_optax(state.moments, moments, position),
+    )
+
+
+def buffers(config: TransformerConfig) -> set[str]:
+    """PyTorch's names of the position tables and logits' bias that it stores and never trains."""
+    frozen = transformer.flatten(transformer.abstract(config), Frozen)
+    stored = {name for name in frozen if name.endswith(".positions.table") or name == "logits_bias"}
+    return {
+        rule.torch
+        for rule in convert.weight_table(config)
+        if isinstance(rule, rules.Rule) and stored.issuperset(rule.flax)
+    }
+
+
+def learning_rate(options: TrainOptions, position: int) -> float:
+    """Of the update behind ``position`` others, in float64, as PyTorch's scheduler computes it."""
+    with jax.enable_x64(True):
+        return float(optimizer.schedule(options.optimizer, options.steps)(position))
+
+
+def _whole(value: Any, name: str) -> int:
+    value = (
+        value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    )
+    if not isinstance(value, int | float) or value != value // 1 or value < 0:
+        raise InputError(f"{name}={value!r} of the training checkpoint is no number of steps")
+    return int(value)
+
+
+def _check_no_average(options: TrainOptions) -> None:
+    if options.optimizer.ema:
+        raise ConfigError(
+            f"optimizer.ema={options.optimizer.ema}: a moving average of the weights has no place in torch.optim's state"
+        )
+
+
+def _check_options(moments: Moments, options: TrainOptions, position: int) -> None:
+    """Raises ConfigError that names every setting in which the checkpoint and the run differ: going on would be another training."""
+    rule: OptimizerOptions = options.optimizer
+    given = moments.hyperparameters
+    pairs: dict[str, tuple[Any, Any]] = {}
+    decays = sorted(set(moments.weight_decay.values()))
+    if moments.kind == ADAMW or (moments.kind == ADAM and decays == [0.0]):
+        pairs = {
+            "beta1 and beta2": (tuple(given["betas"]), (rule.beta1, rule.beta2)),
+            "epsilon": (given["eps"], rule.epsilon),
+        }
+    else:
+        pairs = {"the optimizer": (moments.kind, ADAMW)}
+    pairs["weight_decay"] = (decays[0] if len(decays) == 1 else decays, rule.weight_decay)
+    different = [
+        f"{name} ({theirs} there, {ours} here)"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
+    ]
+    ours = learning_rate(options, position)
+    if (
+        abs(given["lr"] - ours) > 1e-6 * rule.learning_rate
+    ):  # schedules are often computed in float32
+        different.append(
+            f"the learning rate behind {position} updates ({given['lr']:.6g} there, {ours:.6g} here)"
+        )
+    if different:
+        raise ConfigError(
+            f"the run's options are not those that the checkpoint was trained with: {', '.join(different)}"
+        )
+
+
+# A run's state on the disk
+
+
+def load(folder: RunFolder, at: int) -> TrainState:
+    """The state saved at step ``at``, in the dtypes it was saved in. Raises CheckpointError where it is damaged or of another model, or
+    holds float64 while JAX is in 32-bit mode."""
+    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
+    found = checkpoint.described(folder.checkpoints, at)
+    if any(dtype == "float64" for _, dtype in found.values()) and not jax.config.read(
+        "jax_enable_x64"
+    ):
+        raise CheckpointError(
+            f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
+        )
+    rule = optimizer.make(options.optimizer, options.steps)
+    fresh = jax.eval_shape(
+        lambda: step.initial_state(
+            transformer.Transformer(config, rngs=nnx.Rngs(0)), rule, ema=options.optimizer.ema > 0
+        )
+    )
+
+    def typed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        _, dtype = found.get(
+            jax.tree_util.keystr(path, simple=True, separator="/"), (None, leaf.dtype)
+        )
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    return checkpoint.load(folder.checkpoints, at, jax.tree_util.tree_map_with_path(typed, fresh))
+
+
+def save(folder: RunFolder, state: TrainState) -> Path:
+    """Write the state as the checkpoint of its step, from which ``train`` goes on. Raises CheckpointError where the disk does not take it."""
+    about = {**resume.environment(), "unrecorded": []}
+    return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

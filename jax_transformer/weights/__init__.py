@@ -1,0 +1,1 @@
+"""Rules that carry weights between the names of PyTorch and of Flax."""
