@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "hidden keys not zeroed",
         _FILE,
-        "if fill is MaskFill.EXCLUDED else weights",
-        "if fill is MaskFill.MINUS_1E20 else weights",
+        ("if fill is MaskFill.EXCLUDED\n        else weights"),
+        ("if fill is MaskFill.MINUS_1E20\n        else weights"),
         ("parity_tests/test_forward.py::test_a_row_that_sees_no_key_gets_zero_and_never_nan",),
         met="a row that sees no key: 0, a mean or NaN, by framework",
     ),

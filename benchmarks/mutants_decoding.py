@@ -27,8 +27,8 @@ MUTANTS = [
     Mutant(
         "the cache never fills",
         _WHOLE,
-        "target_valid=target_valid, length=length + 1)",
-        "target_valid=target_valid, length=length)",
+        ("target_valid=target_valid, length=length + 1\n"),
+        ("target_valid=target_valid, length=length\n"),
         _STEPS,
         met="cache index",
     ),
@@ -131,8 +131,8 @@ MUTANTS = [
     Mutant(
         "a row stops by the length so far",
         _SEARCH,
-        "penalty(jnp.asarray(places))",
-        "penalty(beams.step)",
+        "jnp.asarray(places)",
+        "beams.step",
         (
             f"{_UNIT}::test_beam_is_the_plain_search[2]",
             f"{_UNIT}::test_beam_is_the_plain_search[4]",
@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         "temperature multiplies",
         _SAMPLING,
-        "/ temperature.astype(dtype)",
-        "* temperature.astype(dtype)",
+        "(scores - scores[:, :1]) / temperature",
+        "(scores - scores[:, :1]) * temperature",
         (
             "parity_tests/unit/test_sampling.py::test_first_tokens_have_the_distribution_that_was_asked_for",
         ),

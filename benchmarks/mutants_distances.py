@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "the first block's bias alone",
         _WHOLE,
-        "results.append(block(x, context,",
-        "results.append(block(x, context if i == 0 else context._replace(self_bias=None),",
+        "block(x, context, dropout",
+        "block(x, context if i == 0 else context._replace(self_bias=None), dropout",
         family("t5"),
         "encoder.blocks.1.self_attention",
         case="t5",

@@ -19,8 +19,12 @@ MUTANTS = [
     Mutant(
         "the mean taken off",
         _NORM,
-        "return x * jax.lax.rsqrt(jnp.square(x).mean",
-        "x = x - x.mean(axis=-1, keepdims=True)\n    return x * jax.lax.rsqrt(jnp.square(x).mean",
+        ("return x * jax.lax.rsqrt(\n        jnp.square(x)"),
+        (
+            "x = x - x.mean(axis=-1, keepdims=True)\n"
+            "    return x * jax.lax.rsqrt(\n"
+            "        jnp.square(x)"
+        ),
         family("t5"),
         "encoder.blocks.0.residuals.0.norm",
         case="t5",
@@ -29,8 +33,8 @@ MUTANTS = [
     Mutant(
         "ten times epsilon in the root mean square",
         _NORM,
-        ".mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype))",
-        ".mean(axis=-1, keepdims=True) + jnp.asarray(10 * epsilon, x.dtype))",
+        ".mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype)",
+        ".mean(axis=-1, keepdims=True) + jnp.asarray(10 * epsilon, x.dtype)",
         family("t5"),
         "encoder.blocks.0.residuals.0.norm",
         case="t5",
@@ -127,8 +131,8 @@ MUTANTS = [
     Mutant(
         "padding has a position",
         _PLACE,
-        "return x + jnp.where(valid[..., None], jnp.take(table, rows + self.offset, axis=0), jnp.zeros((), x.dtype))",
-        "return x + jnp.take(table, rows + self.offset, axis=0)",
+        ("valid[..., None],\n                jnp.take"),
+        ("jnp.ones_like(valid)[..., None],\n                jnp.take"),
         family("m2m_100"),
         None,
         case="m2m_100",
@@ -158,8 +162,8 @@ MUTANTS = [
     Mutant(
         "final_logits_bias dropped",
         _WHOLE,
-        "logits + self.logits_bias[...].astype(logits.dtype)[None, None] if self.config.logits_bias else logits",
-        "logits",
+        ("if self.config.logits_bias\n            else logits"),
+        ("if False\n            else logits"),
         family("bart"),
         None,
         case="bart",
@@ -188,8 +192,8 @@ MUTANTS = [
     Mutant(
         "padding's embedding trained",
         _EMBEDDING,
-        "return rows if self.padding_trained else",
-        "return rows if True else",
+        ("if self.padding_trained\n            else"),
+        ("if True\n            else"),
         (
             "parity_tests/unit/test_model_fields.py::test_a_flip_changes_what_the_field_is_there_for[padding_trained]",
         ),

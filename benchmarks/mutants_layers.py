@@ -143,8 +143,8 @@ MUTANTS = [
     Mutant(
         "stored table computed anew",
         _PLACE,
-        "if self.kind is Positions.SINUSOIDAL else self.table[...]",
-        "if self.kind is not Positions.LEARNED else self.table[...]",
+        ("if self.kind is Positions.SINUSOIDAL\n            else self.table[...]"),
+        ("if self.kind is not Positions.LEARNED\n            else self.table[...]"),
         ("parity_tests/test_convert.py::test_the_position_buffer_is_used_as_it_is",),
         met="buffer regenerated",
     ),

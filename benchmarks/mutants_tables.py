@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_RULES, _PAGES = "jax_transformer/weights/rules.py", "jax_transformer/convert/tables"
+_RULES, _PAGES = "jax_transformer/weights/rules.py", "jax_transformer/architectures"
 _SELF = "encoder.blocks.0.self_attention"
 _UNIT = "parity_tests/unit/test_rules.py"
 _BITS = "parity_tests/test_convert.py::test_there_and_back_bit_for_bit"
@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "cross-attention's keys and values swapped",
         f"{_PAGES}/deep_dive.py",
-        '"key": "W_Encoder_Decoder_keys", "value": "W_Encoder_Decoder_values"',
-        '"key": "W_Encoder_Decoder_values", "value": "W_Encoder_Decoder_keys"',
+        ('"key": "W_Encoder_Decoder_keys",\n    "value": "W_Encoder_Decoder_values"'),
+        ('"key": "W_Encoder_Decoder_values",\n    "value": "W_Encoder_Decoder_keys"'),
         level("cross_attention", "deep_dive"),
         "decoder.blocks.0.cross_attention",
         case="deep_dive",
@@ -228,8 +228,16 @@ MUTANTS = [
     Mutant(
         "queries and values named for each other",
         f"{_PAGES}/from_scratch.py",
-        '"query": "queries_transform", "key": "keys_transform", "value": "values_transform"',
-        '"query": "values_transform", "key": "keys_transform", "value": "queries_transform"',
+        (
+            '"query": "queries_transform",\n'
+            '    "key": "keys_transform",\n'
+            '    "value": "values_transform"'
+        ),
+        (
+            '"query": "values_transform",\n'
+            '    "key": "keys_transform",\n'
+            '    "value": "queries_transform"'
+        ),
         level("attention", "from_scratch square"),
         _SELF,
         case="from_scratch square",

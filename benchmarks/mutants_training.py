@@ -250,8 +250,8 @@ MUTANTS = [
     Mutant(
         "one weight decay for all groups",
         _CROSS,
-        'float(optimizer_groups.plain(group["weight_decay"])) for group in groups',
-        'float(optimizer_groups.plain(groups[0]["weight_decay"])) for group in groups',
+        'float(optimizer_groups.plain(group["weight_decay"]))',
+        'float(optimizer_groups.plain(groups[0]["weight_decay"]))',
         (f"{_LIVE}::test_weight_decay_groups",),
         met="decay of biases and norms",
     ),
