@@ -84,7 +84,7 @@ def _settings(choose: random.Random) -> dict[str, Any]:
         choose.choice(("none", "output")),
     )
     return {
-        "layout": "torch_nn",
+        "architecture": "torch_nn",
         "bias": bias,
         "norm_placement": placement,
         "tying": tying,

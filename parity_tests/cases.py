@@ -26,7 +26,7 @@ SQUARE: dict[str, Any] = dict(
     num_layers=2,
     max_length=20,
 )
-STOCK: dict[str, Any] = dict(layout="torch_nn")
+STOCK: dict[str, Any] = dict(architecture="torch_nn")
 
 
 DOCUMENTS = [

@@ -12,7 +12,6 @@ from jax_transformer.config import (
     EmbeddingScale,
     HeadMerge,
     Init,
-    Layout,
     Mask,
     MaskFill,
     Mixing,
@@ -73,7 +72,7 @@ def _lesson10(cross_mask: tuple[Mask, ...]) -> TransformerConfig:
         activation_dropout=0.1,
         embedding_dropout=0.1,
         init=Init.TORCH_TRANSFORMER,
-        layout=Layout.LESSON10,
+        architecture="lesson10",
         source_pad_id=1,
         target_pad_id=1,
         bos_id=2,
@@ -106,7 +105,7 @@ def _deep_dive(*, repaired: bool) -> TransformerConfig:
         embedding_dropout=0.0,
         dropout_site=DropoutSite.AFTER_NORM,
         init=Init.TORCH,
-        layout=Layout.DEEP_DIVE,
+        architecture="deep_dive",
     )
 
 
@@ -134,7 +133,7 @@ def _from_scratch(score_scale: ScoreScale) -> TransformerConfig:
         embedding_dropout=0.0,
         dropout_site=DropoutSite.AFTER_NORM,
         init=Init.TORCH,
-        layout=Layout.FROM_SCRATCH,
+        architecture="from_scratch",
     )
 
 
@@ -156,7 +155,7 @@ def _part2_encoder(*, repaired: bool) -> TransformerConfig:
         max_length=40,
         encoder=_encoder(3, **own) if repaired else faithful,
         decoder=replace(behind.decoder, layers=3),
-        layout=Layout.PART2_ENCODER,
+        architecture="part2_encoder",
     )
 
 
@@ -196,7 +195,7 @@ def _blog2023(*, repaired: bool) -> TransformerConfig:
         embedding_dropouts=2,
         dropout_site=DropoutSite.AFTER_NORM,
         init=Init.TORCH,
-        layout=Layout.BLOG2023,
+        architecture="blog2023",
     )
 
 

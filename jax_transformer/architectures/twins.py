@@ -50,7 +50,7 @@ def _check_like(config: TransformerConfig, preset: str, *free: str) -> None:
         "dropout",
         "dropout_masks",
         "compute_dtype",
-        "layout",
+        "architecture",
     }
     known = presets.preset(
         preset, d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout

@@ -36,6 +36,8 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
         raise ConfigError(
             f"{where or 'the configuration'} must be an object, not {type(data).__name__}"
         )
+    renamed = getattr(cls, "RENAMED", {})
+    data = {renamed.get(key, key): value for key, value in data.items()}
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in data:

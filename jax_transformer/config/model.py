@@ -8,8 +8,10 @@ import dataclasses
 import json
 import math
 import struct
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jax_transformer.config import checks, codec
 from jax_transformer.config.enums import (
@@ -139,13 +141,16 @@ class TransformerConfig:
     dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
     dropout_masks: DropoutMasks = DropoutMasks.HASH
     init: Init = Init.XAVIER
-    layout: Layout = Layout.TORCH_NN
+    architecture: str = "torch_nn"
+    """The architecture that names this model's PyTorch weights and twin."""
     compute_dtype: str | None = None
     """"bfloat16", "float16", "float32" or "float64" for the arithmetic; the parameters' own dtype where None."""
     source_pad_id: int = 0
     target_pad_id: int = 0
     bos_id: int = 1
     eos_id: int = 2
+    RENAMED: ClassVar[Mapping[str, str]] = {"layout": "architecture"}
+    """Keys of version 0.1 that are still read."""
 
     def __post_init__(self) -> None:
         for check in (
@@ -155,6 +160,10 @@ class TransformerConfig:
             checks.check_stacks,
         ):
             check(self)
+
+    @property
+    def layout(self) -> Layout:  # until every file asks the registry
+        return Layout(self.architecture)
 
     @property
     def head_width(self) -> int:
@@ -229,6 +238,9 @@ class TransformerConfig:
         known = sorted(fields | nested | set(_SHORTHANDS))
         expanded: dict[str, Any] = {}
         for name, value in changes.items():
+            if name in self.RENAMED:
+                print(f"{name} is now called {self.RENAMED[name]}", file=sys.stderr)
+                name = self.RENAMED[name]
             if name not in known:
                 raise ConfigError(f"unknown configuration field {name!r}{nearest(name, known)}")
             expanded |= dict.fromkeys(_SHORTHANDS.get(name, (name,)), value)

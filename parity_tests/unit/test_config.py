@@ -95,7 +95,6 @@ def random_config(draw):
         "dropout_masks",
         "norm_placement",
         "init",
-        "layout",
         "tying",
         "mask_fill",
     )

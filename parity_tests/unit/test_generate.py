@@ -77,7 +77,7 @@ FAITHFUL = tiny("lesson10", encoder_layers=1)
 PRE_NORM = tiny(
     "lesson10_repaired",
     encoder_layers=1,
-    layout="torch_nn",
+    architecture="torch_nn",
     norm_placement="pre",
     **{"decoder.positions": "learned", "decoder.final_norm": False},
 )

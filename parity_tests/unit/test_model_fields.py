@@ -30,7 +30,7 @@ from jax_transformer.nn.positions import Frozen, sinusoids
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
 POSITIONS = ("encoder.positions", "decoder.positions")
-BASE = tiny(num_layers=1, vocab_size=13, layout="torch_nn")
+BASE = tiny(num_layers=1, vocab_size=13, architecture="torch_nn")
 SOURCE, TARGET = batch(BASE)
 SOURCE[0, 2], TARGET[0, 2] = (
     BASE.source_pad_id,
@@ -338,7 +338,7 @@ FLIPS = {
 EXEMPT = {
     "encoder": "its fields are flipped one by one",
     "decoder": "its fields are flipped one by one",
-    "layout": "it names a PyTorch twin and its weights; the Flax model is the same, and the parity tests compare the two",
+    "architecture": "it names a PyTorch twin and its weights; the Flax model is the same, and the parity tests compare the two",
     "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, see the test below",
     "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config_checks",
 }

@@ -1,0 +1,78 @@
+"""The description of one architecture: where it is published, its presets, its weights' names and its PyTorch twin.
+
+A twin is the PyTorch module that computes what the Flax model of the same configuration computes. Nothing
+here imports torch: a twin is named by a string, or returned by a function that imports it.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.weights.rules import Table
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a twin's class."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named configuration and where it is published."""
+
+    config: TransformerConfig
+    source: str
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that the source gives as a multiple of ``d_model``, such as ``{"d_ff": 4}``."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything that is known of one architecture."""
+
+    name: str
+    """The value of ``TransformerConfig.architecture``."""
+    source: str
+    """Author, title and date of the publication, or a sentence if there is none."""
+    weight_table: Callable[[TransformerConfig], Table]
+    """Returns the rules that join the PyTorch state_dict of a configuration to the Flax arrays."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    reference: str | Callable[[], type] | None = None
+    """The twin's class as ``"package.module:Class"``, or a function that imports and returns it."""
+    reference_arguments: Callable[[TransformerConfig], Arguments] | None = None
+    """Returns the arguments that give the twin a configuration.
+
+    Raises ConfigError that names every field which the twin cannot be set to.
+    """
+    huggingface: Any = None
+    """The family of Hugging Face transformers that this architecture is, or None."""
+
+
+def reference_class(architecture: Architecture) -> type:
+    """Import and return the class of the PyTorch twin.
+
+    Raises:
+        ConfigError: the architecture has no twin, or its module or class cannot be imported.
+    """
+    reference = architecture.reference
+    if reference is None:
+        raise ConfigError(
+            f"architecture {architecture.name!r} has no PyTorch twin: set its field `reference`"
+        )
+    if not isinstance(reference, str):
+        return reference()
+    module_name, _, class_name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"architecture {architecture.name!r}: cannot import its twin {reference}: {error}"
+        ) from error
+    try:
+        return getattr(module, class_name)
+    except AttributeError:
+        close = nearest(class_name, dir(module))
+        raise ConfigError(
+            f"architecture {architecture.name!r}: {module_name} has no class {class_name!r}{close}"
+        ) from None

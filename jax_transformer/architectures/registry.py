@@ -1,0 +1,231 @@
+"""The registry of architectures: this package's own, installed packages', and those of the user.
+
+Every module of this folder that defines ``ARCHITECTURE`` is registered; there is no list to edit. An installed
+package adds its own by an entry point of the group ``jax_transformer.architectures``, whose name is that of
+the architecture. :func:`register` adds one for this process, and :func:`load_from` one of a file that the user
+names. A checkpoint never causes an import.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator
+from numbers import Integral
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax_transformer.architectures as package
+from jax_transformer.architectures.base import Architecture, Preset
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import ConfigError, InputError, nearest
+
+ENTRY_POINTS = "jax_transformer.architectures"
+
+_added: dict[str, Architecture] = {}
+
+
+def register(architecture: Architecture, *, replace: bool = False) -> Architecture:
+    """Add an architecture for this process, and return it.
+
+    Args:
+        architecture: its name and the names of its presets must be new.
+        replace: allow the name of an architecture that was registered before (in a notebook, after a change).
+
+    Raises:
+        ConfigError: another architecture has the name, or a preset of that name.
+    """
+    _check(architecture)
+    built_in, known = _built_in(), _built_in() | _added
+    other = known.get(architecture.name)
+    if other is not None and other != architecture and (not replace or other.name in built_in):
+        raise ConfigError(
+            f"another architecture is registered as {architecture.name!r} ({other.source}): choose another name"
+        )
+    for name in architecture.presets:
+        for owner in known.values():
+            if name in owner.presets and owner.name != architecture.name:
+                raise ConfigError(
+                    f"architecture {architecture.name!r}: {owner.name!r} has a preset {name!r}: choose another name"
+                )
+    if architecture.name not in built_in:
+        _added[architecture.name] = architecture
+    return architecture
+
+
+def get(name: str) -> Architecture:
+    """Return the architecture of that name.
+
+    Raises:
+        ConfigError: no architecture has the name.
+    """
+    known = _built_in() | _added
+    if name not in known:
+        for entry_point in _entry_points():
+            if entry_point.name == name:
+                return register(_loaded(entry_point))
+        raise ConfigError(
+            f"unknown architecture {name!r}{nearest(name, names())}; known: {', '.join(names())}. Give the file that"
+            " describes it, --architecture FILE.py:NAME (Python: jax_transformer.register), or install its package"
+        )
+    return known[name]
+
+
+def resolve(architecture: Architecture | str) -> Architecture:
+    """Return the architecture itself, or the registered one of that name."""
+    return get(architecture) if isinstance(architecture, str) else architecture
+
+
+def architectures() -> list[Architecture]:
+    """Return every architecture: this package's, those registered, and those of installed packages."""
+    for entry_point in _entry_points():
+        if entry_point.name not in _built_in() | _added:
+            try:
+                register(_loaded(entry_point))
+            except ConfigError as error:
+                print(f"skipped an installed architecture: {error}", file=sys.stderr)
+    return list((_built_in() | _added).values())
+
+
+def names() -> list[str]:
+    """List the names of every architecture."""
+    return [architecture.name for architecture in architectures()]
+
+
+def presets() -> dict[str, Preset]:
+    """Return every preset by name."""
+    return {
+        name: entry
+        for architecture in architectures()
+        for name, entry in architecture.presets.items()
+    }
+
+
+def preset_names() -> list[str]:
+    """List the names that :func:`preset` takes."""
+    return list(presets())
+
+
+def preset(name: str, **sizes: Any) -> TransformerConfig:
+    """Return a preset's configuration with fields changed as by ``TransformerConfig.with_sizes``.
+
+    A size that is not given keeps the number of the source, or its rule (such as ``d_ff`` = 4 ``d_model``).
+
+    Raises:
+        ConfigError: no preset has the name, or a field is unknown or has a value that cannot be.
+    """
+    known = presets()
+    if name not in known:
+        raise ConfigError(
+            f"unknown preset {name!r}{nearest(name, list(known))}; known: {', '.join(known)}"
+        )
+    entry = known[name]
+    d_model = sizes.get("d_model", entry.config.d_model)
+    derived = (
+        {size: multiple * d_model for size, multiple in entry.multiples.items()}
+        if isinstance(d_model, Integral)
+        else {}
+    )
+    return entry.config.with_sizes(**(derived | sizes))
+
+
+def load_from(spec: str) -> Architecture:
+    """Import the architecture that the user names, register it, and return it.
+
+    Args:
+        spec: ``path/to/file.py:NAME``, ``package.module:NAME``, or the name of a registered architecture. The
+            folder of a file is added to the end of ``sys.path``, so that it can import its neighbours.
+
+    Raises:
+        InputError: the file does not exist.
+        ConfigError: it raises an exception, has no such name, or the name is not an Architecture.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon:
+        if spec.endswith(".py"):
+            raise ConfigError(f"--architecture {spec}: name the Architecture too, {spec}:NAME")
+        return get(spec)
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    if not hasattr(module, name):
+        raise ConfigError(f"{where} has no {name!r}{nearest(name, list(vars(module)))}")
+    value = getattr(module, name)
+    if not isinstance(value, Architecture):
+        raise ConfigError(
+            f"{where}:{name} is a {type(value).__name__}, not a jax_transformer.Architecture"
+        )
+    return register(value)
+
+
+@functools.cache
+def _built_in() -> dict[str, Architecture]:
+    """The architectures of this folder, in the order of their files' names."""
+    modules = (
+        importlib.import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+        if module.name != "registry"
+    )
+    known = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
+    return {architecture.name: architecture for architecture in known}
+
+
+def _check(architecture: Architecture) -> None:
+    for name, entry in architecture.presets.items():
+        if entry.config.architecture != architecture.name:
+            raise ConfigError(
+                f"architecture {architecture.name!r}: preset {name!r} has the configuration of another,"
+                f" architecture={entry.config.architecture!r}"
+            )
+
+
+def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
+    yield from importlib.metadata.entry_points(group=ENTRY_POINTS)
+
+
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> Architecture:
+    try:
+        value = entry_point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"entry point {entry_point.name} = {entry_point.value}: {_one_line(error)}"
+        ) from error
+    if not isinstance(value, Architecture) or value.name != entry_point.name:
+        raise ConfigError(
+            f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that name"
+        )
+    return value
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"cannot import {name}: {_one_line(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    path = path.resolve()
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path}: {_one_line(error)}") from error
+    return module
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
