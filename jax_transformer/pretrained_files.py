@@ -69,7 +69,7 @@ def decoding(path: Path, config: TransformerConfig, words: Any = None) -> Genera
     forced = words.forced_bos_id()
     return dataclasses.replace(
         found,
-        bos_id=words.bos_id,
+        decoder_start_token_id=words.bos_id,
         forced_bos_token_id=found.forced_bos_token_id if forced is None else forced,
     )
 

@@ -30,14 +30,14 @@ def translate(
     model: Transformer,
     tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
-    how: GenerationConfig | None = None,
+    generation_config: GenerationConfig | None = None,
     *,
     widths: Sequence[int] = (),
     tokens_per_batch: int = 4096,
 ) -> list[str]:
     """The translation of each line, in order; an empty line stays empty. Arguments and errors as of :func:`hypotheses`."""
     found = hypotheses(
-        model, tokenizer, lines, how, widths=widths, tokens_per_batch=tokens_per_batch
+        model, tokenizer, lines, generation_config, widths=widths, tokens_per_batch=tokens_per_batch
     )
     return [best[0].text for best in found]
 
@@ -46,28 +46,36 @@ def hypotheses(
     model: Transformer,
     tokenizer: Tokenizer | TokenizerPair,
     lines: Sequence[str],
-    how: GenerationConfig | None = None,
+    generation_config: GenerationConfig | None = None,
     *,
     widths: Sequence[int] = (),
     tokens_per_batch: int = 4096,
 ) -> list[list[Hypothesis]]:
-    """The translations of each line, best first: ``how.n_best`` of them, or one. An empty line has the empty one alone.
+    """The translations of each line, best first: ``generation_config.num_return_sequences`` of them, or one. An empty line has the empty one alone.
 
-    ``how`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
+    ``generation_config`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
     the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions, and in the cache of
     translations at most eight times as many. Raises InputError for a line longer than the model reads.
     """
-    how = how or GenerationConfig()
-    longest, end = model.config.longest, model.config.eos_id if how.eos_id is None else how.eos_id
+    generation_config = generation_config or GenerationConfig()
+    longest, end = (
+        model.config.longest,
+        model.config.eos_id
+        if generation_config.eos_token_id is None
+        else generation_config.eos_token_id,
+    )
     widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
     full = [i for i, line in enumerate(lines) if line]
     encoded = encoding.encode_sources(lines, tokenizer, longest)
-    result = [[Hypothesis("", np.zeros(0, np.int32), 0.0 if how.n_best else None)] for _ in lines]
-    rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // max(1, how.beam)))
+    result = [
+        [Hypothesis("", np.zeros(0, np.int32), 0.0 if generation_config.num_beams > 1 else None)]
+        for _ in lines
+    ]
+    rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // generation_config.num_beams))
     # The cache has room for the longest translation, whatever the source's width: rows of short sources are bounded by that
-    room = _ROOM * tokens_per_batch // max(1, how.beam)
+    room = _ROOM * tokens_per_batch // generation_config.num_beams
     rows = tuple(
-        min(count, max(1, room // _places(model.config, width, how)))
+        min(count, max(1, room // _places(model.config, width, generation_config)))
         for count, width in zip(rows, widths, strict=True)
     )
     sources = [encoded[i] for i in full]
@@ -82,7 +90,7 @@ def hypotheses(
     for indices, source in groups:
         numbers = np.zeros(len(source), np.int32)
         numbers[: len(indices)] = [full[i] for i in indices]
-        tokens, scores = decode(model, source, numbers, how)
+        tokens, scores = decode(model, source, numbers, generation_config)
         for i, row, score in zip(
             indices, tokens, scores, strict=False
         ):  # rows behind the last line are filler
@@ -118,35 +126,50 @@ def decode(
     model: Transformer,
     source: Int[np.ndarray, "b s"],
     numbers: Int[np.ndarray, " b"],
-    how: GenerationConfig,
+    generation_config: GenerationConfig,
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
     """The m hypotheses of each row and their scores, which are NaN where nothing gives one; draws differ by the rows' ``numbers``."""
     shared: dict[str, Any] = {
-        "max_length": _places(model.config, source.shape[1], how),
-        "bos_id": how.bos_id,
-        "eos_id": how.eos_id,
+        "max_length": _places(model.config, source.shape[1], generation_config),
+        "bos_id": generation_config.decoder_start_token_id,
+        "eos_id": generation_config.eos_token_id,
     }
-    shared |= {"rules": how.rules, "first_id": how.forced_bos_token_id}
-    if how.sample:
-        shared |= {"temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
-        tokens = generate.sample(model, source, jax.random.key(how.seed), rows=numbers, **shared)
-    elif how.beam == 1:
+    shared |= {
+        "constraints": generation_config.constraints,
+        "forced_bos_token_id": generation_config.forced_bos_token_id,
+    }
+    if generation_config.do_sample:
+        shared |= {
+            "temperature": generation_config.temperature,
+            "top_k": generation_config.top_k,
+            "top_p": generation_config.top_p,
+        }
+        tokens = generate.sample(
+            model, source, jax.random.key(generation_config.seed), rows=numbers, **shared
+        )
+    elif generation_config.num_beams == 1:
         tokens = generate.greedy(model, source, **shared)
     else:
         shared |= {
-            "beam_size": how.beam,
-            "length_penalty": how.length_penalty,
-            "penalty": how.penalty,
-            "early_stopping": how.early_stopping,
+            "beam_size": generation_config.num_beams,
+            "length_penalty": generation_config.length_penalty,
+            "scorer": generation_config.beam_scorer,
+            "early_stopping": generation_config.early_stopping,
         }
-        several, scores = generate.n_best(model, source, max(1, how.n_best), **shared)
+        several, scores = generate.n_best(
+            model, source, generation_config.num_return_sequences, **shared
+        )
         return np.asarray(several), np.asarray(scores)
     return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
 
 
-def _places(config: TransformerConfig, width: int, how: GenerationConfig) -> int:
+def _places(config: TransformerConfig, width: int, generation_config: GenerationConfig) -> int:
     """The most tokens of a translation of a source of this width."""
-    return min(config.longest, 2 * width) if how.max_length is None else how.max_length
+    return (
+        min(config.longest, 2 * width)
+        if generation_config.max_new_tokens is None
+        else generation_config.max_new_tokens
+    )
 
 
 def _hypothesis(

@@ -61,7 +61,7 @@ def assert_begins_as_transformers(
     kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
     starts = isinstance(words, transformers.MBartTokenizer)
     assert (
-        found.initial.decoding.rules.bad_words_ids
+        found.initial.decoding.constraints.bad_words_ids
         == ((words.pad_token_id,),)
         == tuple(map(tuple, kept["bad_words_ids"]))
     )
@@ -73,7 +73,7 @@ def assert_begins_as_transformers(
     if starts:
         assert (
             found.config.bos_id
-            == found.initial.decoding.bos_id
+            == found.initial.decoding.decoder_start_token_id
             == kept["decoder_start_token_id"]
             == language
         )
@@ -351,4 +351,4 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
         lambda model, words, lines, how, **more: asked.append(how) or list(lines),
     )
     check(transformer.flatten(found.initial.model()))
-    assert asked == [found.initial.decoding] and asked[0].rules.bad_words_ids
+    assert asked == [found.initial.decoding] and asked[0].constraints.bad_words_ids

@@ -238,7 +238,7 @@ def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     for place in (folder, tmp_path / "run", tmp_path / "back"):
         run = pretrained.load_run(place)
-        assert run.decoding.beam == 3
+        assert run.decoding.num_beams == 3
         assert (
             translation.translate(run.model, run.tokenizer, lines, run.decoding, widths=run.widths)
             == expected

@@ -318,7 +318,7 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
     given = Given(jnp.asarray(source, jnp.int32), first)
     apply = jax.jit(
         lambda scores, step: constraints.apply(
-            how.rules, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)
+            how.constraints, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)
         )
     )
     for step, highest in itertools.product(
@@ -414,7 +414,7 @@ def test_every_attribute_of_a_generation_config_is_known():
         transformers.GenerationConfig().to_dict()
         | transformers.GenerationConfig._get_default_generation_params()
     )
-    assert generation.from_generation_config(everything, lively("bart").config).beam == 1
+    assert generation.from_generation_config(everything, lively("bart").config).num_beams == 1
 
 
 def test_what_is_written_for_transformers_says_the_same_there():

@@ -22,7 +22,7 @@ from jax_transformer.cli.commands import (
     TranslateOptions,
 )
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
-from jax_transformer.generate.generation_config import Constraints, GenerationConfig
+from jax_transformer.generate.generation_config import OPTIONS, GenerationConfig
 
 __all__ = ["COMMANDS", "flags", "main", "parse"]
 
@@ -63,11 +63,16 @@ def translate(options: TranslateOptions) -> int:
     else:
         content = sys.stdin.buffer.read()
         lines = parallel_text.split_lines(content, "standard input") if content else []
-    how = run.decoding.overridden(decoding_options(options))
-    found = translation.hypotheses(run.model, run.tokenizer, lines, how, widths=run.widths)
+    generation_config = run.decoding.overridden(decoding_options(options))
+    as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
+    if as_list and generation_config.num_beams == 1:
+        raise ConfigError("--n-best needs --beam of at least 2")
+    found = translation.hypotheses(
+        run.model, run.tokenizer, lines, generation_config, widths=run.widths
+    )
     _write(
         options.output,
-        translation.n_best_lines(found) if how.n_best else [best[0].text for best in found],
+        translation.n_best_lines(found) if as_list else [best[0].text for best in found],
     )
     if options.attention is not None:
         title = f"{options.run}, step {run.weights.step}"
@@ -85,13 +90,10 @@ def translate(options: TranslateOptions) -> int:
 
 def decoding_options(options: TranslateOptions | EvaluateOptions) -> dict[str, Any]:
     """Those of the options that say how to decode, None where one is not given."""
-    names = {
-        field.name for kind in (GenerationConfig, Constraints) for field in dataclasses.fields(kind)
-    }
     given = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(options)
-        if field.name in names
+        if field.name in OPTIONS
     }
     return {
         name: None if value is False else value for name, value in given.items()

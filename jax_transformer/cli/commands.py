@@ -6,7 +6,7 @@ import tyro
 
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Inline
-from jax_transformer.generate.generation_config import EarlyStopping, LengthPenalty
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
 from jax_transformer.training.options import TrainOptions
 
 
@@ -48,7 +48,7 @@ class TranslateOptions:
     """Hypotheses kept by beam search; 1, the default, is greedy. A Hugging Face folder has its own defaults for this and what follows."""
     length_penalty: float | None = None
     """Exponent of beam search's length penalty; by default 0.6."""
-    penalty: LengthPenalty | None = None
+    penalty: BeamScorer | None = None
     """gnmt divides by ((5 + length) / 6) ** exponent and misses nothing; average, by length ** exponent, is the search of transformers."""
     early_stopping: EarlyStopping | None = None
     """When the search of transformers leaves a line: heuristic, full or never, which are its False, True and "never"."""
@@ -94,7 +94,7 @@ class EvaluateOptions:
     """Hypotheses kept by beam search; 1, the default, is greedy. A Hugging Face folder has its own defaults for this and what follows."""
     length_penalty: float | None = None
     """Exponent of beam search's length penalty; by default 0.6."""
-    penalty: LengthPenalty | None = None
+    penalty: BeamScorer | None = None
     """gnmt divides by ((5 + length) / 6) ** exponent and misses nothing; average, by length ** exponent, is the search of transformers."""
     early_stopping: EarlyStopping | None = None
     """When the search of transformers leaves a line: heuristic, full or never, which are its False, True and "never"."""

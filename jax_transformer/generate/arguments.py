@@ -45,16 +45,18 @@ def prepare(
     max_length: int | None,
     bos_id: int | None,
     eos_id: int | None,
-    rules: Constraints,
-    first_id: int | Int[AnyArray, " b"] | None,
+    constraints: Constraints,
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None,
 ) -> tuple[Given, Frame]:
     """Checked. Raises InputError for a source that the model cannot read, and ConfigError for all else that it cannot do."""
     checked = model.check_source(source)
     vocabulary = model.config.target_vocab_size
     frame = Frame(
-        places(model, checked, max_length), ids(model, bos_id, eos_id), _within(rules, vocabulary)
+        places(model, checked, max_length),
+        ids(model, bos_id, eos_id),
+        _within(constraints, vocabulary),
     )
-    return Given(checked, _first(first_id, len(checked), vocabulary)), frame
+    return Given(checked, _first(forced_bos_token_id, len(checked), vocabulary)), frame
 
 
 def ids(model: Transformer, bos_id: int | None, eos_id: int | None) -> Ids:
@@ -83,15 +85,15 @@ def places(model: Transformer, source: Int[Array, "b s"], max_length: int | None
     return min(count, source.shape[1]) if model.config.equal_lengths else count
 
 
-def _within(rules: Constraints, vocabulary: int) -> Constraints:
+def _within(constraints: Constraints, vocabulary: int) -> Constraints:
     """The rules. Raises ConfigError for a token outside the vocabulary, which would be no rule at all."""
-    for name, tokens in rules.tokens.items():
+    for name, tokens in constraints.tokens.items():
         for token in tokens:
             if not 0 <= token < vocabulary:
                 raise ConfigError(
                     f"{name} has {token}, which is outside the vocabulary of {vocabulary}"
                 )
-    return rules
+    return constraints
 
 
 def _first(
@@ -103,5 +105,7 @@ def _first(
     if not isinstance(first, jax.core.Tracer):
         for token in np.unique(np.asarray(first)):
             if not 0 <= token < vocabulary:
-                raise ConfigError(f"first_id={token} is outside the vocabulary of {vocabulary}")
+                raise ConfigError(
+                    f"forced_bos_token_id={token} is outside the vocabulary of {vocabulary}"
+                )
     return jnp.broadcast_to(jnp.asarray(first, jnp.int32), rows)

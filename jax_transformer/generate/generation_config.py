@@ -1,7 +1,7 @@
-"""How translations are made: frozen values, checked, that the loops of ``generate`` are compiled for. Standard library only.
+"""Settings of generation: frozen values, checked, that every loop is compiled for. Standard library only.
 
-The names in :class:`Rules` are those of transformers' ``GenerationConfig``, which is where they come from; what each does is in
-``generation/logits_process.py`` of transformers 5.23, and ``generate/constraints.py`` is that here.
+Fields have the names of transformers' ``GenerationConfig`` where they mean the same; ``ALIASES`` has the shorter names of the command line and of
+:class:`jax_transformer.Translator`. One thing is counted otherwise: lengths here never include the start token.
 """
 
 import dataclasses
@@ -11,51 +11,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, nearest
 
 
-class LengthPenalty(enum.StrEnum):
-    """What a hypothesis's log-probability is divided by, and with it the rest of the beam search that it belongs to."""
+class BeamScorer(enum.StrEnum):
+    """The score of a finished hypothesis in a beam search, and with it the rules by which hypotheses and searches end."""
 
     GNMT = "gnmt"
-    """((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7); nothing better within the beam is missed."""
+    """log-probability / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7); searches until nothing better is left in the beam."""
     AVERAGE = "average"
-    """length ** length_penalty; what ends, and when the search does, is as in transformers' ``generate``."""
+    """log-probability / length ** length_penalty, with the rules of transformers' ``generate``."""
 
 
 class EarlyStopping(enum.StrEnum):
-    """When transformers' beam search leaves a row."""
+    """When a beam search with :attr:`BeamScorer.AVERAGE` stops searching a row."""
 
     HEURISTIC = "heuristic"
-    """``False`` there: when the best unfinished hypothesis, at the length that it has, is no better than the worst finished one."""
+    """``False`` in transformers: the best unfinished hypothesis, scored at its current length, is no better than the worst finished one."""
     FULL = "full"
-    """``True`` there: as soon as so many have ended as there are beams."""
+    """``True`` in transformers: ``num_beams`` hypotheses are finished."""
     NEVER = "never"
-    """As HEURISTIC, at the greatest length that there is room for."""
+    """As HEURISTIC, but scored at the greatest possible length if the length penalty is above 0."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What may not be said, and what must be; the defaults are no rules. ``eos`` is the end token; lengths do not count the start token."""
+    """Logits processors: tokens that are forbidden, forced or penalised. The defaults do nothing."""
 
     repetition_penalty: float = 1.0
-    """A token that has been, the start token too, has its score times this, or divided by it where the score is above 0."""
+    """Penalise tokens that were already generated, or are the start token (> 1): logits above 0 are divided by this, others multiplied."""
     no_repeat_ngram_size: int = 0
-    """No n tokens come twice, the start token among them; 0 is no such rule."""
+    """Forbid repeated n-grams of this size (0: off)."""
     encoder_no_repeat_ngram_size: int = 0
-    """No n tokens of the source, its padding among them, come again; 0 is no such rule."""
+    """Forbid n-grams of this size that occur in the source (0: off)."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    """Sequences that are never said; the end token alone is not one."""
+    """Forbid these sequences of tokens. The end token as a sequence of its own is ignored."""
     min_new_tokens: int = 0
-    """The end comes behind at least so many tokens."""
+    """Forbid the end token before this many tokens."""
     forced_eos_token_ids: tuple[int, ...] = ()
-    """Where the room ends, one of these is the last token."""
+    """Force one of these tokens at the last position."""
     suppress_tokens: tuple[int, ...] = ()
-    """Tokens that are never said."""
+    """Forbid these tokens."""
     begin_suppress_tokens: tuple[int, ...] = ()
-    """Tokens that are not said first, or second where the first is given."""
+    """Forbid these tokens at the first position, or at the second if the first is forced."""
     renormalize_logits: bool = False
-    """Whether what is left is made to sum to probability 1 again, before a beam search adds it up."""
+    """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
     def __post_init__(self) -> None:
         if not 0 < self.repetition_penalty < math.inf:
@@ -66,11 +66,11 @@ class Constraints:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative")
         if not all(self.bad_words_ids):
-            raise ConfigError("bad_words_ids has a sequence of no tokens")
+            raise ConfigError("bad_words_ids has an empty sequence of tokens")
 
     @property
     def tokens(self) -> dict[str, tuple[int, ...]]:
-        """All tokens that the rules name, by the rules' names."""
+        """All token ids that the constraints name, by the name of the constraint."""
         return {
             "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
             "forced_eos_token_id": self.forced_eos_token_ids,
@@ -81,78 +81,119 @@ class Constraints:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How translations are made: greedily, by beam search, or by drawing tokens."""
+    """Settings of generation: greedy, beam search, or sampling."""
 
-    beam: int = 1
-    """Hypotheses kept by beam search; 1 is greedy."""
+    num_beams: int = 1
+    """Number of beams; 1 is greedy decoding."""
     length_penalty: float = 0.6
-    """Exponent of beam search's length penalty."""
-    n_best: int = 0
-    """How many hypotheses of the beam to give, with their scores; 0 is the best alone."""
-    max_length: int | None = None
-    """The most tokens of a translation; None is twice what its source is padded to, within what the model can."""
-    sample: bool = False
-    """Whether to draw each token instead of searching."""
+    """Exponent of the length in a beam search's score."""
+    num_return_sequences: int = 1
+    """Number of hypotheses to return for each line, at most ``num_beams``."""
+    max_new_tokens: int | None = None
+    """Maximum number of generated tokens; None is twice the padded source's length, within the model's maximum."""
+    do_sample: bool = False
+    """Sample each token instead of searching for the most likely ones."""
     temperature: float = 1.0
+    """Divide the logits by this before sampling; below 1 prefers likely tokens."""
     top_k: int = 0
+    """Sample from this many most likely tokens (0: all)."""
     top_p: float = 1.0
-    """As of :func:`jax_transformer.generate.sample`."""
+    """Sample from the fewest most likely tokens that together have this probability."""
     seed: int = 0
-    """Decides the draws, together with the number of the line."""
-    penalty: LengthPenalty = LengthPenalty.GNMT
-    """Which beam search: ours, or transformers'."""
+    """Seed of sampling; a line's draws depend on this and on its number."""
+    beam_scorer: BeamScorer = BeamScorer.GNMT
+    """Score and stopping rules of beam search: our own, or those of transformers."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
-    """Of transformers' beam search alone."""
-    rules: Constraints = Constraints()
-    """What may not be said, and what must be."""
+    """When a search with the scorer ``average`` stops."""
+    constraints: Constraints = Constraints()
+    """Tokens that are forbidden, forced or penalised."""
     forced_bos_token_id: int | None = None
-    """The first token of every translation, as the language of NLLB's; None leaves it to the model."""
-    bos_id: int | None = None
-    """What the decoder starts from; the model's own where None."""
-    eos_id: int | None = None
-    """The token that ends; the model's own where None."""
+    """Force this token at the first position, such as the target language in NLLB; None forces none."""
+    decoder_start_token_id: int | None = None
+    """The decoder's first input; None is the model's ``bos_id``."""
+    eos_token_id: int | None = None
+    """The token that ends a translation; None is the model's ``eos_id``."""
 
     def __post_init__(self) -> None:
-        if self.sample and self.beam != 1:
+        if self.num_beams < 1:
+            raise ConfigError(f"num_beams={self.num_beams} must be at least 1")
+        if self.do_sample and self.num_beams != 1:
             raise ConfigError(
-                f"sample and beam={self.beam} exclude each other: one draws tokens, the other searches"
+                f"do_sample and num_beams={self.num_beams} exclude each other: choose sampling or beam search"
             )
-        if self.n_best < 0:
-            raise ConfigError(f"n_best={self.n_best} must not be negative")
-        if self.n_best and (self.beam == 1 or self.n_best > self.beam):
+        count = self.num_return_sequences
+        if count < 1:
+            raise ConfigError(f"num_return_sequences={count} must be at least 1")
+        if count > self.num_beams:
             raise ConfigError(
-                f"n_best={self.n_best} needs a beam of at least {max(2, self.n_best)}, not beam={self.beam}"
+                f"num_return_sequences={count} needs num_beams of at least {count}, not {self.num_beams}"
             )
-        for name, unused in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("seed", 0)):
-            if not self.sample and getattr(self, name) != unused:
-                raise ConfigError(f"{name}={getattr(self, name)} means nothing without sample")
+        for name, neutral in _SAMPLING.items():
+            if not self.do_sample and getattr(self, name) != neutral:
+                raise ConfigError(f"{name}={getattr(self, name)} has no effect without do_sample")
         if (
-            self.penalty is LengthPenalty.GNMT
+            self.beam_scorer is not BeamScorer.AVERAGE
             and self.early_stopping is not EarlyStopping.HEURISTIC
         ):
             raise ConfigError(
-                f"early_stopping={self.early_stopping} is of the search with penalty=average alone"
+                f"early_stopping={self.early_stopping} needs beam_scorer=average, not {self.beam_scorer}"
             )
 
     def overridden(self, options: Mapping[str, Any]) -> "GenerationConfig":
-        """With what is given, which is what is not None, in the place of its own. Searching and drawing exclude each other, so that either
-        given puts the other out."""
-        given = {name: value for name, value in options.items() if value is not None}
-        rules = {name: given.pop(name) for name in list(given) if name in _RULES}
+        """The config with those ``options`` that are not None, named as fields, as fields of :class:`Constraints`, or as in ``ALIASES``.
+
+        Searching and sampling exclude each other: an option for one of them switches the other off. Raises ConfigError for an unknown name
+        and for values that exclude each other.
+        """
+        changes = canonical(options)
+        constraints = {name: changes.pop(name) for name in list(changes) if name in _CONSTRAINTS}
         base = self
-        if given.get("sample"):
-            base = dataclasses.replace(base, beam=1, n_best=0)
-        elif "beam" in given and base.sample:
-            base = dataclasses.replace(
-                base, sample=False, temperature=1.0, top_k=0, top_p=1.0, seed=0
-            )
-        if given.get("penalty") is LengthPenalty.GNMT and "early_stopping" not in given:
-            base = dataclasses.replace(
-                base, penalty=LengthPenalty.GNMT, early_stopping=EarlyStopping.HEURISTIC
-            )
-        if given.get("beam") == 1 and "n_best" not in given:
-            given["n_best"] = 0
-        return dataclasses.replace(base, **given, rules=dataclasses.replace(base.rules, **rules))
+        if changes.get("do_sample"):
+            base = dataclasses.replace(base, num_beams=1, num_return_sequences=1)
+        elif "num_beams" in changes and base.do_sample:
+            base = dataclasses.replace(base, do_sample=False, **_SAMPLING)
+        if changes.get("beam_scorer") is BeamScorer.GNMT and "early_stopping" not in changes:
+            changes["early_stopping"] = EarlyStopping.HEURISTIC
+        if changes.get("num_beams") == 1 and "num_return_sequences" not in changes:
+            changes["num_return_sequences"] = 1
+        changes["constraints"] = dataclasses.replace(base.constraints, **constraints)
+        return dataclasses.replace(base, **changes)
 
 
-_RULES = {field.name for field in dataclasses.fields(Constraints)}
+ALIASES = {
+    "beam": "num_beams",
+    "beam_size": "num_beams",
+    "n_best": "num_return_sequences",
+    "num_hypotheses": "num_return_sequences",
+    "max_length": "max_new_tokens",
+    "sample": "do_sample",
+    "penalty": "beam_scorer",
+}
+"""Other names of the fields: those of the command line's flags, and the keywords of Python's functions."""
+
+_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)}
+OPTIONS = (
+    {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
+    | _CONSTRAINTS
+    | ALIASES.keys()
+)
+"""Every name that :meth:`GenerationConfig.overridden` takes."""
+
+
+def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not None, by the names of the fields. Raises ConfigError for unknown names and for a field that is named twice.
+
+    ``n_best=0``, "only the best", is one hypothesis.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ConfigError(f"unknown generation option {name!r}{nearest(name, sorted(OPTIONS))}")
+        if value is None:
+            continue
+        field = ALIASES.get(name, name)
+        if field in changes:
+            raise ConfigError(f"{name}={value}: {field} is given twice, under two names")
+        changes[field] = 1 if name == "n_best" and value == 0 else value
+    return changes

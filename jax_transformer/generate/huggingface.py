@@ -1,4 +1,4 @@
-"""Hugging Face's generation_config.json, and the generation keys that old config.json files carry, as :class:`Decoding`, and back.
+"""Hugging Face's generation_config.json, and the generation keys that old config.json files carry, as :class:`GenerationConfig`, and back.
 
 Facts from ``generation/configuration_utils.py`` and ``generation/utils.py`` of transformers 5.23. Lengths count the start token there and not here.
 """
@@ -11,10 +11,10 @@ from jax_transformer.architectures import families
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.generate.generation_config import (
+    BeamScorer,
     Constraints,
     EarlyStopping,
     GenerationConfig,
-    LengthPenalty,
 )
 from jax_transformer.storage import huggingface, json_text
 
@@ -173,16 +173,16 @@ def from_generation_config(
         raise InputError(f'{where}: early_stopping={stopping!r} is not true, false or "never"')
     try:
         return GenerationConfig(
-            beam=beam,
+            num_beams=beam,
             length_penalty=_value(given, "length_penalty", float, 1.0, where),
-            n_best=several if several != 1 else 0,
-            max_length=_places(given, config, where),
-            penalty=LengthPenalty.AVERAGE,
+            num_return_sequences=several,
+            max_new_tokens=_max_new_tokens(given, config, where),
+            beam_scorer=BeamScorer.AVERAGE,
             early_stopping=_STOPPING[stopping],
-            rules=_rules(given, where),
+            constraints=_constraints(given, where),
             forced_bos_token_id=_value(given, "forced_bos_token_id", int, None, where),
-            bos_id=None if start == config.bos_id else start,
-            eos_id=None if eos[0] == config.eos_id else eos[0],
+            decoder_start_token_id=None if start == config.bos_id else start,
+            eos_token_id=None if eos[0] == config.eos_id else eos[0],
             **_draws(given, where, drawn=sample),
         )
     except ConfigError as error:
@@ -213,48 +213,57 @@ def from_model_config(data: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def to_generation_config(how: GenerationConfig, config: TransformerConfig) -> dict[str, Any]:
-    """The ``generation_config.json`` with which transformers decodes as ``how`` says, without what is its default.
+def to_generation_config(
+    generation_config: GenerationConfig, config: TransformerConfig
+) -> dict[str, Any]:
+    """The ``generation_config.json`` with which transformers decodes as ``generation_config`` says, without what is its default.
 
-    Where ``how`` has no greatest length, it is the model's. Raises ConfigError for what transformers cannot do: our own beam search, and a seed.
+    Where ``generation_config`` has no greatest length, it is the model's. Raises ConfigError for what transformers cannot do: our own beam search, and a seed.
     """
-    if how.beam > 1 and how.penalty is not LengthPenalty.AVERAGE:
+    if generation_config.num_beams > 1 and generation_config.beam_scorer is not BeamScorer.AVERAGE:
         raise ConfigError(
-            f"a beam search with penalty={how.penalty} is not one of transformers: give penalty=average, or beam=1"
+            f"a beam search with beam_scorer={generation_config.beam_scorer} is not one of transformers: give beam_scorer=average, or num_beams=1"
         )
-    if how.seed:
-        raise ConfigError(f"seed={how.seed} has no place in a generation_config.json")
-    rules, average = how.rules, how.penalty is LengthPenalty.AVERAGE
+    if generation_config.seed:
+        raise ConfigError(f"seed={generation_config.seed} has no place in a generation_config.json")
+    constraints, average = (
+        generation_config.constraints,
+        generation_config.beam_scorer is BeamScorer.AVERAGE,
+    )
     values = {
-        "decoder_start_token_id": config.bos_id if how.bos_id is None else how.bos_id,
-        "eos_token_id": config.eos_id if how.eos_id is None else how.eos_id,
+        "decoder_start_token_id": config.bos_id
+        if generation_config.decoder_start_token_id is None
+        else generation_config.decoder_start_token_id,
+        "eos_token_id": config.eos_id
+        if generation_config.eos_token_id is None
+        else generation_config.eos_token_id,
         "pad_token_id": config.target_pad_id,
         "max_length": families.usual_length(config)
-        if how.max_length is None
-        else how.max_length + 1,
+        if generation_config.max_new_tokens is None
+        else generation_config.max_new_tokens + 1,
     }
     written: dict[str, tuple[Any, Any]] = {
-        "num_beams": (how.beam, 1),
-        "length_penalty": (how.length_penalty if average else 1.0, 1.0),
+        "num_beams": (generation_config.num_beams, 1),
+        "length_penalty": (generation_config.length_penalty if average else 1.0, 1.0),
         "early_stopping": (
-            {kind: value for value, kind in _STOPPING.items()}[how.early_stopping],
+            {kind: value for value, kind in _STOPPING.items()}[generation_config.early_stopping],
             False,
         ),
-        "num_return_sequences": (how.n_best or 1, 1),
-        "forced_bos_token_id": (how.forced_bos_token_id, None),
-        "forced_eos_token_id": (_one_or_list(rules.forced_eos_token_ids), None),
-        "min_new_tokens": (rules.min_new_tokens, 0),
-        "repetition_penalty": (rules.repetition_penalty, 1.0),
-        "no_repeat_ngram_size": (rules.no_repeat_ngram_size, 0),
-        "encoder_no_repeat_ngram_size": (rules.encoder_no_repeat_ngram_size, 0),
-        "bad_words_ids": ([list(word) for word in rules.bad_words_ids], []),
-        "suppress_tokens": (list(rules.suppress_tokens), []),
-        "begin_suppress_tokens": (list(rules.begin_suppress_tokens), []),
-        "renormalize_logits": (rules.renormalize_logits, False),
-        "do_sample": (how.sample, False),
-        "temperature": (how.temperature, 1.0),
-        "top_k": (how.top_k, _DEFAULT_TOP_K if how.sample else 0),
-        "top_p": (how.top_p, 1.0),
+        "num_return_sequences": (generation_config.num_return_sequences, 1),
+        "forced_bos_token_id": (generation_config.forced_bos_token_id, None),
+        "forced_eos_token_id": (_one_or_list(constraints.forced_eos_token_ids), None),
+        "min_new_tokens": (constraints.min_new_tokens, 0),
+        "repetition_penalty": (constraints.repetition_penalty, 1.0),
+        "no_repeat_ngram_size": (constraints.no_repeat_ngram_size, 0),
+        "encoder_no_repeat_ngram_size": (constraints.encoder_no_repeat_ngram_size, 0),
+        "bad_words_ids": ([list(word) for word in constraints.bad_words_ids], []),
+        "suppress_tokens": (list(constraints.suppress_tokens), []),
+        "begin_suppress_tokens": (list(constraints.begin_suppress_tokens), []),
+        "renormalize_logits": (constraints.renormalize_logits, False),
+        "do_sample": (generation_config.do_sample, False),
+        "temperature": (generation_config.temperature, 1.0),
+        "top_k": (generation_config.top_k, _DEFAULT_TOP_K if generation_config.do_sample else 0),
+        "top_p": (generation_config.top_p, 1.0),
     }
     return values | {key: value for key, (value, default) in written.items() if value != default}
 
@@ -298,7 +307,7 @@ def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return None if not ids else ids[0] if len(ids) == 1 else list(ids)
 
 
-def _places(given: Mapping[str, Any], config: TransformerConfig, where: str) -> int:
+def _max_new_tokens(given: Mapping[str, Any], config: TransformerConfig, where: str) -> int:
     """The most new tokens. Without a word in the file they are twenty, within the table of positions."""
     new = _value(given, "max_new_tokens", int, None, where)
     longest = _value(given, "max_length", int, None, where)
@@ -319,7 +328,7 @@ def _places(given: Mapping[str, Any], config: TransformerConfig, where: str) -> 
     return found
 
 
-def _rules(given: Mapping[str, Any], where: str) -> Constraints:
+def _constraints(given: Mapping[str, Any], where: str) -> Constraints:
     words = given.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
         raise InputError(f"{where}: bad_words_ids={words!r} is not a list of lists of tokens")
@@ -346,7 +355,7 @@ def _draws(given: Mapping[str, Any], where: str, *, drawn: bool) -> dict[str, An
     if not drawn:
         return {}
     return {
-        "sample": True,
+        "do_sample": True,
         "temperature": _value(given, "temperature", float, 1.0, where),
         "top_k": _value(given, "top_k", int, _DEFAULT_TOP_K, where),
         "top_p": _value(given, "top_p", float, 1.0, where),

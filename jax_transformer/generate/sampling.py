@@ -29,13 +29,13 @@ def sample(
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Constraints = NONE,
-    first_id: int | Int[AnyArray, " b"] | None = None,
+    constraints: Constraints = NONE,
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """Tokens drawn one after the other from softmax(logits / temperature), cut to the likeliest.
 
     Args:
-        model, source, max_length, bos_id, eos_id, rules, first_id: as in :func:`jax_transformer.generate.greedy`, and so are the ids that come back.
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id: as in :func:`jax_transformer.generate.greedy`, and so are the ids that come back.
         key: decides every draw.
         temperature: above 0; near 0 is greedy decoding.
         top_k: only the so many likeliest tokens are drawn; all where 0.
@@ -52,7 +52,9 @@ def sample(
         )
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
-    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
+    given, frame = arguments.prepare(
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id
+    )
     batch = len(given.source)
     rows = jnp.arange(batch) if rows is None else jnp.asarray(rows)
     if len(rows) != batch:

@@ -14,7 +14,7 @@ from jax_transformer.generate import arguments, average, stepwise
 from jax_transformer.generate import beams as beams_
 from jax_transformer.generate.arguments import NONE, Frame, Given
 from jax_transformer.generate.beams import Search, pick
-from jax_transformer.generate.generation_config import Constraints, EarlyStopping, LengthPenalty
+from jax_transformer.generate.generation_config import BeamScorer, Constraints, EarlyStopping
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
@@ -27,8 +27,8 @@ def greedy(
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Constraints = NONE,
-    first_id: int | Int[AnyArray, " b"] | None = None,
+    constraints: Constraints = NONE,
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
     """The likeliest next token, again and again, until every row has ended or has ``max_length`` tokens.
 
@@ -38,12 +38,14 @@ def greedy(
         max_length: the number n of generated tokens; the model's own maximum where None.
         bos_id: the start token. eos_id: the token that ends a row. The config's where None.
         rules: what may not be said, and what must be.
-        first_id: the token that all rows, or each, must begin with, as the target's language in mBART-50 and NLLB; another one compiles nothing.
+        forced_bos_token_id: the token that all rows, or each, must begin with, as the target's language in mBART-50 and NLLB; another one compiles nothing.
 
     Returns:
         ids (b, n) int32 without the start token, ``eos_id`` included, padded behind it by the model's ``target_pad_id``.
     """
-    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
+    given, frame = arguments.prepare(
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id
+    )
     return _greedy(*nnx.split(model), given, frame=frame)
 
 
@@ -65,19 +67,19 @@ def beam(
     beam_size: int = 4,
     max_length: int | None = None,
     length_penalty: float = 0.6,
-    penalty: LengthPenalty = LengthPenalty.GNMT,
+    scorer: BeamScorer = BeamScorer.GNMT,
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Constraints = NONE,
-    first_id: int | Int[AnyArray, " b"] | None = None,
+    constraints: Constraints = NONE,
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
     """The best hypothesis of a beam search, by log-probability over ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7).
 
     ``beam_size`` unfinished and as many finished hypotheses are kept; a row stops when no unfinished one could still beat its worst finished
     one. Arguments and ids as in :func:`greedy`; also the score of each hypothesis (b,), in float32 at least.
 
-    ``penalty=LengthPenalty.AVERAGE`` is the search of transformers' ``generate`` instead: log-probability over length ** length_penalty, and
+    ``scorer=BeamScorer.AVERAGE`` is the search of transformers' ``generate`` instead: log-probability over length ** length_penalty, and
     ``early_stopping`` says when a row is left (``generate/average.py``).
     """
     tokens, scores = n_best(
@@ -87,12 +89,12 @@ def beam(
         beam_size=beam_size,
         max_length=max_length,
         length_penalty=length_penalty,
-        penalty=penalty,
+        scorer=scorer,
         early_stopping=early_stopping,
         bos_id=bos_id,
         eos_id=eos_id,
-        rules=rules,
-        first_id=first_id,
+        constraints=constraints,
+        forced_bos_token_id=forced_bos_token_id,
     )
     return tokens[:, 0], scores[:, 0]
 
@@ -105,12 +107,12 @@ def n_best(
     beam_size: int = 4,
     max_length: int | None = None,
     length_penalty: float = 0.6,
-    penalty: LengthPenalty = LengthPenalty.GNMT,
+    scorer: BeamScorer = BeamScorer.GNMT,
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    rules: Constraints = NONE,
-    first_id: int | Int[AnyArray, " b"] | None = None,
+    constraints: Constraints = NONE,
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """The ``count`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
@@ -122,16 +124,16 @@ def n_best(
         )
     if not 1 <= count <= beam_size:
         raise ConfigError(f"count={count} must be between 1 and beam_size={beam_size}")
-    if penalty is LengthPenalty.GNMT and not length_penalty >= 0:
+    if scorer is BeamScorer.GNMT and not length_penalty >= 0:
         raise ConfigError(f"length_penalty={length_penalty} must not be negative")
-    if penalty is LengthPenalty.AVERAGE and not math.isfinite(length_penalty):
+    if scorer is BeamScorer.AVERAGE and not math.isfinite(length_penalty):
         raise ConfigError(f"length_penalty={length_penalty} must be finite")
-    if penalty is LengthPenalty.GNMT and early_stopping is not EarlyStopping.HEURISTIC:
-        raise ConfigError(
-            f"early_stopping={early_stopping} is of the search with penalty=average alone"
-        )
-    given, frame = arguments.prepare(model, source, max_length, bos_id, eos_id, rules, first_id)
-    found = _beam if penalty is LengthPenalty.GNMT else average.best
+    if scorer is BeamScorer.GNMT and early_stopping is not EarlyStopping.HEURISTIC:
+        raise ConfigError(f"early_stopping={early_stopping} needs scorer=average, not {scorer}")
+    given, frame = arguments.prepare(
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id
+    )
+    found = _beam if scorer is BeamScorer.GNMT else average.best
     search = Search(count, beam_size, frame, early_stopping)
     return found(*nnx.split(model), given, jnp.asarray(length_penalty), search=search)
 

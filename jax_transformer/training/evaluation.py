@@ -38,7 +38,7 @@ def evaluate(
 
     Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
     out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
-    none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`Decoding.overridden`, ``weights`` as of
+    none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`GenerationConfig.overridden`, ``weights`` as of
     :func:`jax_transformer.pretrained.load_model`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
     """
     trained = load_run(run, weights, source_lang=languages[0], target_lang=languages[1])

@@ -293,10 +293,10 @@ def _greedy(path: Path, config: TransformerConfig, words: Vocabulary) -> Generat
         return GenerationConfig()
     found = pretrained_files.decoding(path, config, words)
     return GenerationConfig(
-        rules=found.rules,
+        constraints=found.constraints,
         forced_bos_token_id=found.forced_bos_token_id,
-        bos_id=found.bos_id,
-        eos_id=found.eos_id,
+        decoder_start_token_id=found.decoder_start_token_id,
+        eos_token_id=found.eos_token_id,
     )
 
 

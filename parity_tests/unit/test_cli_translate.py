@@ -97,7 +97,7 @@ def test_beam_search_by_its_flag(console, run):
         and not found[2]
         and all(line for i, line in enumerate(found) if i != 2)
     )
-    console.refused(2, ["beam_size=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
+    console.refused(2, ["num_beams=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
     console.refused(
         2,
         ["length_penalty=-1"],

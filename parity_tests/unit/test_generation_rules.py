@@ -9,10 +9,10 @@ from jax_transformer import generate
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import huggingface, search
 from jax_transformer.generate.generation_config import (
+    BeamScorer,
     Constraints,
     EarlyStopping,
     GenerationConfig,
-    LengthPenalty,
 )
 from parity_tests.unit.helpers import ragged, tiny
 from parity_tests.unit.speakers import loud
@@ -46,7 +46,7 @@ WAYS = {
     "sample": lambda model, **k: generate.sample(model, SOURCE, jax.random.key(0), **k),
     "gnmt": lambda model, **k: generate.n_best(model, SOURCE, 2, beam_size=3, **k)[0][:, 0],
     "average": lambda model, **k: generate.beam(
-        model, SOURCE, beam_size=3, penalty=LengthPenalty.AVERAGE, **k
+        model, SOURCE, beam_size=3, scorer=BeamScorer.AVERAGE, **k
     )[0],
 }
 
@@ -57,7 +57,7 @@ def test_every_way_of_decoding_keeps_the_rules(way):
     free = np.asarray(WAYS[way](model, max_length=PLACES))
     with pytest.raises((AssertionError, ValueError)):
         kept(free)
-    kept(np.asarray(WAYS[way](model, max_length=PLACES, rules=RULES)))
+    kept(np.asarray(WAYS[way](model, max_length=PLACES, constraints=RULES)))
 
 
 def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
@@ -69,7 +69,7 @@ def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
                 model,
                 SOURCE,
                 max_length=PLACES,
-                first_id=first if isinstance(first, int) else np.array(first),
+                forced_bos_token_id=first if isinstance(first, int) else np.array(first),
             )
         )
         np.testing.assert_array_equal(tokens[:, 0], first)
@@ -80,13 +80,13 @@ def test_without_rules_nothing_is_computed_for_them():
     model = loud(CONFIG, 0)
     programs = [
         str(jax.make_jaxpr(lambda k=k: generate.greedy(model, SOURCE, max_length=4, **k))())
-        for k in ({}, {"rules": Constraints()})
+        for k in ({}, {"constraints": Constraints()})
     ]
     assert programs[0] == programs[1] and "scatter" not in programs[0]
     assert "scatter" in str(
         jax.make_jaxpr(
             lambda: generate.greedy(
-                model, SOURCE, max_length=4, rules=Constraints(no_repeat_ngram_size=2)
+                model, SOURCE, max_length=4, constraints=Constraints(no_repeat_ngram_size=2)
             )
         )()
     )
@@ -96,20 +96,20 @@ def test_without_rules_nothing_is_computed_for_them():
     ("options", "message"),
     [
         (
-            {"rules": Constraints(suppress_tokens=(1, 13))},
+            {"constraints": Constraints(suppress_tokens=(1, 13))},
             "suppress_tokens has 13, which is outside the vocabulary of 13",
         ),
         (
-            {"rules": Constraints(bad_words_ids=((1, -2),))},
+            {"constraints": Constraints(bad_words_ids=((1, -2),))},
             "bad_words_ids has -2, which is outside",
         ),
-        ({"first_id": 13}, "first_id=13 is outside the vocabulary of 13"),
+        ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside the vocabulary of 13"),
         (
             {"early_stopping": EarlyStopping.FULL},
-            "early_stopping=full is of the search with penalty=average alone",
+            "early_stopping=full needs scorer=average, not gnmt",
         ),
         (
-            {"penalty": LengthPenalty.AVERAGE, "length_penalty": float("inf")},
+            {"scorer": BeamScorer.AVERAGE, "length_penalty": float("inf")},
             "length_penalty=inf must be finite",
         ),
     ],
@@ -125,7 +125,7 @@ def test_what_means_nothing_is_refused(options, message):
     [
         ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0"),
         ({"min_new_tokens": -1}, "min_new_tokens=-1 must not be negative"),
-        ({"bad_words_ids": ((),)}, "bad_words_ids has a sequence of no tokens"),
+        ({"bad_words_ids": ((),)}, "bad_words_ids has an empty sequence of tokens"),
     ],
     ids=["repetition", "fewest", "empty word"],
 )
@@ -135,34 +135,38 @@ def test_rules_check_themselves(values, message):
 
 
 FOLDER = GenerationConfig(
-    beam=4,
-    n_best=2,
-    penalty=LengthPenalty.AVERAGE,
+    num_beams=4,
+    num_return_sequences=2,
+    beam_scorer=BeamScorer.AVERAGE,
     early_stopping=EarlyStopping.FULL,
-    max_length=9,
-    rules=RULES,
+    max_new_tokens=9,
+    constraints=RULES,
 )
 
 
 def test_flags_win_over_what_a_folder_says():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
     found = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
-    assert (found.beam, found.length_penalty, found.max_length, found.early_stopping) == (
+    assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.early_stopping) == (
         2,
         1.5,
         9,
         EarlyStopping.FULL,
     )
     assert (
-        found.rules.no_repeat_ngram_size == 0 and found.rules.bad_words_ids == RULES.bad_words_ids
+        found.constraints.no_repeat_ngram_size == 0
+        and found.constraints.bad_words_ids == RULES.bad_words_ids
     )
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
-    assert (drawn.sample, drawn.beam, drawn.n_best, drawn.top_k) == (True, 1, 0, 5)
-    assert drawn.overridden({"beam": 3}) == FOLDER.overridden({"beam": 3, "n_best": 0})
-    assert FOLDER.overridden({"beam": 1}).n_best == 0
-    assert (
-        FOLDER.overridden({"penalty": LengthPenalty.GNMT}).early_stopping is EarlyStopping.HEURISTIC
+    assert (drawn.do_sample, drawn.num_beams, drawn.num_return_sequences, drawn.top_k) == (
+        True,
+        1,
+        1,
+        5,
     )
+    assert drawn.overridden({"beam": 3}) == FOLDER.overridden({"beam": 3, "n_best": 0})
+    assert FOLDER.overridden({"beam": 1}).num_return_sequences == 1
+    assert FOLDER.overridden({"penalty": BeamScorer.GNMT}).early_stopping is EarlyStopping.HEURISTIC
     with pytest.raises(ConfigError, match="exclude each other"):
         FOLDER.overridden({"beam": 2, "sample": True})
 
@@ -187,35 +191,40 @@ MARIAN = {  # as OPUS-MT's models have it
 
 def test_the_file_of_an_opus_model():
     how = huggingface.from_generation_config(MARIAN, CONFIG)
-    rules = Constraints(bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True)
+    constraints = Constraints(
+        bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True
+    )
     assert how == GenerationConfig(
-        beam=4,
+        num_beams=4,
         length_penalty=1.0,
-        max_length=511,
-        penalty=LengthPenalty.AVERAGE,
-        rules=rules,
-        bos_id=12,
-        eos_id=0,
+        max_new_tokens=511,
+        beam_scorer=BeamScorer.AVERAGE,
+        constraints=constraints,
+        decoder_start_token_id=12,
+        eos_token_id=0,
     )
 
 
 def test_where_the_file_says_nothing_transformers_defaults_hold():
     how = huggingface.from_generation_config({}, CONFIG)
     assert how == GenerationConfig(
-        length_penalty=1.0, max_length=CONFIG.max_length - 1, penalty=LengthPenalty.AVERAGE
+        length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
     assert huggingface.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
     assert (
         huggingface.from_generation_config(
             {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
-        ).max_length
+        ).max_new_tokens
         == 7
     )
-    assert huggingface.from_generation_config({"min_length": 5}, CONFIG).rules.min_new_tokens == 4
+    assert (
+        huggingface.from_generation_config({"min_length": 5}, CONFIG).constraints.min_new_tokens
+        == 4
+    )
     assert (
         huggingface.from_generation_config(
             {"min_length": 5, "min_new_tokens": 5}, CONFIG
-        ).rules.min_new_tokens
+        ).constraints.min_new_tokens
         == 5
     )
 
@@ -261,7 +270,7 @@ def test_the_keys_of_an_old_config_json():
         ({"bad_words_ids": [["a"]]}, "bad_words_ids=['a'] is neither"),
         ({"max_length": 1}, "max_length=1, which counts the start token, leaves no room"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 leaves no room"),
-        ({"num_return_sequences": 2}, "n_best=2 needs a beam"),
+        ({"num_return_sequences": 2}, "num_return_sequences=2 needs num_beams"),
         ({"repetition_penalty": -1}, "repetition_penalty=-1.0 must be above 0"),
         ({"num_beams": 0}, "num_beams=0"),
     ],
@@ -277,7 +286,11 @@ def test_written_and_read_again_it_is_the_same():
     for how in (
         FOLDER,
         GenerationConfig(
-            sample=True, top_p=0.5, max_length=4, penalty=LengthPenalty.AVERAGE, length_penalty=1.0
+            do_sample=True,
+            top_p=0.5,
+            max_new_tokens=4,
+            beam_scorer=BeamScorer.AVERAGE,
+            length_penalty=1.0,
         ),
         FOLDER.overridden({"beam": 3}),
     ):
@@ -296,8 +309,8 @@ def test_written_and_read_again_it_is_the_same():
         },
     }
     for how, message in (
-        (GenerationConfig(beam=2), "penalty=gnmt is not one of transformers"),
-        (GenerationConfig(sample=True, seed=3), "seed=3 has no place"),
+        (GenerationConfig(num_beams=2), "beam_scorer=gnmt is not one of transformers"),
+        (GenerationConfig(do_sample=True, seed=3), "seed=3 has no place"),
     ):
         with pytest.raises(ConfigError, match=message):
             huggingface.to_generation_config(how, CONFIG)
@@ -312,7 +325,7 @@ def test_scores_of_the_average_search_are_sums_over_the_length():
             beam_size=3,
             max_length=PLACES,
             length_penalty=penalty,
-            penalty=LengthPenalty.AVERAGE,
+            scorer=BeamScorer.AVERAGE,
         )
         tokens = np.asarray(tokens)
         target = np.concatenate(

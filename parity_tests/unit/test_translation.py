@@ -76,7 +76,7 @@ def test_translations_come_in_the_order_of_the_lines(echo):
             model,
             TOKENIZER,
             LINES,
-            GenerationConfig(beam=2, length_penalty=0.2),
+            GenerationConfig(num_beams=2, length_penalty=0.2),
             tokens_per_batch=64,
         )
         == LINES
@@ -96,9 +96,9 @@ def test_translations_come_in_the_order_of_the_lines(echo):
 def test_the_length_of_translations_can_be_given(echo):
     model = transformer.abstract(SPEAKER)
     for how in (
-        GenerationConfig(max_length=5),
-        GenerationConfig(max_length=5, beam=2),
-        GenerationConfig(max_length=5, sample=True),
+        GenerationConfig(max_new_tokens=5),
+        GenerationConfig(max_new_tokens=5, num_beams=2),
+        GenerationConfig(max_new_tokens=5, do_sample=True),
     ):
         translation.translate(model, TOKENIZER, LINES, how, widths=(4, 8))
     assert len(echo) > 6 and {call[2] for call in echo} == {5}
@@ -112,7 +112,7 @@ def test_long_translations_have_few_rows(echo):
             model,
             TOKENIZER,
             lines,
-            GenerationConfig(max_length=16),
+            GenerationConfig(max_new_tokens=16),
             widths=(2,),
             tokens_per_batch=8,
         )
@@ -125,7 +125,7 @@ def test_long_translations_have_few_rows(echo):
             model,
             TOKENIZER,
             lines,
-            GenerationConfig(beam=2, max_length=16),
+            GenerationConfig(num_beams=2, max_new_tokens=16),
             widths=(2,),
             tokens_per_batch=8,
         )
@@ -138,7 +138,7 @@ def test_long_translations_have_few_rows(echo):
             model,
             TOKENIZER,
             lines,
-            GenerationConfig(beam=2, max_length=16),
+            GenerationConfig(num_beams=2, max_new_tokens=16),
             widths=(2,),
             tokens_per_batch=2,
         )
@@ -149,7 +149,7 @@ def test_long_translations_have_few_rows(echo):
 
 def test_draws_go_by_the_number_of_the_line(echo):
     model = transformer.abstract(SPEAKER)
-    how = GenerationConfig(sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
+    how = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
     assert (
         translation.translate(model, TOKENIZER, LINES, how, widths=(8,), tokens_per_batch=64)
         == LINES
@@ -169,7 +169,7 @@ def test_n_best_lists_are_written_as_others_read_them(echo):
         transformer.abstract(SPEAKER),
         TOKENIZER,
         ["one", "", "two"],
-        GenerationConfig(beam=3, n_best=2),
+        GenerationConfig(num_beams=3, num_return_sequences=2),
     )
     expected = [
         "0 ||| one ||| 0.500000",
@@ -222,15 +222,18 @@ def test_ids_end_with_their_end_token(monkeypatch):
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (dict(sample=True, beam=4), "sample and beam=4 exclude"),
-        (dict(n_best=3, beam=2), "n_best=3 needs a beam of at least 3, not beam=2"),
-        (dict(n_best=1), "n_best=1 needs a beam of at least 2, not beam=1"),
-        (dict(n_best=-1, beam=2), "n_best=-1 must not be negative"),
-        (dict(n_best=2, sample=True), "n_best=2 needs a beam"),
-        (dict(temperature=0.5), "temperature=0.5 means nothing without sample"),
-        (dict(top_k=5), "top_k=5 means nothing"),
-        (dict(top_p=0.5, beam=4), "top_p=0.5 means nothing"),
-        (dict(seed=1), "seed=1 means nothing"),
+        (dict(do_sample=True, num_beams=4), "do_sample and num_beams=4 exclude"),
+        (
+            dict(num_return_sequences=3, num_beams=2),
+            "num_return_sequences=3 needs num_beams of at least 3, not 2",
+        ),
+        (dict(num_beams=0), "num_beams=0 must be at least 1"),
+        (dict(num_return_sequences=-1, num_beams=2), "num_return_sequences=-1 must be at least 1"),
+        (dict(num_return_sequences=2, do_sample=True), "num_return_sequences=2 needs num_beams"),
+        (dict(temperature=0.5), "temperature=0.5 has no effect without do_sample"),
+        (dict(top_k=5), "top_k=5 has no effect"),
+        (dict(top_p=0.5, num_beams=4), "top_p=0.5 has no effect"),
+        (dict(seed=1), "seed=1 has no effect"),
     ],
 )
 def test_wishes_that_exclude_each_other_are_refused(wish, words):
