@@ -99,7 +99,8 @@ class Jax:
 
         import jax_transformer as jt
         from jax_transformer.data.batches import Batch
-        from jax_transformer.training import optimizer, options, step
+        from jax_transformer.training import optimizer, step
+        from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 
         adam = dict(
             learning_rate=LEARNING_RATE,
@@ -110,7 +111,7 @@ class Jax:
             clip_norm=CLIP,
         )
         rule = optimizer.make(
-            options.OptimizerOptions(schedule=options.Schedule.CONSTANT, warmup_steps=0, **adam),
+            OptimizerOptions(schedule=Schedule.CONSTANT, warmup_steps=0, **adam),
             1_000_000,
         )
         with np.load(work.weights) as weights:

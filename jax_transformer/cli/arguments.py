@@ -31,8 +31,9 @@ def flags(kind: type, prefix: str = "", several: bool = False) -> list[str]:
         if dataclasses.is_dataclass(inner):
             found += flags(inner, prefix if _INLINE in marks else f"{prefix}{field.name}.", several)  # type: ignore[arg-type]
         elif not several or typing.get_origin(inner) is tuple:
-            name = (prefix + field.name).replace("_", "-")
-            found += [f"--{name}", f"--no-{name}"] if inner is bool else [f"--{name}"]
+            dashed, name = prefix.replace("_", "-"), field.name.replace("_", "-")
+            found += [f"--{dashed}{name}"]
+            found += [f"--{dashed}no-{name}"] if inner is bool else []
     return found
 
 

@@ -1,19 +1,31 @@
-"""AdamW by Optax, in the arithmetic of torch.optim.AdamW and torch.nn.utils.clip_grad_norm_."""
+"""Optimizers and learning rates by Optax, in the arithmetic of torch.optim and clip_grad_norm_.
+
+What the two libraries have in common (AdamW, Adam, SGD with momentum) is equal step by step;
+Adafactor and Lion are Optax's.
+"""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jax_transformer.training.options import OptimizerOptions, Schedule
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+
+Chain = tuple[optax.GradientTransformation, ...]
 
 
 def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
-    """The learning rate of step 0, 1, ...: a linear rise that reaches its peak at step ``warmup_steps``, then as the options say."""
+    """The learning rate of step 0, 1, ..., of a run of ``steps``.
+
+    It rises linearly to its peak at step ``warmup_steps``, then goes on as the options say.
+    """
     peak, warmup = options.learning_rate, options.warmup_steps
-    start = float(max(1, warmup))
+    start, remaining = float(max(1, warmup)), max(1, steps - warmup)
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
-        Schedule.COSINE: optax.cosine_decay_schedule(peak, max(1, steps - warmup)),
+        Schedule.COSINE: optax.cosine_decay_schedule(peak, remaining),
+        Schedule.LINEAR: optax.linear_schedule(peak, 0.0, remaining),
         Schedule.INVERSE_SQRT: lambda count: (
             peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start))
         ),
@@ -25,7 +37,10 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """torch's form: multiply by max_norm / (norm + 1e-6) where that is below 1. Optax's own divides by the norm alone."""
+    """PyTorch's clipping: multiply by ``max_norm / (norm + 1e-6)`` if that is below 1.
+
+    ``optax.clip_by_global_norm`` divides by the norm without the 1e-6.
+    """
 
     def update(updates, state, params=None):
         del params
@@ -36,10 +51,57 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make(options: OptimizerOptions, steps: int) -> optax.GradientTransformation:
-    """Clipping, Adam's moments, decoupled weight decay, and the schedule."""
+    """The optimizer of a run of ``steps``: clipping, the named rule, then the learning rate."""
     return optax.chain(
         clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity(),
-        optax.scale_by_adam(options.beta1, options.beta2, options.epsilon),
-        optax.add_decayed_weights(options.weight_decay),
+        *_CHAINS[options.name](options),
         optax.scale_by_learning_rate(schedule(options, steps)),
     )
+
+
+def _adamw(options: OptimizerOptions) -> Chain:
+    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
+    return adam, optax.add_decayed_weights(options.weight_decay)
+
+
+def _adam(options: OptimizerOptions) -> Chain:
+    """Adam with an L2 penalty, as ``torch.optim.Adam(weight_decay=...)``."""
+    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
+    return optax.add_decayed_weights(options.weight_decay), adam
+
+
+def _sgd(options: OptimizerOptions) -> Chain:
+    """SGD with an L2 penalty, as ``torch.optim.SGD(weight_decay=...)`` without dampening."""
+    momentum = optax.trace(options.momentum, options.nesterov)
+    return (
+        optax.add_decayed_weights(options.weight_decay),
+        momentum if options.momentum else optax.identity(),
+    )
+
+
+def _adafactor(options: OptimizerOptions) -> Chain:
+    """Adafactor without momentum; the learning rate is relative to the size of each array.
+
+    ``optax.adafactor`` with its own numbers, but with weight decay times the learning rate, as the
+    other optimizers have it.
+    """
+    return (
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+        optax.add_decayed_weights(options.weight_decay),
+    )
+
+
+def _lion(options: OptimizerOptions) -> Chain:
+    lion = optax.scale_by_lion(options.beta1, options.beta2)
+    return lion, optax.add_decayed_weights(options.weight_decay)
+
+
+_CHAINS: dict[OptimizerName, Callable[[OptimizerOptions], Chain]] = {
+    OptimizerName.ADAMW: _adamw,
+    OptimizerName.ADAM: _adam,
+    OptimizerName.SGD: _sgd,
+    OptimizerName.ADAFACTOR: _adafactor,
+    OptimizerName.LION: _lion,
+}

@@ -9,16 +9,7 @@ from jax_transformer.architectures import presets
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
-
-
-class Schedule(enum.StrEnum):
-    """How the learning rate goes on after its linear warm-up."""
-
-    COSINE = "cosine"  # to zero at the last step
-    INVERSE_SQRT = (
-        "inverse_sqrt"  # with the square root of the step: Vaswani et al. 2017, section 5.3
-    )
-    CONSTANT = "constant"
+from jax_transformer.training.optimizer_options import OptimizerOptions
 
 
 class Precision(enum.StrEnum):
@@ -115,34 +106,6 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
-    """AdamW."""
-
-    learning_rate: float = 3e-3
-    """The highest learning rate, reached after warm-up."""
-    schedule: Schedule = Schedule.COSINE
-    """What follows warm-up."""
-    warmup_steps: int = 200
-    """Steps of linear warm-up."""
-    beta1: float = 0.9
-    """Decay of the first moment."""
-    beta2: float = 0.98
-    """Decay of the second moment."""
-    epsilon: float = 1e-9
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay, on every parameter."""
-    clip_norm: float = 1.0
-    """Gradients with a larger global norm are scaled down to it; 0 is no clipping."""
-    label_smoothing: float = 0.1
-    """Probability mass spread over the whole vocabulary."""
-    accumulate: int = 1
-    """Batches whose gradients make one update, each token weighing the same."""
-    ema: float = 0.0
-    """Decay of an exponential moving average of the weights, which is then what is validated and translated with; 0 is none."""
-
-
-@dataclass(frozen=True)
 class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
@@ -194,7 +157,6 @@ class TrainOptions:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
-        self._check_optimizer(self.optimizer)
         self._check_init()
 
     def _check_init(self) -> None:
@@ -227,24 +189,6 @@ class TrainOptions:
             raise ConfigError(
                 f"{', '.join(changed)} cannot be changed: model and tokenizer are those of init={self.init}; what can be is {can}"
             )
-
-    @staticmethod
-    def _check_optimizer(optimizer: OptimizerOptions) -> None:
-        for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if getattr(optimizer, name) < 0:
-                raise ConfigError(
-                    f"optimizer.{name}={getattr(optimizer, name)} must not be negative"
-                )
-        for name in ("beta1", "beta2", "label_smoothing", "ema"):
-            if not 0 <= getattr(optimizer, name) < 1:
-                raise ConfigError(
-                    f"optimizer.{name}={getattr(optimizer, name)} must be at least 0 and below 1"
-                )
-        if optimizer.accumulate < 1:
-            raise ConfigError(f"optimizer.accumulate={optimizer.accumulate} must be at least 1")
-        for name in ("learning_rate", "epsilon"):
-            if not getattr(optimizer, name) > 0:
-                raise ConfigError(f"optimizer.{name}={getattr(optimizer, name)} must be above 0")
 
     def names(self) -> set[str]:
         """The dotted names of all options."""

@@ -9,7 +9,8 @@ from jax_transformer import cli
 from jax_transformer.cli import commands, config_file
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.options import Precision, Schedule, TrainOptions
+from jax_transformer.training.optimizer_options import Schedule
+from jax_transformer.training.options import Precision, TrainOptions
 from parity_tests.unit import runs
 
 FILE = """
@@ -187,7 +188,7 @@ def test_text_is_text(write, text):
         ("data: {train: {a: b}}", "data.train must be a list, not {'a': 'b'}"),
         (
             "optimizer: {schedule: cosin}",
-            "optimizer.schedule='cosin' is not one of cosine, inverse_sqrt, constant (did you mean 'cosine'?)",
+            "optimizer.schedule='cosin' is not one of cosine, inverse_sqrt, linear, constant (did you mean 'cosine'?)",
         ),
     ],
 )

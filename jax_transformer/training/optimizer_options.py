@@ -1,0 +1,111 @@
+"""Options of the optimizer and its learning rate. Standard library only."""
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from jax_transformer.errors import ConfigError
+
+
+class OptimizerName(enum.StrEnum):
+    """The optimizer, with the paper that describes it."""
+
+    ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
+    ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
+    SGD = (
+        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
+    )
+    ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
+    LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
+
+
+class Schedule(enum.StrEnum):
+    """The learning rate after its linear warm-up."""
+
+    COSINE = "cosine"  # to zero at the last step: Loshchilov and Hutter 2017, without restarts
+    INVERSE_SQRT = "inverse_sqrt"  # with the root of the step: Vaswani et al. 2017, section 5.3
+    LINEAR = "linear"  # to zero at the last step: Devlin et al. 2019
+    CONSTANT = "constant"
+
+
+_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
+USED_BY: dict[str, tuple[OptimizerName, ...]] = {
+    "beta1": (*_ADAMS, OptimizerName.LION),
+    "beta2": (*_ADAMS, OptimizerName.LION),
+    "epsilon": _ADAMS,
+    "momentum": (OptimizerName.SGD,),
+    "nesterov": (OptimizerName.SGD,),
+}
+"""The options that only some optimizers have. Every other option is for all of them."""
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Optimizer, learning rate and loss."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    """The optimizer. Learning rates that suit them differ: see docs/training.md."""
+    learning_rate: float = 3e-3
+    """Highest learning rate, reached at the end of warm-up."""
+    schedule: Schedule = Schedule.COSINE
+    """Learning rate after warm-up: to zero at the last step (cosine, linear), falling with the
+    square root of the step (inverse_sqrt), or constant."""
+    warmup_steps: int = 200
+    """Steps over which the learning rate rises linearly to its highest value."""
+    beta1: float = 0.9
+    """Decay of the running mean of gradients (adamw, adam, lion)."""
+    beta2: float = 0.98
+    """Decay of the running mean of squared gradients (adamw, adam); of gradients (lion)."""
+    epsilon: float = 1e-9
+    """Added to the root of the mean squared gradient, to avoid division by zero (adamw, adam)."""
+    momentum: float = 0.9
+    """Decay of the sum of past gradients (sgd). 0: none."""
+    nesterov: bool = False
+    """Use Nesterov's form of momentum (sgd)."""
+    weight_decay: float = 0.01
+    """Weight decay of every parameter: decoupled, times the learning rate (adamw, adafactor, lion),
+    or added to the gradient as an L2 penalty (adam, sgd)."""
+    clip_norm: float = 1.0
+    """Scale gradients down to this global norm if theirs is larger. 0: no clipping."""
+    label_smoothing: float = 0.1
+    """Probability spread evenly over the whole vocabulary in the training loss."""
+    accumulate: int = 1
+    """Batches per update. Every token weighs the same, whichever batch it is in."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then validated and used for
+    translation. 0: none."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
+                )
+        if self.accumulate < 1:
+            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
+        for name in ("learning_rate", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Raise ConfigError if an option is set that the optimizer does not have."""
+        unused = [
+            f"optimizer.{field.name}={getattr(self, field.name)} (only for {_listed(field.name)})"
+            for field in dataclasses.fields(self)
+            if self.name not in USED_BY.get(field.name, (self.name,))
+            and getattr(self, field.name) != field.default
+        ]
+        if unused:
+            raise ConfigError(
+                f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
+
+
+def _listed(option: str) -> str:
+    return ", ".join(name.value for name in USED_BY[option])

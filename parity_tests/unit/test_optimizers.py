@@ -1,0 +1,190 @@
+"""Adam, SGD, Adafactor and Lion by value, against their papers' formulas in NumPy, and the options that each takes.
+
+AdamW, schedules and clipping are in test_optimizer_loss.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.training import optimizer
+from jax_transformer.training.optimizer_options import (
+    USED_BY,
+    OptimizerName,
+    OptimizerOptions,
+    Schedule,
+)
+from parity_tests.unit.test_optimizer_loss import rates
+
+RATE, DECAY, B1, B2, EPS = 0.1, 0.3, 0.8, 0.95, 1e-3
+Arrays = dict[str, np.ndarray]
+
+
+def chain(name: OptimizerName, **more: Any) -> optax.GradientTransformation:
+    options = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": 0.0, "warmup_steps": 0}
+    return optimizer.make(
+        OptimizerOptions(name, schedule=Schedule.CONSTANT, **(options | more)), 100
+    )
+
+
+def steps(tx: optax.GradientTransformation, params: Arrays, gradients: list[Arrays]) -> Arrays:
+    """The parameters after one update for each entry of ``gradients``."""
+    ours = {name: jnp.asarray(array) for name, array in params.items()}
+    with jax.numpy_dtype_promotion("standard"):
+        state = tx.init(ours)
+        for gradient in gradients:
+            updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state, ours)
+            ours = optax.apply_updates(ours, updates)
+    return {name: np.asarray(array) for name, array in ours.items()}
+
+
+def by_hand(
+    update: Callable[[np.ndarray, np.ndarray, list[np.ndarray], int], np.ndarray],
+    params: Arrays,
+    gradients: list[Arrays],
+    memories: int,
+) -> Arrays:
+    """The same with a formula ``update(parameter, gradient, memory, t)``, t from 1."""
+    after = {}
+    for name, p in params.items():
+        memory = [np.zeros_like(p) for _ in range(memories)]
+        for t, gradient in enumerate(gradients, 1):
+            p = p + update(p, gradient[name], memory, t)
+        after[name] = p
+    return after
+
+
+def problem(count: int = 5, shape: tuple[int, int] = (3, 2)) -> tuple[Arrays, list[Arrays]]:
+    random = np.random.default_rng(0)
+    shapes = {"kernel": shape, "bias": (shape[1],)}
+    return (
+        {name: random.normal(size=size) for name, size in shapes.items()},
+        [{name: random.normal(size=size) for name, size in shapes.items()} for _ in range(count)],
+    )
+
+
+def assert_close(ours: Arrays, theirs: Arrays, rtol: float = 1e-12) -> None:
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=rtol, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_adam_has_its_weight_decay_within_the_gradient(decay):
+    def adam(p, g, memory, t):
+        g = g + decay * p
+        memory[0] = B1 * memory[0] + (1 - B1) * g
+        memory[1] = B2 * memory[1] + (1 - B2) * g**2
+        first, second = memory[0] / (1 - B1**t), memory[1] / (1 - B2**t)
+        return -RATE * first / (np.sqrt(second) + EPS)
+
+    tx = chain(OptimizerName.ADAM, beta1=B1, beta2=B2, epsilon=EPS, weight_decay=decay)
+    assert_close(steps(tx, *problem()), by_hand(adam, *problem(), memories=2))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_sgd_with_momentum(momentum, nesterov):
+    def sgd(p, g, memory, t):
+        g = g + DECAY * p
+        memory[0] = momentum * memory[0] + g
+        return -RATE * (g + momentum * memory[0] if nesterov else memory[0])
+
+    if nesterov and not momentum:
+        with pytest.raises(ConfigError, match="nesterov needs optimizer.momentum above 0"):
+            chain(OptimizerName.SGD, momentum=momentum, nesterov=nesterov)
+        return
+    tx = chain(OptimizerName.SGD, momentum=momentum, nesterov=nesterov)
+    assert_close(steps(tx, *problem()), by_hand(sgd, *problem(), memories=1))
+
+
+def test_lion_steps_by_the_sign():
+    """Chen et al. 2023, algorithm 2: the sign of one mean, a memory of another."""
+
+    def lion(p, g, memory, t):
+        sign = np.sign(B1 * memory[0] + (1 - B1) * g)
+        memory[0] = B2 * memory[0] + (1 - B2) * g
+        return -RATE * (sign + DECAY * p)
+
+    tx = chain(OptimizerName.LION, beta1=B1, beta2=B2)
+    assert_close(steps(tx, *problem()), by_hand(lion, *problem(), memories=1))
+
+
+def rms(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(array**2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (130, 129)])
+def test_adafactor_keeps_means_of_rows_and_columns_of_wide_matrices(shape):
+    """Shazeer and Stern 2018, algorithms 4 and 5, with update clipping at 1 and relative steps."""
+
+    def adafactor(p, g, memory, t):
+        beta = 1 - float(t) ** -0.8
+        memory[0] = beta * memory[0] + (1 - beta) * (g**2 + 1e-30)
+        second = memory[0]
+        if (
+            second.ndim > 1 and min(second.shape) >= 128
+        ):  # the mean of rows and columns is linear: taken at the end
+            rows, columns = second.mean(axis=1), second.mean(axis=0)
+            second = np.outer(rows, columns) / rows.mean()
+        update = g / np.sqrt(second)
+        update = update / max(1.0, rms(update))
+        return -RATE * (update * max(1e-3, rms(p)) + DECAY * p)
+
+    tx = chain(OptimizerName.ADAFACTOR)
+    # Optax computes the decay of the second moment in float32
+    expected = by_hand(adafactor, *problem(shape=shape), memories=1)
+    assert_close(steps(tx, *problem(shape=shape)), expected, rtol=2e-5)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(tx.init(problem(shape=shape)[0])))
+    assert (stored < shape[0] * shape[1]) == (shape == (130, 129))
+
+
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_every_optimizer_clips_and_follows_the_schedule(name):
+    """Gradients a thousand times as large change nothing if both are clipped; at rate 0 nothing moves."""
+    params, gradients = problem()
+    large = [{key: array * 1000 for key, array in gradient.items()} for gradient in gradients]
+    tx = chain(name, clip_norm=0.5, weight_decay=0.0)
+    assert_close(steps(tx, params, large), steps(tx, params, gradients), rtol=1e-3)
+    options = OptimizerOptions(name, schedule=Schedule.LINEAR, warmup_steps=0)
+    with jax.numpy_dtype_promotion("standard"):
+        ours = {key: jnp.asarray(array) for key, array in params.items()}
+        tx = optimizer.make(options, 2)
+        state, moved = tx.init(ours), []
+        for gradient in gradients[:3]:
+            updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state, ours)
+            moved.append(max(float(jnp.abs(update).max()) for update in updates.values()))
+    assert moved[0] > 0 and moved[1] > 0 and moved[2] == 0
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
+def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
+    """The formula of transformers' get_linear_schedule_with_warmup after the warm-up, which begins at 1."""
+    found = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
+    expected = [
+        (step + 1) / (warmup + 1)
+        if step < warmup
+        else max(0.0, (steps - step) / max(1, steps - warmup))
+        for step in range(steps + 1)
+    ]
+    np.testing.assert_allclose(found, 0.5 * np.array(expected), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_an_option_of_another_optimizer_is_refused_by_name(name):
+    others = {"beta1": 0.5, "beta2": 0.5, "epsilon": 0.5, "momentum": 0.5, "nesterov": True}
+    foreign = {key: value for key, value in others.items() if name not in USED_BY[key]}
+    assert len(foreign) < len(others) or name is OptimizerName.ADAFACTOR
+    with pytest.raises(ConfigError) as refusal:
+        OptimizerOptions(name, **foreign)
+    message = str(refusal.value)
+    assert f"optimizer.name={name.value}" in message and "\n" not in message
+    assert all(f"optimizer.{key}={value}" in message for key, value in foreign.items())
+    for key, value in others.items():
+        if key not in foreign:
+            OptimizerOptions(name, **{key: value})
