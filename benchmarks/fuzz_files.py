@@ -206,7 +206,7 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
             raise AssertionError(f"described, and then refused: {error}") from error
         wanted = (
             [
-                leaf.shape if isinstance(leaf, pt.Described) else leaf
+                leaf.shape if isinstance(leaf, pt.TensorView) else leaf
                 for _, leaf in pt.leaves(described)
             ]
             if kind == "pt"

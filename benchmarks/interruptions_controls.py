@@ -29,8 +29,8 @@ def zero_moments(state: Any) -> Any:
     import jax.numpy as jnp
 
     return state._replace(
-        moments=jax.tree.map(
-            lambda leaf: jnp.zeros_like(leaf) if leaf.ndim else leaf, state.moments
+        opt_state=jax.tree.map(
+            lambda leaf: jnp.zeros_like(leaf) if leaf.ndim else leaf, state.opt_state
         )
     )
 
@@ -48,8 +48,10 @@ def zero_schedule(state: Any) -> Any:
         )
 
     return state._replace(
-        moments=jax.tree.map(
-            again, state.moments, is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState)
+        opt_state=jax.tree.map(
+            again,
+            state.opt_state,
+            is_leaf=lambda part: isinstance(part, optax.ScaleByScheduleState),
         )
     )
 

@@ -171,7 +171,7 @@ def noticed(damage: Callable, folder: Path, step: int) -> Found:
     found = Found(damage.__name__, where)
     for each in before:
         try:
-            checkpoint.verify(folder, each)
+            checkpoint.open(folder, each)
             if each in damaged:
                 found.wrong.append(f"{each} is damaged and passes")
         except CheckpointError as error:

@@ -260,7 +260,7 @@ def left(run: Path) -> dict[str, Any]:
         found |= {f"file {path.relative_to(run)}": True for path in folder.iterdir()}
         for step in checkpoint.steps(folder):
             name = f"{folder.name}/{step}"
-            about = checkpoint.manifest(folder, step)
+            about = checkpoint.read_manifest(folder, step)
             found |= {
                 f"{name} manifest {key}": value for key, value in about.items() if key != "sha256"
             }

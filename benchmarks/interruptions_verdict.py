@@ -138,7 +138,7 @@ def _of_what_is_saved(place: Place, ended: Ended, outcome: Outcome) -> Iterator[
             yield f"it said step {said[1]}, and the newest checkpoint is {max(saved, default=None)}"
         else:
             try:
-                checkpoint.verify(folder, max(saved))
+                checkpoint.open(folder, max(saved))
             except CheckpointError as error:
                 yield str(error)
 

@@ -24,7 +24,7 @@ from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import codec
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
-from jax_transformer.storage import pt
+from jax_transformer.storage import atomic, pt
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, curves, optimizer, step, torch_checkpoint
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
@@ -67,7 +67,7 @@ class Bench:
         folder = RunFolder(path)
         path.mkdir(parents=True)
         made = corpus.prepare(options, folder)
-        folder.write(folder.train_config, codec.to_json(options))
+        atomic.write_text(folder.train_config, codec.to_json(options))
         corpus.record(made, folder)
         rule = optimizer.make(options.optimizer, steps)
         return cls(

@@ -25,7 +25,7 @@ from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, exchange, planning
 from jax_transformer.convert.conversion import State
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import pt, safetensors
+from jax_transformer.storage import pt, safetensors, tensors
 
 STOCK = "torch.nn"
 ARCHITECTURES = (*PRESETS, STOCK)
@@ -137,7 +137,7 @@ def _differing(one: State, other: State) -> list[str]:
     return [
         name
         for name in names
-        if name not in one or name not in other or not planning.same(one[name], other[name])
+        if name not in one or name not in other or not tensors.same(one[name], other[name])
     ]
 
 

@@ -133,7 +133,7 @@ class Jax:
         with self.jax.default_matmul_precision(precision):
             loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
             total, tokens = loss(
-                self.state.params, self.state.carried, self.batch, self.config, SMOOTHING
+                self.state.params, self.state.frozen, self.batch, self.config, SMOOTHING
             )
         return float(total) / int(tokens)
 

@@ -16,10 +16,9 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.storage import checkpoint, hub
+from jax_transformer.storage import atomic, checkpoint, hub
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import selection
 from jax_transformer.transformer import Transformer
 
 CHOICES = "auto, averaged, best, last, or the number of a step"
@@ -78,11 +77,7 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Weights]:
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
     steps, averaged = checkpoint.steps(folder.checkpoints), checkpoint.steps(folder.averaged)
-    best = (
-        selection.ranked(folder.figures(), folder.options().best_by)
-        if folder.train_config.exists()
-        else []
-    )
+    best = folder.best_first() if folder.train_config.exists() else []
     if weights.isdecimal():
         yield from (
             Weights(folder.checkpoints, step, weights) for step in steps if step == int(weights)
@@ -105,9 +100,8 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Weights]:
 def _load(config: TransformerConfig, weights: Weights) -> Transformer:
     import jax
 
-    dtypes = {
-        name: dtype for name, (_, dtype) in checkpoint.described(weights.root, weights.step).items()
-    }
+    opened = checkpoint.open(weights.root, weights.step)
+    dtypes = {name: tensor.dtype for name, tensor in opened.tensors.items()}
     if "float64" in dtypes.values() and not jax.config.read("jax_enable_x64"):
         raise CheckpointError(
             f"{weights.root / str(weights.step)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
@@ -119,10 +113,10 @@ def _load(config: TransformerConfig, weights: Weights) -> Transformer:
             name: jax.ShapeDtypeStruct(leaf.shape, dtypes.get(f"{group}/{name}", leaf.dtype))
             for name, leaf in transformer.flatten(skeleton, kind).items()
         }
-        for group, kind in ((trained, nnx.Param), ("carried", Frozen))
+        for group, kind in ((trained, nnx.Param), ("frozen", Frozen))
     }
-    saved = checkpoint.load(weights.root, weights.step, like, partial=True)
-    return transformer.unflatten(config, saved[trained] | saved["carried"])
+    saved = opened.load(like, partial=True)
+    return transformer.unflatten(config, saved[trained] | saved["frozen"])
 
 
 def save_model(model: Transformer, path: str | Path) -> None:
@@ -131,10 +125,10 @@ def save_model(model: Transformer, path: str | Path) -> None:
     folder.path.mkdir(parents=True)
     groups: dict[str, Any] = {
         "params": transformer.flatten(model, nnx.Param),
-        "carried": transformer.flatten(model, Frozen),
+        "frozen": transformer.flatten(model, Frozen),
     }
     checkpoint.save(folder.checkpoints, 0, groups, about={})
-    folder.write(folder.config, model.config.to_json())
+    atomic.write_text(folder.config, model.config.to_json())
 
 
 def load_run(

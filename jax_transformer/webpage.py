@@ -3,10 +3,11 @@
 import base64
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
+
+from jax_transformer.storage import atomic
 
 
 def render(page: str, data: dict[str, Any]) -> str:
@@ -25,11 +26,5 @@ def render(page: str, data: dict[str, Any]) -> str:
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a page, whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a page, complete or not at all."""
+    atomic.write_text(path, text)

@@ -290,7 +290,7 @@ def test_an_idle_block_is_carried_and_never_trained(form: str):
         after, _ = step.make_step(both.config, rule, 0.1)(
             step.initial_state(both.flax, rule), [batch], jax.random.key(0)
         )
-    moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.carried))
+    moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.frozen))
     assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == idle
 
 

@@ -193,7 +193,7 @@ def test_ten_steps(name: str, schedule: Schedule):
     assert_close((np.array(losses), np.array(reference)), 1e-10, "losses")
     assert losses[-1] < losses[0]
     expected = {name: array.detach().numpy() for name, array in both.torch.state_dict().items()}
-    ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.carried))
+    ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.frozen))
     for name in expected:
         assert_close((ours[name], expected[name]), 1e-10, name)
     before = jt.convert.to_torch(both.flax)

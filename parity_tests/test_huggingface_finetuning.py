@@ -202,7 +202,7 @@ def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeyp
             step.initial_state(both.ours, rule), [Batch(source, target, labels)], jax.random.key(0)
         )
     assert_close((np.asarray(measured["loss"]), loss.detach().numpy()), 1e-12, "loss")
-    ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.carried))
+    ours = jt.convert.to_torch(transformer.unflatten(both.config, state.params | state.frozen))
     trained = {
         key
         for key, parameter in both.theirs.named_parameters(remove_duplicate=False)
@@ -327,16 +327,16 @@ def test_it_goes_on_bit_for_bit_without_the_folder(tuned, tmp_path):
 def test_positions_and_the_logits_bias_are_carried(tuned):
     folder, _, _ = tuned
     arrays = runs.arrays(folder / "run", 80)
-    carried = {name for name in arrays if name.startswith("carried/")}
+    carried = {name for name in arrays if name.startswith("frozen/")}
     assert carried == {
-        "carried/logits_bias",
-        "carried/encoder.positions.table",
-        "carried/decoder.positions.table",
+        "frozen/logits_bias",
+        "frozen/encoder.positions.table",
+        "frozen/decoder.positions.table",
     }
     assert {
         array.dtype.name
         for name, array in arrays.items()
-        if name.startswith(("params/", "carried/"))
+        if name.startswith(("params/", "frozen/"))
     } == {"float32"}
 
 

@@ -23,7 +23,7 @@ from jax_transformer.convert import optimizer as moments_of
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import pt
+from jax_transformer.storage import atomic, pt
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, optimizer, recipe, step, torch_checkpoint
 from jax_transformer.training.corpus import Corpus
@@ -128,7 +128,7 @@ def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     folder = RunFolder(path / "run")
     folder.path.mkdir()
     made = corpus.prepare(options, folder)
-    folder.write(folder.train_config, codec.to_json(options))
+    atomic.write_text(folder.train_config, codec.to_json(options))
     corpus.record(made, folder)
     torch.manual_seed(0)
     fresh = training.Loop(training.read(folder.path), torch_bridge.twin(made.config).double())
@@ -263,9 +263,9 @@ def shown(value: Any) -> Any:
 
 
 def moments_dropped(state: TrainState) -> TrainState:
-    clip, adam, *rest = state.moments
+    clip, adam, *rest = state.opt_state
     return state._replace(
-        moments=(clip, adam._replace(mu=zeros(adam.mu), nu=zeros(adam.nu)), *rest)
+        opt_state=(clip, adam._replace(mu=zeros(adam.mu), nu=zeros(adam.nu)), *rest)
     )
 
 
@@ -274,13 +274,13 @@ def zeros(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def count_off_by_one(state: TrainState) -> TrainState:
-    clip, adam, *rest = state.moments
-    return state._replace(moments=(clip, adam._replace(count=adam.count + 1), *rest))
+    clip, adam, *rest = state.opt_state
+    return state._replace(opt_state=(clip, adam._replace(count=adam.count + 1), *rest))
 
 
 def schedule_off_by_one(state: TrainState) -> TrainState:
-    *rest, rate = state.moments
-    return state._replace(moments=(*rest, rate._replace(count=rate.count + 1)))
+    *rest, rate = state.opt_state
+    return state._replace(opt_state=(*rest, rate._replace(count=rate.count + 1)))
 
 
 def data_off_by_one(state: TrainState) -> TrainState:
@@ -296,7 +296,7 @@ def test_what_is_lost_on_the_way_shows(
     """Negative control: the moments, Adam's count, the schedule's position, the place in the data, each of which alone is far outside the bound."""
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
     ours = jt.convert.to_torch(
-        transformer.unflatten(flight.corpus.config, state.params | state.carried)
+        transformer.unflatten(flight.corpus.config, state.params | state.frozen)
     )
     assert (
         max(float(np.abs(ours[name] - stayed[0][1]["model"][name]).max()) for name in ours)

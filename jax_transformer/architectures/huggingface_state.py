@@ -13,8 +13,8 @@ import numpy as np
 from jax_transformer import architectures
 from jax_transformer.architectures.attributes import T5_LIKE
 from jax_transformer.config import Layout, Positions, TransformerConfig, Tying
-from jax_transformer.convert.planning import Described
 from jax_transformer.errors import InputError
+from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
@@ -133,14 +133,14 @@ def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]
             _LOGITS_BIAS,
             np.zeros(shape, like.dtype)
             if isinstance(like, np.ndarray)
-            else Described(shape, like.dtype),
+            else TensorInfo(shape, like.dtype),
         )
     for name, shape in _positions(config).items():
         yield (
             name,
             _table(config).astype(like.dtype)
             if isinstance(like, np.ndarray)
-            else Described(shape, like.dtype),
+            else TensorInfo(shape, like.dtype),
         )
 
 

@@ -23,6 +23,7 @@ from jax_transformer.cli.commands import (
 )
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 from jax_transformer.generate.generation_config import OPTIONS, GenerationConfig
+from jax_transformer.storage import atomic
 
 __all__ = ["COMMANDS", "flags", "main", "parse"]
 
@@ -142,12 +143,7 @@ def _write(path: str | None, lines: Sequence[str]) -> None:
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")
         sys.stdout.write(text)
         return
-    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    atomic.write_text(path, text)
 
 
 def convert(options: ConvertOptions) -> int:

@@ -13,17 +13,18 @@ import numpy as np
 from jax_transformer.architectures import families
 from jax_transformer.architectures import huggingface_config as configs
 from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, codec
 from jax_transformer.convert import card
 from jax_transformer.convert.card import Training
-from jax_transformer.convert.planning import Described, Note, is_float
+from jax_transformer.convert.planning import Note
 from jax_transformer.data import language_codes
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.storage import hub, json_text
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION, IN_RUN, Folder
-from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import TensorInfo, is_float
 
 if TYPE_CHECKING:
     from jax_transformer.convert.sources import Source
@@ -38,8 +39,8 @@ class Found:
 
     folder: Folder
     config: TransformerConfig
-    held: Mapping[str, Described]
-    tensors: Mapping[str, Described]
+    held: Mapping[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo]
 
     @property
     def derived(self) -> tuple[Note, ...]:
@@ -96,8 +97,12 @@ def with_files(source: "Source", folder: RunFolder, step: int) -> "Source":
 
 
 def _training(folder: RunFolder, step: int) -> Training:
-    options = folder.options()
-    data = options.data
+    options = folder.train_options()
+    init = options.get("init")
+    data = parsed(
+        folder.train_config,
+        lambda text: codec.from_dict(DataOptions, json.loads(text).get("data", {}), "data"),
+    )
     on_hub = data.dataset is not None and not (
         Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~"))
     )
@@ -109,14 +114,13 @@ def _training(folder: RunFolder, step: int) -> Training:
             (*data.valid_source, *data.valid_target, *data.valid),
         )
     )
-    told = _json(folder.train_config)
     flags = {
         name: value
         for group in ("model", "optimizer")
-        for name, value in _dotted(group, told.get(group))
+        for name, value in _dotted(group, options.get(group))
         if value is not None
     }
-    flags |= {name: told[name] for name in ("steps", "seed") if told.get(name) is not None}
+    flags |= {name: options[name] for name in ("steps", "seed") if options.get(name) is not None}
     counts = {
         name: value
         for name, value in _json(folder.data).items()
@@ -131,10 +135,8 @@ def _training(folder: RunFolder, step: int) -> Training:
         folder.validations().get(step, {}),
         _languages(data),
         asked,
-        begun_from=""
-        if options.init is None
-        else _on_hub(options.init) or Path(options.init).absolute().name,
-        base_model=_base_model(folder, options.init),
+        begun_from="" if init is None else _on_hub(init) or Path(init).absolute().name,
+        base_model=_base_model(folder, init),
         datasets=names if on_hub else (),
         validated_on=valid,
     )
@@ -171,7 +173,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         and before.train_config.is_file()
         and before.path.resolve() != folder.path.resolve()
     ):
-        return _base_model(before, before.options().init)
+        return _base_model(before, before.train_options().get("init"))
     told = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
     return _on_hub(init) or (told if isinstance(told, str) and _HUB_NAME.fullmatch(told) else "")
 

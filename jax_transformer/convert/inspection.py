@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.convert import sources
-from jax_transformer.convert.planning import Described, plain
+from jax_transformer.convert.planning import plain
 from jax_transformer.convert.report import file_sha256
 from jax_transformer.errors import InputError
 from jax_transformer.storage import hub, kinds, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.tensors import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Contents:
 
     path: str
     kind: str
-    tensors: dict[str, Described]
+    tensors: dict[str, TensorInfo]
     values: dict[str, Any]
     """What is no tensor, in a PyTorch file; the attributes of a Hugging Face folder's model."""
     ties: list[tuple[str, ...]]
@@ -37,7 +38,7 @@ class Contents:
             yield f"{name:{width}}  {'x'.join(map(str, found.shape)) or 'scalar':>14}  {found.dtype}"
         yield from (f"{name} = {value!r}"[:200] for name, value in self.values.items())
         yield from (f"tied {' = '.join(names)}" for names in self.ties)
-        yield f"{len(self.tensors)} arrays, {sum(map(_size, self.tensors.values())):,} numbers"
+        yield f"{len(self.tensors)} arrays, {sum(tensor.size for tensor in self.tensors.values()):,} numbers"
         yield f"{sum(found.nbytes for found in self.tensors.values()):,} bytes"
         yield from (f"sha256 {digest}  {name}" for name, digest in self.sha256.items())
 
@@ -58,13 +59,6 @@ class Contents:
             "ties": self.ties,
             "sha256": self.sha256,
         }
-
-
-def _size(found: Described) -> int:
-    total = 1
-    for length in found.shape:
-        total *= length
-    return total
 
 
 def inspect(path: str | Path) -> Contents:
@@ -95,9 +89,9 @@ def _pt(path: Path) -> Contents:
     whole = pt.describe(path)
     leaves = dict(pt.leaves(whole))
     tensors = {
-        name: Described(tuple(leaf.shape), str(leaf.dtype))
+        name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for name, leaf in leaves.items()
-        if isinstance(leaf, pt.Described)
+        if isinstance(leaf, pt.TensorView)
     }
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
     return Contents(
@@ -138,12 +132,12 @@ def _checkpoint(path: Path, kind: Kind) -> Contents:
         if last is None:
             raise InputError(f"{path}: holds no checkpoint")
         root, step = folder.checkpoints, last
-    tensors = {name: Described(*found) for name, found in checkpoint.described(root, step).items()}
+    opened = checkpoint.open(root, step)
     return Contents(
         str(path),
         f"checkpoint of step {step}",
-        tensors,
+        dict(opened.tensors),
         {},
         [],
-        checkpoint.manifest(root, step)["sha256"],
+        opened.about["sha256"],
     )

@@ -7,31 +7,10 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, nearest
+from jax_transformer.storage.tensors import TensorInfo, is_float, same
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
 
-
-@dataclass(frozen=True)
-class Described:
-    """A tensor without its numbers."""
-
-    shape: Shape
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * _bytes(self.dtype)
-
-    def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
-
-
-Tensors = Mapping[str, Described]
-
-
-def _bytes(dtype: str) -> int:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+Tensors = Mapping[str, TensorInfo]
 
 
 @dataclass(frozen=True)
@@ -41,8 +20,8 @@ class Move:
     source: tuple[str, ...]
     target: tuple[str, ...]
     operation: str
-    before: tuple[Described, ...]
-    after: tuple[Described, ...]
+    before: tuple[TensorInfo, ...]
+    after: tuple[TensorInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,9 @@ def to_flax(
             )
             continue
         before = found[rule.torch]
-        after = tuple(Described(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax)
+        after = tuple(
+            TensorInfo(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax
+        )
         moves.append(
             Move(
                 (rule.torch,),
@@ -134,7 +115,7 @@ def to_torch(
             derived.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it"))
             continue
         before = tuple(found[name] for name in rule.flax)
-        after = Described(shapes[rule.torch], cast(before[0].dtype, dtype))
+        after = TensorInfo(shapes[rule.torch], cast(before[0].dtype, dtype))
         moves.append(
             Move(
                 rule.flax,
@@ -151,7 +132,7 @@ def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
     """Every tensor under its own name."""
     moves = []
     for name, before in found.items():
-        after = Described(before.shape, cast(before.dtype, dtype))
+        after = TensorInfo(before.shape, cast(before.dtype, dtype))
         moves.append(
             Move((name,), (name,), "same" if after == before else "cast", (before,), (after,))
         )
@@ -229,21 +210,9 @@ def refuse(wrong: Sequence[str]) -> None:
         )
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays are one another bit for bit."""
-    return one is other or (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    )
-
-
 def plain(name: str) -> str:
     """A name out of a file as one printable line."""
     return name if name.isprintable() else ascii(name)
-
-
-def is_float(dtype: str) -> bool:
-    """Whether numbers of this kind are weights of a model."""
-    return dtype in ("float64", "float32", "float16", "bfloat16")
 
 
 def cast(dtype: str, wanted: str | None) -> str:

@@ -10,10 +10,12 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.card import Training
-from jax_transformer.convert.planning import Described, Note, without_prefix
+from jax_transformer.convert.planning import Note, without_prefix
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, nearest
 from jax_transformer.storage import hub, kinds, safetensors
+from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.tensors import TensorInfo
 
 _USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weights")
 
@@ -25,7 +27,7 @@ class Source:
     path: Path
     kind: Kind
     title: str
-    tensors: Mapping[str, Described]
+    tensors: Mapping[str, TensorInfo]
     read: Callable[[], dict[str, np.ndarray]]
     """The same with their numbers; names that are tied have one array."""
     ties: tuple[tuple[str, ...], ...] = ()
@@ -68,11 +70,7 @@ def find(
 
 
 def _safetensors(path: Path, kind: Kind) -> Source:
-    tensors = {
-        name: Described(shape, safetensors.DTYPES[dtype].name)
-        for name, (shape, dtype) in safetensors.describe(path).items()
-    }
-    return Source(path, kind, str(path), tensors, lambda: safetensors.read(path))
+    return Source(path, kind, str(path), safetensors.describe(path), lambda: safetensors.read(path))
 
 
 def _stripped(found: Source, prefix: str) -> Source:
@@ -105,7 +103,7 @@ def _pt(path: Path, key: str | None) -> Source:
         if leaf.nbytes:
             regions.setdefault(leaf, []).append(name)
     ties = tuple(tuple(names) for names in regions.values() if len(names) > 1)
-    tensors = {name: Described(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in inner.items()}
+    tensors = {name: TensorInfo(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in inner.items()}
     title = f"{path} ({'.'.join(where)})" if where else str(path)
     return Source(
         path,
@@ -219,11 +217,9 @@ def _run(path: Path, weights: str) -> Source:
         if damage is not None:
             print(f"warning: {damage}; the checkpoint before it is used", file=sys.stderr)
         try:
-            described = checkpoint.described(candidate.root, candidate.step)
+            opened = checkpoint.open(candidate.root, candidate.step)
             title = f"{path} ({candidate.name}, step {candidate.step})"
-            made = _checkpoint(
-                path, Kind.RUN, title, candidate.root, candidate.step, described, config
-            )
+            made = _checkpoint(path, Kind.RUN, title, opened, config)
             return huggingface.with_files(made, folder, candidate.step)
         except CheckpointError as error:
             damage = error
@@ -238,15 +234,8 @@ def _step(path: Path) -> Source:
     if not path.name.isdecimal():
         raise InputError(f"{path}: a single checkpoint has its step as its name")
     root, step = path.parent, int(path.name)
-    return _checkpoint(
-        path,
-        Kind.STEP,
-        str(path),
-        root,
-        step,
-        checkpoint.described(root, step),
-        config_around(path),
-    )
+    opened = checkpoint.open(root, step)
+    return _checkpoint(path, Kind.STEP, str(path), opened, config_around(path))
 
 
 def config_around(path: Path) -> TransformerConfig | None:
@@ -261,26 +250,24 @@ def _checkpoint(
     path: Path,
     kind: Kind,
     title: str,
-    root: Path,
-    step: int,
-    described: Mapping[str, tuple[tuple[int, ...], str]],
+    opened: Checkpoint,
     config: TransformerConfig | None,
 ) -> Source:
     """The weights of a checkpoint that a user would translate with: the moving average where one is kept, and what is carried along."""
     groups: dict[str, list[str]] = {}
-    for name in described:
+    for name in opened.tensors:
         groups.setdefault(name.partition("/")[0], []).append(name)
     trained = "ema" if "ema" in groups else "params"
     if trained not in groups:
         raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
     names = {
         name.partition("/")[2]: name
-        for group in (trained, "carried")
+        for group in (trained, "frozen")
         for name in groups.pop(group, [])
     }
     why = {
         "params": "the moving average of the weights is taken instead",
-        "moments": "the optimizer's state",
+        "opt_state": "the optimizer's state",
         "step": "the place in training",
     }
     dropped = tuple(
@@ -292,10 +279,8 @@ def _checkpoint(
     )
 
     def read() -> dict[str, np.ndarray]:
-        from jax_transformer.storage import checkpoint
-
-        arrays = checkpoint.arrays(root, step)
+        arrays = opened.arrays()
         return {name: arrays[full] for name, full in names.items()}
 
-    tensors = {name: Described(*described[full]) for name, full in names.items()}
+    tensors = {name: opened.tensors[full] for name, full in names.items()}
     return Source(path, kind, title, tensors, read, dropped=dropped, config=config)

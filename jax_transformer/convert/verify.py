@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.planning import same
 from jax_transformer.errors import ConfigError, Refusal
+from jax_transformer.storage.tensors import same
 from jax_transformer.weights import rules
 
 State = Mapping[str, np.ndarray]

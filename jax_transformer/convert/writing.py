@@ -1,11 +1,7 @@
-"""Files and folders that appear under their name whole or not at all: written beside it, read back and compared, synced, renamed."""
+"""Write weights to any kind of file or folder, read them back, and compare them bit for bit before they get their name."""
 
-import contextlib
-import ctypes
 import os
-import shutil
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import InputError
+from jax_transformer.storage import atomic, safetensors
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import safetensors
 from jax_transformer.storage.kinds import CONFIG, Kind
 
 State = Mapping[str, np.ndarray]
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
@@ -65,60 +60,6 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
         raise InputError(f"{target}: is no checkpoint, and --force does not replace it")
 
 
-@contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """A name beside ``target`` to write to, in a folder that is made where it is not there. At the end it is the target, in one system call;
-    after an error nothing of it is left."""
-    temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}")
-    _remove(temporary)
-    above = temporary.parent
-    made = not above.exists()
-    above.mkdir(exist_ok=True)
-    try:
-        yield temporary
-        for path in [*(temporary.rglob("*") if temporary.is_dir() else ()), temporary]:
-            _sync(path)
-        if target.is_dir():
-            _exchange(temporary, target)
-        else:
-            os.replace(temporary, target)
-        _sync(above)
-        if made:
-            _sync(above.parent)
-    finally:
-        _remove(temporary)
-        if made and not os.listdir(above):
-            above.rmdir()
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders at once. Raises ConfigError where the system has no such call."""
-    rename = (
-        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-        if sys.platform == "linux"
-        else None
-    )
-    if rename is None or rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-    ):
-        raise ConfigError(f"{other}: this system cannot replace a folder at once: remove it first")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True)
 class ExtraFiles:
     """What goes into a folder with the weights."""
@@ -140,7 +81,7 @@ def write(
 ) -> None:
     """Write ``state``, under PyTorch's names or, to a run, under Flax's, compare it, and let ``check`` refuse what was read back."""
     beside = beside or ExtraFiles()
-    with whole(target) as temporary:
+    with (atomic.file if kind.is_file else atomic.folder)(target) as temporary:
         if kind is Kind.SAFETENSORS:
             safetensors.write(temporary, state)
             again = safetensors.read(temporary)
@@ -171,11 +112,10 @@ def _write_checkpoint(
     carried: Collection[str],
 ) -> dict[str, np.ndarray]:
     from jax_transformer.storage import checkpoint
-    from jax_transformer.storage.run_folder import RunFolder
 
-    groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "carried": {}}
+    groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "frozen": {}}
     for name, array in state.items():
-        groups["carried" if name in carried else "params"][name] = np.ascontiguousarray(array)
+        groups["frozen" if name in carried else "params"][name] = np.ascontiguousarray(array)
     step = int(target.name) if kind is Kind.STEP else 0
     holder = temporary if kind is Kind.RUN else temporary.with_name(f"{temporary.name}.holder")
     try:
@@ -183,16 +123,17 @@ def _write_checkpoint(
         root.mkdir(parents=True)
         checkpoint.save(root, step, groups, about={})
         again = {
-            name.partition("/")[2]: array for name, array in checkpoint.arrays(root, step).items()
+            name.partition("/")[2]: array
+            for name, array in checkpoint.open(root, step).arrays().items()
         }
         if kind is Kind.STEP:
             os.rename(root / str(step), temporary)
         elif config is not None:
-            RunFolder(holder).write(holder / CONFIG, config.to_json())
+            atomic.write_text(holder / CONFIG, config.to_json())
         return again
     finally:
         if kind is Kind.STEP:
-            _remove(holder)
+            atomic.remove(holder)
 
 
 def _compare(target: Path, written: State, again: State) -> None:

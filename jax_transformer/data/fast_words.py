@@ -16,7 +16,7 @@ from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.data.sentencepiece_model import Pieces
 from jax_transformer.data.tokenizer import guarded
 from jax_transformer.errors import InputError
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 _SPACES = normalizers.Replace(Regex(" {2,}"), " ")
 # What transformers' ``clean_up_tokenization`` replaces, in its order

@@ -16,7 +16,7 @@ from jax_transformer.data.huggingface_words import Opened, Words
 from jax_transformer.data.tokenizer import HUGGINGFACE_FOLDER, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, json_text
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 LANGUAGES_FILE = "languages.json"  # of a run folder: what its tokenizer was loaded with
 Around = tuple[tuple[int, ...], tuple[int, ...]]
@@ -146,7 +146,7 @@ class HuggingFaceTokenizer(TokenizerPair):
     def save(self, folder: str | Path) -> None:
         """Write the files that it was read from, byte for byte, into a folder that is there."""
         for name, content in self.opened.files.items():
-            with atomic.written(Path(folder) / name) as temporary:
+            with atomic.file(Path(folder) / name) as temporary:
                 temporary.write_bytes(content)
 
 
@@ -200,7 +200,7 @@ def save_run(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
     tokenizer.save(inner)
     chosen = {"source_lang": tokenizer.source_lang, "target_lang": tokenizer.target_lang}
     if any(chosen.values()):
-        with atomic.written(folder / LANGUAGES_FILE) as temporary:
+        with atomic.file(folder / LANGUAGES_FILE) as temporary:
             temporary.write_text(json.dumps(chosen) + "\n", encoding="utf-8")
 
 

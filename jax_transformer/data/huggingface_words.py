@@ -16,8 +16,8 @@ from jax_transformer.data import (
 )
 from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import atomic
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import untrusted
+from jax_transformer.storage.untrusted import shown
 
 LONGEST = 200_000_000  # of one file
 _BESIDE = (
@@ -185,7 +185,7 @@ def open_folder(folder: Path) -> Opened:
 
 
 def _bytes(path: Path) -> bytes:
-    atomic.check_readable(path)
+    untrusted.check_readable(path)
     if path.stat().st_size > LONGEST:
         raise InputError(
             f"{path}: {path.stat().st_size:,} bytes, over the {LONGEST:,} that a tokenizer's file may have"

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from jax_transformer.data import fast_words
 from jax_transformer.data.huggingface_files import Described, Kind
 from jax_transformer.errors import InputError
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 # Of ``sentencepiece_model.proto``: fields of a model, of a piece, of what trained it, of its normalizer; and types of pieces and models
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3

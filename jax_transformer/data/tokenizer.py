@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,14 +138,8 @@ class Tokenizer:
         return hashlib.sha256(self._model.to_str().encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write a ``tokenizer.json`` whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(self._model.to_str().encode())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write a ``tokenizer.json``, complete or not at all."""
+        atomic.write_text(path, self._model.to_str())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":

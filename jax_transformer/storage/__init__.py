@@ -1,1 +1,1 @@
-"""Files of weights, read and written as ``{name: array}``."""
+"""Every byte on disk: formats of weights, checkpoints, run folders, Hugging Face folders. Loads no jax."""

@@ -1,30 +1,123 @@
-"""Checkpoints: ``checkpoints/STEP`` holds an Orbax tree and ``manifest.json``, the SHA-256 of every file in it.
+"""Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest with the hash of every file.
 
-A checkpoint appears under its name by a rename, whole or not at all. This is the one file that speaks to Orbax.
+A checkpoint appears under its name complete or not at all. The groups of a training state are ``step``, ``params``,
+``frozen``, ``opt_state`` and ``ema``. This is the one file that speaks to Orbax.
 """
 
-import hashlib
 import itertools
-import json
 import logging
 import os
 import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from jax_transformer.errors import CheckpointError
+from jax_transformer.storage import atomic, manifest
+from jax_transformer.storage.tensors import TensorInfo
 
 Tree = TypeVar("Tree")
-_MANIFEST = "manifest.json"
-_OWN_HASH = "manifest_sha256"
 _WRITING = ".writing-"
+_FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
+"""Groups by their names in checkpoints that version 0.1 wrote, and by ours."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An intact checkpoint: when it was opened, its files had the hashes of its manifest. Arrays are read when asked for."""
+
+    path: Path
+    step: int
+    about: Mapping[str, Any]
+    """The manifest: what was recorded, the step, and ``sha256`` of every file."""
+    tensors: Mapping[str, TensorInfo]
+    """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
+    _identity: manifest.Identity
+    _stored: Any
+    """The tree as it is on the disk, with its former names."""
+
+    def load(self, like: Tree, *, partial: bool = False) -> Tree:
+        """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of the checkpoint.
+
+        ``like`` may name a part of the tree if ``partial``. Raises CheckpointError if arrays are missing, unexpected or of
+        another shape or dtype, or if a file changed after it was verified.
+        """
+        import jax
+
+        expected = _infos(like)
+        names = expected.keys() if partial else self.tensors.keys() | expected.keys()
+        odd = sorted(name for name in names if self.tensors.get(name) != expected.get(name))
+        if odd:
+            name = odd[0]
+            theirs, ours = (_text(infos.get(name)) for infos in (self.tensors, expected))
+            raise CheckpointError(
+                f"{self.path}: {len(odd)} arrays do not fit the model, "
+                f"first {name}: the checkpoint has {theirs}, the model {ours}"
+            )
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like
+        )
+        return self._restore(abstract, partial=partial)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array by its path in the tree, as NumPy's: bit for bit, whatever JAX's mode."""
+        import jax
+
+        abstract = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), self._stored)
+        loaded = self._unchanged(lambda ocp: ocp.load(self.path, abstract))
+        return {_present(name): np.asarray(leaf) for name, leaf in _leaves(loaded)}
+
+    def _restore(self, like: Tree, *, partial: bool) -> Tree:
+        former = {new: old for old, new in _FORMER_GROUPS.items() if old in self._stored}
+        asked: Any = like
+        if former:
+            groups = like._asdict() if hasattr(like, "_asdict") else like
+            asked = {former.get(group, group): tree for group, tree in groups.items()}
+
+        def load(ocp: Any) -> Any:
+            context = ocp.Context()
+            context.pytree.loading.partial_load = partial
+            with context:
+                return ocp.load(self.path, asked)
+
+        loaded = self._unchanged(load)
+        if not former:
+            return loaded
+        groups = {_FORMER_GROUPS.get(group, group): tree for group, tree in loaded.items()}
+        return type(like)(**groups) if hasattr(like, "_asdict") else groups
+
+    def _unchanged(self, load: Callable[[Any], Any]) -> Any:
+        """What ``load`` reads, which is what was verified: each file is hashed once, and was not written to since."""
+        from orbax.checkpoint import v1 as ocp
+
+        loaded = load(ocp)
+        if manifest.identity(self.path) != self._identity:
+            raise CheckpointError(f"{self.path}: was changed by another process; try again")
+        return loaded
+
+
+def open(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of ``step``, verified against its manifest. Raises CheckpointError naming the file that is damaged."""
+    from orbax.checkpoint import v1 as ocp
+
+    path = folder.absolute() / str(step)  # Orbax takes no relative path
+    about, identity = manifest.verify(path, step)
+    stored = ocp.metadata(path).metadata
+    tensors = {_present(name): info for name, info in _infos(stored).items()}
+    return Checkpoint(path, step, about, tensors, identity, stored)
+
+
+def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
+    """``open(folder, step).load(like, partial=partial)``."""
+    return open(folder, step).load(like, partial=partial)
 
 
 def steps(folder: Path) -> list[int]:
@@ -35,80 +128,36 @@ def steps(folder: Path) -> list[int]:
 
 
 def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
-    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises CheckpointError where the disk does not take it.
+    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises CheckpointError if the disk is full.
 
-    Nothing that was there before is touched until the new one is whole and on the disk.
+    Nothing that was there before is touched until the new one is complete and on the disk.
     """
     from orbax.checkpoint import v1 as ocp
 
-    folder = folder.absolute()  # Orbax takes no other
-    final, temporary, replaced = (
-        folder / str(step),
-        folder / f"{_WRITING}{step}",
-        folder / f"{_WRITING}{step}.replaced",
-    )
+    folder = folder.absolute()
+    path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
+    aside = temporary.with_name(f"{temporary.name}.replaced")
     try:
-        with _said_once():
-            ocp.save(temporary, tree)
-        hashes = {name: _sha256(path) for name, path in _files(temporary)}
-        (temporary / _MANIFEST).write_text(
-            _manifest_text({"step": step, **about, "sha256": hashes})
-        )
-        for path in [*temporary.rglob("*"), temporary]:
-            sync(path)
+        with atomic.folder(path, temporary=temporary, aside=aside):
+            with _failures_reported_once():
+                ocp.save(temporary, tree)
+            manifest.write(temporary, step, about)
+        for parent in (folder.parent, folder.parent.parent):
+            atomic.sync(parent)
     except Exception as error:  # a full disk reaches us from Orbax in many forms
         remove_unfinished(folder)
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = (lines or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{final}: could not be written ({reason[:300]}); the checkpoints that were there are untouched"
+            f"{path}: could not be written ({reason[:300]}); earlier checkpoints are untouched"
         ) from error
-    if final.exists():
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    for path in (folder, folder.parent, folder.parent.parent):
-        sync(path)
-    remove_unfinished(folder)
-    return final
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """Orbax logs a failure with its traceback and raises it as well, and its threads fail after it: it is said once, by us.
-
-    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and coroutines: these come long after that.
-    """
-    logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
-    disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
-    for log in logs:
-        log.disabled = True
-    threading.excepthook, sys.unraisablehook = (_but_orbax(hook) for hook in hooks)
-    yield
-    for log, before in zip(logs, disabled, strict=True):
-        log.disabled = before
-    threading.excepthook, sys.unraisablehook = hooks
-
-
-def _but_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook for all exceptions but those that passed through Orbax, or through the event loops that it runs."""
-
-    def filtered(unhandled: Any) -> None:
-        files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
-        if not any(
-            f"{os.sep}{package}{os.sep}" in file
-            for file in files
-            for package in ("orbax", "asyncio")
-        ):
-            hook(unhandled)
-
-    return filtered
+    return path
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save left behind; a checkpoint that was being replaced is put back."""
+    """Remove what an interrupted or failed save left. A checkpoint that was being replaced gets its name back."""
     for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
         name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
         if stale.suffix == ".replaced" and not (folder / name).exists():
@@ -118,129 +167,61 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: Iterable[int]) -> None:
-    """Remove the checkpoints of all other steps. One that is being removed has lost its name: what is interrupted here leaves no half of one."""
+    """Remove the checkpoints of all steps that are not in ``keep``. Each loses its name first, so that no half of one stays."""
     for step in set(steps(folder)) - set(keep):
-        going = folder / f"{_WRITING}{step}"
-        os.rename(folder / str(step), going)
-        shutil.rmtree(going)
+        nameless = folder / f"{_WRITING}{step}"
+        os.rename(folder / str(step), nameless)
+        shutil.rmtree(nameless)
 
 
 def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
     """The newest step whose files are those of its manifest, and what is wrong with the newer ones.
 
-    Raises CheckpointError naming the newest where there are checkpoints and none is intact.
+    Raises CheckpointError naming the newest if there are checkpoints and none is intact.
     """
     damage: list[CheckpointError] = []
     for step in reversed(steps(folder)):
         try:
-            verify(folder, step)
+            manifest.verify(folder / str(step), step)
             return step, damage
         except CheckpointError as error:
             damage.append(error)
     if damage:
-        others = (
-            f"; nor is any of the {len(damage) - 1} before it intact" if len(damage) > 1 else ""
-        )
-        raise CheckpointError(f"{damage[0]}{others}")
+        older = f"; nor is any of the {len(damage) - 1} before it intact" if damage[1:] else ""
+        raise CheckpointError(f"{damage[0]}{older}")
     return None, []
 
 
 def quarantine(folder: Path, step: int) -> Path:
-    """Rename a damaged checkpoint so that it is none any more, and lose nothing."""
-    aside = folder / f"damaged-{step}"
-    for number in itertools.count(2):
-        if not aside.exists():
-            break
-        aside = folder / f"damaged-{step}.{number}"
-    os.rename(folder / str(step), aside)
-    return aside
+    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is not taken for one, and return the new path."""
+    for number in itertools.count(1):
+        path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
+        if not path.exists():
+            os.rename(folder / str(step), path)
+            return path
+    raise AssertionError("numbers do not end")
 
 
-def load(folder: Path, step: int, like: Tree, *, partial: bool = False) -> Tree:
-    """The tree saved at ``step``, with the structure, shapes and dtypes of ``like``, which may name a part of it where ``partial``.
+def read_manifest(folder: Path, step: int) -> dict[str, Any]:
+    """What :func:`save` recorded ``about`` a checkpoint, with its step and hashes; the other files are not read.
 
-    Raises CheckpointError where the checkpoint is damaged or of another model.
+    Raises CheckpointError if a byte of the manifest changed.
     """
-    import jax
-    from orbax.checkpoint import v1 as ocp
-
-    path = folder.absolute() / str(step)
-    saved, wanted = described(folder, step), _described(like)
-    names = wanted.keys() if partial else saved.keys() | wanted.keys()
-    odd = sorted(name for name in names if saved.get(name) != wanted.get(name))
-    if odd:
-        name = odd[0]
-        raise CheckpointError(
-            f"{path}: {len(odd)} arrays do not fit the model, first {name}: {saved.get(name)}, expected {wanted.get(name)}"
-        )
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
-    context = ocp.Context()
-    context.pytree.loading.partial_load = partial
-    with context:
-        return ocp.load(path, abstract)
+    return manifest.read(folder / str(step), step)
 
 
-def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint by its path in the tree, as NumPy's: bit for bit, whatever JAX's mode. Raises CheckpointError."""
-    import jax
-    from orbax.checkpoint import v1 as ocp
-
-    verify(folder, step)
-    path = folder.absolute() / str(step)
-    like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), ocp.metadata(path).metadata)
-    return {name: np.asarray(leaf) for name, leaf in _leaves(ocp.load(path, like))}
+def _present(name: str) -> str:
+    """The path of an array under the names of today."""
+    group, slash, rest = name.partition("/")
+    return _FORMER_GROUPS.get(group, group) + slash + rest
 
 
-def described(folder: Path, step: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every array of a checkpoint, by its path in the tree; loads none. Raises CheckpointError where it is damaged."""
-    from orbax.checkpoint import v1 as ocp
-
-    verify(folder, step)
-    return _described(ocp.metadata(folder.absolute() / str(step)).metadata)
+def _infos(tree: Any) -> dict[str, TensorInfo]:
+    return {name: TensorInfo(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _leaves(tree)}
 
 
-def manifest(folder: Path, step: int) -> dict[str, Any]:
-    """What :func:`save` was told ``about`` the checkpoint, with its step and hashes. Raises CheckpointError where a byte of it changed."""
-    path = folder / str(step) / _MANIFEST
-    try:
-        text = path.read_text()
-        content = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("sha256"), dict):
-        raise CheckpointError(f"{path}: not a manifest: it names no hashes")
-    content.pop(_OWN_HASH, None)
-    if text != _manifest_text(content):
-        raise CheckpointError(f"{path}: damaged (its SHA-256 is not what it says itself)")
-    if content.get("step") != step:
-        raise CheckpointError(f"{path}: is of step {content.get('step')}, not {step}")
-    return content
-
-
-def _manifest_text(content: dict[str, Any]) -> str:
-    own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    return json.dumps({**content, _OWN_HASH: own}, indent=2) + "\n"
-
-
-def verify(folder: Path, step: int) -> None:
-    """Raises CheckpointError naming the first file that is missing, changed or too many."""
-    path = folder / str(step)
-    expected = manifest(folder, step)["sha256"]
-    found = {name for name, _ in _files(path)}
-    for name in sorted(expected.keys() | found):
-        if name not in found:
-            raise CheckpointError(f"{path / name}: missing, so this checkpoint is not whole")
-        if name not in expected:
-            raise CheckpointError(
-                f"{path / name}: not in the manifest, so this checkpoint was changed"
-            )
-        if _sha256(path / name) != expected[name]:
-            raise CheckpointError(f"{path / name}: damaged (its SHA-256 is not the manifest's)")
-
-
-def _described(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _leaves(tree)}
+def _text(info: TensorInfo | None) -> str:
+    return "nothing" if info is None else f"{info.dtype} {info.shape}"
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -252,23 +233,30 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _files(folder: Path) -> list[tuple[str, Path]]:
-    return sorted(
-        (str(path.relative_to(folder)), path)
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != _MANIFEST
-    )
+@contextmanager
+def _failures_reported_once() -> Iterator[None]:
+    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its threads: we report it.
+
+    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and coroutines, which come much later.
+    """
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
+    disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
+    for log in logs:
+        log.disabled = True
+    threading.excepthook, sys.unraisablehook = (_without_orbax(hook) for hook in hooks)
+    yield
+    for log, before in zip(logs, disabled, strict=True):
+        log.disabled = before
+    threading.excepthook, sys.unraisablehook = hooks
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook for all exceptions but those that passed through Orbax, or through the event loops that it runs."""
 
+    def filtered(unhandled: Any) -> None:
+        files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
+        packages = [f"{os.sep}{package}{os.sep}" for package in ("orbax", "asyncio")]
+        if not any(package in file for file in files for package in packages):
+            hook(unhandled)
 
-def sync(path: Path) -> None:
-    """Have a file or folder on the disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return filtered

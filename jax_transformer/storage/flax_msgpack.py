@@ -13,8 +13,9 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage import index, msgpack
-from jax_transformer.storage.atomic import shown
 from jax_transformer.storage.msgpack import Keys
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
 
 FILE = "flax_model.msgpack"
 INDEX = "flax_model.msgpack.index.json"
@@ -40,15 +41,15 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     return {name: _as_torch(keys, msgpack.read(found[keys])) for keys, name in names.items()}
 
 
-def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype's name of everything that ``read`` gives; no array is read. Raises as ``read``."""
+def describe(path: str | Path) -> dict[str, TensorInfo]:
+    """Shape and dtype of everything that ``read`` gives; no array is read. Raises as ``read``."""
     found = _described(Path(path))
     names = _names(Path(path), {keys: described.shape for keys, described in found.items()})
     shapes = {
         keys: described.shape[::-1] if keys[-1] == "kernel" else described.shape
         for keys, described in found.items()
     }
-    return {name: (shapes[keys], found[keys].dtype.name) for keys, name in names.items()}
+    return {name: TensorInfo(shapes[keys], found[keys].dtype.name) for keys, name in names.items()}
 
 
 def files(path: str | Path) -> list[Path]:
@@ -62,7 +63,7 @@ def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: _as_torch(keys, arrays[keys]) for keys, name in names.items()}
 
 
-def _described(path: Path) -> dict[Keys, msgpack.Described]:
+def _described(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
     held = {file: msgpack.header(file) for file in files(path)}
     if index.is_index(path):
         index.check(

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert import planning
-from jax_transformer.convert.planning import Described
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import index, json_text, safetensors
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import index, json_text, safetensors, tensors
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"
@@ -42,7 +41,7 @@ TOKENIZER = (
 )
 KEPT = (CONFIG, GENERATION, *TOKENIZER, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _LONGEST_CONFIG = 10_000_000
 
 
@@ -156,26 +155,19 @@ def _plain(path: Path, state: Any) -> dict[str, Any]:
     return state
 
 
-def describe(folder: Folder) -> dict[str, Described]:
+def describe(folder: Folder) -> dict[str, TensorInfo]:
     """Every tensor that is held, from the headers alone. Raises InputError where the index and its files do not agree."""
     if folder.weights.name.startswith(SAFETENSORS):
-        found = safetensors.describe(folder.weights)
-        return {
-            name: Described(shape, safetensors.DTYPES[dtype].name)
-            for name, (shape, dtype) in found.items()
-        }
+        return safetensors.describe(folder.weights)
     if folder.weights.name.startswith(FLAX):
         from jax_transformer.storage import flax_msgpack
 
-        return {
-            name: Described(shape, dtype)
-            for name, (shape, dtype) in flax_msgpack.describe(folder.weights).items()
-        }
+        return flax_msgpack.describe(folder.weights)
     parts = {file: _parts(file) for file in folder.shards}
     if folder.weights.name.endswith(INDEX):
         index.check(folder.weights, parts)
     return {
-        name: Described(tuple(leaf.shape), str(leaf.dtype))
+        name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for part in parts.values()
         for name, leaf in part.items()
     }
@@ -212,7 +204,7 @@ def same(folder: Folder, one: str, other: str) -> bool:
         found = [_raw(folder, name) for name in (one, other)]
         return found[0] == found[1]
     arrays = read(folder)
-    return planning.same(arrays[one], arrays[other])
+    return tensors.same(arrays[one], arrays[other])
 
 
 def _raw(folder: Folder, name: str) -> tuple[str, tuple[int, ...], bytes]:
@@ -265,7 +257,9 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 
 def is_written(name: str) -> bool:
     """Whether a file of this name is of those that an export may write."""
-    return name in (SAFETENSORS, SAFETENSORS + INDEX, *KEPT) or _SHARD.fullmatch(name) is not None
+    return (
+        name in (SAFETENSORS, SAFETENSORS + INDEX, *KEPT) or re.fullmatch(_SHARD, name) is not None
+    )
 
 
 def _shard(number: int, count: int) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
 from jax_transformer.storage import json_text
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 
 def is_index(path: str | Path) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import atomic
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import untrusted
+from jax_transformer.storage.untrusted import shown
 
 MOST_BRACKETS = 600_000  # three a tensor
 LONGEST = 100_000_000  # as the header of a .safetensors file
@@ -15,7 +15,7 @@ LONGEST = 100_000_000  # as the header of a .safetensors file
 
 def read(path: Path, *, longest: int = LONGEST) -> Any:
     """What a JSON file says. Raises InputError where it is none, UnsafeFileError where it is longer than ``longest`` bytes, or as ``parse``."""
-    atomic.check_readable(path)
+    untrusted.check_readable(path)
     with open(path, "rb") as file:
         content = file.read(longest + 1)
     if len(content) > longest:

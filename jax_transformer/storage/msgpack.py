@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, tensors
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import tensors, untrusted
+from jax_transformer.storage.untrusted import shown
 
 DEEPEST = 32
 MOST_VALUES = 600_000
@@ -28,7 +28,7 @@ Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Described:
+class ArrayExtent:
     """An array in a file: ``pieces`` are the first byte and the number of bytes of each part that it lies in."""
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Described:
     pieces: tuple[tuple[int, int], ...]
 
 
-def header(path: str | Path) -> dict[Keys, Described]:
+def header(path: str | Path) -> dict[Keys, ArrayExtent]:
     """Every array of a file by the keys that lead to it; no array's bytes are read.
 
     Raises:
@@ -45,7 +45,7 @@ def header(path: str | Path) -> dict[Keys, Described]:
         UnsafeFileError: it claims more than it holds, or is deeper or has more entries than weights need.
     """
     path = Path(path)
-    atomic.check_readable(path)
+    untrusted.check_readable(path)
     with open(path, "rb") as file:
         reader = _Reader(path, file, path.stat().st_size)
         found = reader.value(0)
@@ -56,7 +56,7 @@ def header(path: str | Path) -> dict[Keys, Described]:
     return _flat(path, found, ())
 
 
-def read(described: Described) -> np.ndarray:
+def read(described: ArrayExtent) -> np.ndarray:
     """The array, its memory its own. Raises InputError where the file has become shorter."""
     raw, at = np.empty(sum(length for _, length in described.pieces), np.uint8), 0
     with open(described.file, "rb") as file:
@@ -70,14 +70,14 @@ def read(described: Described) -> np.ndarray:
     return raw.view(described.dtype).reshape(described.shape)
 
 
-def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, Described]:
-    flat: dict[Keys, Described] = {}
+def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExtent]:
+    flat: dict[Keys, ArrayExtent] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
             value = _joined(path, value, (*above, name)) if _CHUNKED in value else value
         if isinstance(value, dict):
             flat |= _flat(path, value, (*above, name))
-        elif isinstance(value, Described):
+        elif isinstance(value, ArrayExtent):
             flat[(*above, name)] = value
         else:
             raise InputError(
@@ -86,14 +86,14 @@ def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, Described
     return flat
 
 
-def _joined(path: Path, told: dict[str, Any], at: Keys) -> Described:
+def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
     """One array of its pieces, which are numbered like the lengths of its shape."""
     name = shown("/".join(at))
     shape, pieces = (_numbered(told.get(key)) for key in ("shape", "chunks"))
     if set(told) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
         raise InputError(f"{path}: {name} is not in pieces as flax writes them")
     if not all(
-        isinstance(piece, Described) and len(piece.shape) == 1 and piece.dtype == pieces[0].dtype
+        isinstance(piece, ArrayExtent) and len(piece.shape) == 1 and piece.dtype == pieces[0].dtype
         for piece in pieces
     ):
         raise InputError(f"{path}: the pieces of {name} are no flat arrays of one dtype")
@@ -103,7 +103,7 @@ def _joined(path: Path, told: dict[str, Any], at: Keys) -> Described:
         raise UnsafeFileError(
             f"{path}: refused: {name} is said to have another size than its pieces"
         )
-    return Described(
+    return ArrayExtent(
         tuple(shape),
         pieces[0].dtype,
         path,
@@ -205,7 +205,7 @@ class _Reader:
         self.file.seek(self.at)
         return found
 
-    def extension(self, length: int, depth: int) -> Described:
+    def extension(self, length: int, depth: int) -> ArrayExtent:
         kind = self.take(1)[0]
         if kind not in _ARRAYS:
             self.wrong(
@@ -232,7 +232,9 @@ class _Reader:
                     raise UnsafeFileError(
                         f"{self.path}: refused: an array of {content.length:,} bytes is said to have another size, {shown(shape)} of {name}"
                     )
-                return Described(tuple(shape), dtype, self.path, ((content.start, content.length),))
+                return ArrayExtent(
+                    tuple(shape), dtype, self.path, ((content.start, content.length),)
+                )
         self.wrong(f"{_ARRAYS[kind]} before byte {end:,} is no triple of shape, dtype and bytes")
 
 

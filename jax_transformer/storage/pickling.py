@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage import tensors
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage.untrusted import shown
 
 _STORAGE_OF = {tensors.DTYPES[dtype]: storage for storage, dtype in tensors.STORAGES.items()}
 _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}

@@ -11,12 +11,22 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import atomic, pickling, zipped
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import atomic, pickling, untrusted, zipped
 from jax_transformer.storage.rebuilt import Rebuilder
-from jax_transformer.storage.tensors import Described
+from jax_transformer.storage.tensors import TensorView
+from jax_transformer.storage.untrusted import shown
 
-__all__ = ["Described", "describe", "is_legacy", "is_pt", "leaves", "read", "tied", "ties", "write"]
+__all__ = [
+    "TensorView",
+    "describe",
+    "is_legacy",
+    "is_pt",
+    "leaves",
+    "read",
+    "tied",
+    "ties",
+    "write",
+]
 
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # the number that files from before 1.6 begin with
 _NEWEST_VERSION = 10
@@ -59,13 +69,13 @@ def read(path: str | Path) -> Any:
         arrays = _arrays(
             archive,
             folder,
-            {tensor for _, tensor in leaves(value) if isinstance(tensor, Described)},
+            {tensor for _, tensor in leaves(value) if isinstance(tensor, TensorView)},
         )
-        return _mapped(value, lambda leaf: arrays[leaf] if isinstance(leaf, Described) else leaf)
+        return _mapped(value, lambda leaf: arrays[leaf] if isinstance(leaf, TensorView) else leaf)
 
 
 def describe(path: str | Path) -> Any:
-    """The same as ``read``, but with a ``Described`` for every tensor. No storage is read."""
+    """The same as ``read``, but with a ``TensorView`` for every tensor. No storage is read."""
     with _open(path) as archive:
         return _parsed(archive)[0]
 
@@ -82,7 +92,7 @@ def write(path: str | Path, value: Any) -> None:
     path = Path(path)
     pickler = pickling.Pickler(str(path))
     records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    with atomic.written(path) as temporary:
+    with atomic.file(path) as temporary:
         with open(temporary, "wb") as file:
             zipped.write(file, _members(records, pickler.storages))
         if not _same(value, read(temporary)):
@@ -134,7 +144,7 @@ def tied(described: Any) -> list[tuple[str, ...]]:
     """As ``ties``, of what ``describe`` gave."""
     groups: dict[Any, list[str]] = {}
     for name, leaf in leaves(described):
-        if isinstance(leaf, Described) and leaf.nbytes:
+        if isinstance(leaf, TensorView) and leaf.nbytes:
             groups.setdefault(leaf.region(), []).append(name)
     return [tuple(names) for names in groups.values() if len(names) > 1]
 
@@ -158,7 +168,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def _open(path: str | Path) -> zipped.Archive:
     path = Path(path)
-    atomic.check_readable(path)
+    untrusted.check_readable(path)
     if is_legacy(path):
         raise InputError(
             f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, and torch.save it again"
@@ -220,13 +230,13 @@ def _record(archive: zipped.Archive, name: str) -> str:
 
 
 def _arrays(
-    archive: zipped.Archive, folder: str, described: set[Described]
-) -> dict[Described, np.ndarray]:
+    archive: zipped.Archive, folder: str, views: set[TensorView]
+) -> dict[TensorView, np.ndarray]:
     """An array for each, one storage after the other."""
-    by_storage: dict[str, list[Described]] = {}
-    for tensor in described:
+    by_storage: dict[str, list[TensorView]] = {}
+    for tensor in views:
         by_storage.setdefault(tensor.storage, []).append(tensor)
-    arrays: dict[Described, np.ndarray] = {}
+    arrays: dict[TensorView, np.ndarray] = {}
     for key, tensors in by_storage.items():
         storage = archive.read(f"{folder}data/{key}")
         for tensor in tensors:
@@ -238,7 +248,7 @@ def _arrays(
     return arrays
 
 
-def _array(storage: np.ndarray, tensor: Described) -> np.ndarray:
+def _array(storage: np.ndarray, tensor: TensorView) -> np.ndarray:
     """A contiguous copy. NumPy checks once more that it lies within the storage."""
     if not all(tensor.shape):
         return np.empty(tensor.shape, tensor.dtype)

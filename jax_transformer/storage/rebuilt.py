@@ -9,8 +9,8 @@ import numpy as np
 
 from jax_transformer.errors import UnsafeFileError
 from jax_transformer.storage import pickled, tensors
-from jax_transformer.storage.atomic import shown
-from jax_transformer.storage.tensors import Described, Storage
+from jax_transformer.storage.tensors import Storage, TensorView
+from jax_transformer.storage.untrusted import shown
 
 DEEPEST = 100  # containers within containers
 MOST_VALUES = 1_000_000  # in the tree: a list that is in two places counts twice, so that no small file is a huge tree
@@ -37,13 +37,13 @@ class Rebuilder:
     def __init__(self, where: str, sizes: Mapping[str, int], most_bytes: int):
         self.where, self.sizes, self.most_bytes = where, sizes, most_bytes
         self.bytes = 0
-        self.seen: set[Described] = set()
+        self.seen: set[TensorView] = set()
 
     def refused(self, what: str) -> UnsafeFileError:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
     def value(self, pickle: bytes) -> Any:
-        """The value of the file's pickle, made of nothing but plain containers, plain values and ``Described``."""
+        """The value of the file's pickle, made of nothing but plain containers, plain values and ``TensorView``."""
         value = pickled.interpret(pickle, self.where, self._allowed(), self._storage)
         self._measured(value, 1, {})
         return self._plain(value)
@@ -96,16 +96,14 @@ class Rebuilder:
                 return Storage(key, kind.dtype, size, kind.name == "torch.storage.UntypedStorage")
         raise self.refused("a reference to something that is no storage")
 
-    def _tensor(self, arguments: tuple[Any, ...]) -> Described:
+    def _tensor(self, arguments: tuple[Any, ...]) -> TensorView:
         """(storage, offset, shape, stride, requires_grad, hooks, metadata), the last three of which may be left out."""
         storage, offset, shape, stride, rest = self._split(arguments, 4)
         if not isinstance(storage, Storage) or storage.untyped:
             raise self.refused("a tensor without a storage of its own dtype")
-        return self._described(
-            storage.key, storage.dtype, storage.size, offset, shape, stride, rest
-        )
+        return self._view(storage.key, storage.dtype, storage.size, offset, shape, stride, rest)
 
-    def _tensor_of_dtype(self, arguments: tuple[Any, ...]) -> Described:
+    def _tensor_of_dtype(self, arguments: tuple[Any, ...]) -> TensorView:
         """(storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the last of which may be left out."""
         storage, offset, shape, stride, rest = self._split(arguments, 4)
         if (
@@ -117,7 +115,7 @@ class Rebuilder:
         ):
             raise self.refused("a tensor without an untyped storage and a dtype")
         dtype = rest[2].dtype
-        return self._described(
+        return self._view(
             storage.key,
             dtype,
             storage.size // dtype.itemsize,
@@ -132,7 +130,7 @@ class Rebuilder:
             raise self.refused(f"a tensor of {len(arguments)} arguments")
         return *arguments[:number], list(arguments[number:])
 
-    def _described(
+    def _view(
         self,
         key: str,
         dtype: np.dtype,
@@ -141,7 +139,7 @@ class Rebuilder:
         shape: Any,
         stride: Any,
         rest: list[Any],
-    ) -> Described:
+    ) -> TensorView:
         requires_grad, hooks, metadata = (
             [*rest, *(False, {}, None)[len(rest) :]] if len(rest) <= 3 else (None, None, None)
         )
@@ -158,7 +156,7 @@ class Rebuilder:
                 )
         if len(shape) != len(stride) or len(shape) > 64:
             raise self.refused(f"a tensor of {len(shape)} sizes and {len(stride)} strides")
-        made = Described(shape, dtype, key, offset, stride)
+        made = TensorView(shape, dtype, key, offset, stride)
         if made.end > size:
             raise self.refused(
                 f"a tensor that reaches to element {made.end:,} of storage {shown(key)}, which has {size:,}"
@@ -174,11 +172,11 @@ class Rebuilder:
                 )
         return made
 
-    def _parameter(self, arguments: tuple[Any, ...]) -> Described:
+    def _parameter(self, arguments: tuple[Any, ...]) -> TensorView:
         """(tensor, requires_grad, hooks)."""
         if (
             len(arguments) != 3
-            or not isinstance(arguments[0], Described)
+            or not isinstance(arguments[0], TensorView)
             or type(arguments[1]) is not bool
             or arguments[2] != {}
         ):
@@ -270,11 +268,9 @@ class Rebuilder:
             case tuple():
                 return tuple(self._plain(item) for item in value)
             case Storage():
-                return self._described(
-                    value.key, value.dtype, value.size, 0, (value.size,), (1,), []
-                )
+                return self._view(value.key, value.dtype, value.size, 0, (value.size,), (1,), [])
             case _Named(storage=False):
                 return value.name
-            case None | bool() | int() | float() | complex() | str() | bytes() | Described():
+            case None | bool() | int() | float() | complex() | str() | bytes() | TensorView():
                 return value
         raise self.refused(f"{getattr(value, 'name', type(value).__name__)} as a value")

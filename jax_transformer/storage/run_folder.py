@@ -2,17 +2,17 @@
 
 import contextlib
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, InputError
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.storage import atomic, checkpoint
 
 T = TypeVar("T")
+LOSS = "valid_loss"
+"""The one validation figure of which less is better."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +30,26 @@ class RunFolder:
     checkpoints = property(lambda self: self.path / "checkpoints")
     averaged = property(lambda self: self.path / "averaged")
 
-    def options(self) -> TrainOptions:
-        """The options that the run was started with."""
-        return parsed(self.train_config, lambda text: codec.from_json(TrainOptions, text))
+    def train_options(self) -> dict[str, Any]:
+        """The options that the run was started with, as they are in the file. Raises InputError naming it."""
+        return parsed(self.train_config, lambda text: dict(json.loads(text)))
+
+    def best_first(self) -> list[int]:
+        """Steps of the checkpoints that were validated, best first by the figure that the run's ``best_by`` names."""
+        options = self.train_options() if self.train_config.exists() else {}
+        figures = self.figures()
+        criterion = options.get("best_by", "bleu")
+        if any(criterion not in entry for entry in figures.values()):
+            raise InputError(f"{self.train_config}: best_by={criterion!r} is no validation figure")
+        return best_first(figures, criterion)
 
     def last_step(self) -> int | None:
         """The step of the newest checkpoint, None without one."""
-        from jax_transformer.storage import checkpoint
-
         return max(checkpoint.steps(self.checkpoints), default=None)
 
-    def write(self, path: Path, text: str) -> None:
-        """Write one of the files, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
     def remove_unfinished(self) -> None:
-        """Remove the files that a killed process was writing. Only who holds the folder's lock may."""
-        for path in self.path.glob(".*"):
-            if path.suffix[1:].isdecimal():
-                path.unlink()
+        """Remove the files that a killed process was writing. The caller holds the folder's lock."""
+        atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that was cut off while it was written is left out."""
@@ -80,14 +73,12 @@ class RunFolder:
 
     def figures(self) -> dict[int, dict[str, Any]]:
         """The validation figures of the checkpoints that have some, by their steps."""
-        from jax_transformer.storage import checkpoint
-
         found = {}
         for step in checkpoint.steps(self.checkpoints):
             with contextlib.suppress(
                 CheckpointError
             ):  # a damaged one is dealt with where it is loaded
-                found[step] = checkpoint.manifest(self.checkpoints, step).get("figures")
+                found[step] = checkpoint.read_manifest(self.checkpoints, step).get("figures")
         return {step: figures for step, figures in found.items() if figures}
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
@@ -99,7 +90,7 @@ class RunFolder:
                 entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
             )
 
-        self.write(
+        atomic.write_text(
             self.metrics,
             "".join(json.dumps(entry) + "\n" for entry in self.entries() if stays(entry)),
         )
@@ -107,6 +98,12 @@ class RunFolder:
     def add_metrics(self, entry: dict[str, Any]) -> None:
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list[int]:
+    """Steps by their validation figures, best first: the lowest loss, or the highest score. Of equals the earlier first."""
+    sign = 1 if criterion == LOSS else -1
+    return sorted(figures, key=lambda step: (sign * figures[step][criterion], step))
 
 
 def _parsed_line(line: str, where: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import numpy as np
 import safetensors.numpy
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, index, json_text, tensors
-from jax_transformer.storage.atomic import shown
+from jax_transformer.storage import atomic, index, json_text, tensors, untrusted
 from jax_transformer.storage.index import is_index
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
 
 LONGEST_HEADER = json_text.LONGEST  # the library's own limit
 _NAMES = "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8"
@@ -26,7 +27,7 @@ DTYPES: dict[str, np.dtype] = {
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorExtent:
     """A tensor in a file: ``start`` and ``end`` count bytes of the file."""
 
     shape: tuple[int, ...]
@@ -71,10 +72,10 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def describe(path: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype (as the file calls it) of every tensor, from the headers alone. Raises as ``read``."""
+def describe(path: str | Path) -> dict[str, TensorInfo]:
+    """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {
-        name: (tensor.shape, tensor.dtype)
+        name: TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
         for _, found in _described(Path(path))
         for name, tensor in found.items()
     }
@@ -92,7 +93,7 @@ def write(
     path = Path(path)
     # The writer takes a strided array's memory as it lies and so writes other bytes (safetensors#825)
     contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
-    with atomic.written(path) as temporary:
+    with atomic.file(path) as temporary:
         safetensors.numpy.save_file(
             contiguous, temporary, metadata={"format": "pt"} | dict(metadata or {})
         )
@@ -112,8 +113,8 @@ def metadata(path: str | Path) -> dict[str, str]:
     return _told(Path(path)).get("__metadata__", {})
 
 
-def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
-    atomic.check_readable(path)
+def _described(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
+    untrusted.check_readable(path)
     if not is_index(path):
         yield path, header(path)
         return
@@ -124,7 +125,7 @@ def _described(path: Path) -> Iterator[tuple[Path, dict[str, Described]]]:
 
 def _told(path: Path) -> Any:
     """What the header says, as it stands there."""
-    atomic.check_readable(path)
+    untrusted.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
         begin = file.read(8)
@@ -138,7 +139,7 @@ def _told(path: Path) -> Any:
         return json_text.parse(path, file.read(length))
 
 
-def header(path: Path) -> dict[str, Described]:
+def header(path: Path) -> dict[str, TensorExtent]:
     """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
     told = _told(path)
     size = path.stat().st_size
@@ -169,7 +170,7 @@ def header(path: Path) -> dict[str, Described]:
     return ordered
 
 
-def _tensor(path: Path, name: str, entry: Any, data: int) -> Described:
+def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
     if not name.isprintable():
         raise UnsafeFileError(
             f"{path}: refused: the name {shown(name)} has signs that cannot be printed"
@@ -193,7 +194,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> Described:
             ):
                 nonzero = math.prod(max(1, length) for length in shape) * DTYPES[dtype].itemsize
                 if nonzero < 2**63 and end - start == math.prod(shape) * DTYPES[dtype].itemsize:
-                    return Described(tuple(shape), dtype, path, data + start, data + end)
+                    return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(
                 f"{path}: refused: {shown(name)} is said to have another size than its shape gives"
             )

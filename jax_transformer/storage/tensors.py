@@ -1,4 +1,4 @@
-"""PyTorch's dtypes and storages by name, and where a tensor lies in one."""
+"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its place in a PyTorch storage."""
 
 import math
 from dataclasses import dataclass
@@ -42,8 +42,41 @@ STORAGES: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Described:
-    """A tensor in a file: ``offset`` and ``stride`` count elements in the storage of that name."""
+class TensorInfo:
+    """Shape and dtype of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """By NumPy's name, as ``float32``, or that of ml_dtypes, as ``bfloat16``."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+
+
+def is_float(dtype: str) -> bool:
+    """True for the dtypes that weights of a model may have."""
+    return dtype in ("float64", "float32", "float16", "bfloat16")
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """True if two arrays are equal bit for bit, dtypes and shapes included."""
+    return one is other or (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor of a PyTorch file: ``offset`` and ``stride`` count elements in the storage of that name."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -58,7 +91,7 @@ class Described:
 
     @property
     def end(self) -> int:
-        """The first element behind those that are used."""
+        """One more than the last element that is used."""
         if not all(self.shape):
             return self.offset
         return (

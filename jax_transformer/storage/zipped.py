@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import atomic
+from jax_transformer.storage import untrusted
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -52,7 +52,7 @@ class Archive:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        atomic.check_readable(self.path)
+        untrusted.check_readable(self.path)
         self._file = open(self.path, "rb")  # noqa: SIM115 (close() is __exit__'s)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
@@ -73,10 +73,10 @@ class Archive:
         content = np.empty(member.size, np.uint8)
         self._file.seek(member.start)
         if self._file.readinto(content.data) != member.size:
-            raise InputError(f"{self.path}: ends in the middle of {atomic.shown(name)}")
+            raise InputError(f"{self.path}: ends in the middle of {untrusted.shown(name)}")
         if zlib.crc32(content.data) != member.crc:
             raise InputError(
-                f"{self.path}: {atomic.shown(name)} is damaged (or was saved without checksums): its CRC-32 is not the one on record"
+                f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without checksums): its CRC-32 is not the one on record"
             )
         return content
 
@@ -148,12 +148,12 @@ class Archive:
         records = self._at(start, end - start)
         for name, member in self._entries(records, number):
             if name in members:
-                raise self._unsafe(f"{atomic.shown(name)} is there twice")
+                raise self._unsafe(f"{untrusted.shown(name)} is there twice")
             members[name] = member
         before = 0
         for name, member in sorted(members.items(), key=lambda item: item[1].header):
             if member.header < before or member.start + member.size > start:
-                raise self._unsafe(f"{atomic.shown(name)} lies over something else")
+                raise self._unsafe(f"{untrusted.shown(name)} lies over something else")
             before = member.start + member.size
         return members
 
@@ -194,10 +194,12 @@ class Archive:
             )
             if flags & ~(_STREAMED | _UTF8):
                 raise self._unsafe(
-                    f"{atomic.shown(name)} is encrypted, patched or otherwise special"
+                    f"{untrusted.shown(name)} is encrypted, patched or otherwise special"
                 )
             if method or packed != size:
-                raise self._unsafe(f"{atomic.shown(name)} is compressed, which PyTorch never does")
+                raise self._unsafe(
+                    f"{untrusted.shown(name)} is compressed, which PyTorch never does"
+                )
             if disk:
                 raise self._damaged("it is one of several parts")
             yield (
@@ -220,7 +222,7 @@ class Archive:
             or any(sign in name for sign in "\\:")
             or not name.isprintable()
         ):
-            raise self._unsafe(f"{atomic.shown(name)} is no plain name")
+            raise self._unsafe(f"{untrusted.shown(name)} is no plain name")
         return name
 
     def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
@@ -253,7 +255,7 @@ class Archive:
             fields
         )
         if signature != b"PK\x03\x04":
-            raise self._damaged(f"{atomic.shown(name)} is not where it should be")
+            raise self._damaged(f"{untrusted.shown(name)} is not where it should be")
         told = all(
             local in (said, full)
             for local, said, full in zip(
@@ -261,11 +263,11 @@ class Archive:
             )
         )
         if not told and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
-            raise self._unsafe(f"{atomic.shown(name)} has two sizes or checksums")
+            raise self._unsafe(f"{untrusted.shown(name)} has two sizes or checksums")
         if (local_flags, method) != (flags, 0) or self._at(
             header + _LOCAL.size, name_length
         ) != raw:
-            raise self._unsafe(f"{atomic.shown(name)} is described in two ways")
+            raise self._unsafe(f"{untrusted.shown(name)} is described in two ways")
         return header + _LOCAL.size + name_length + extra_length
 
 

@@ -12,6 +12,7 @@ from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import TooLong
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import atomic
 from jax_transformer.storage.huggingface import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, text, vocabulary
@@ -162,5 +163,5 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
         corpus.initial is not None and corpus.initial.files
     ):  # behind the tokenizer, whose files have how to decode as it was
         write_files(folder.path / IN_RUN, corpus.initial.files)
-    folder.write(folder.config, corpus.config.to_json())
-    folder.write(folder.data, json.dumps(corpus.about, indent=2) + "\n")
+    atomic.write_text(folder.config, corpus.config.to_json())
+    atomic.write_text(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from jax_transformer.storage import atomic
 
 # Okabe and Ito's colours, which the colour-blind tell apart: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -198,12 +199,8 @@ def _legend(axes: Any) -> None:
 
 
 def _save(figure: Any, picture: Path) -> None:
-    temporary = picture.with_name(f".{picture.name}.{os.getpid()}")
-    try:
+    with atomic.file(picture) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-        os.replace(temporary, picture)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_transformer.config import Positions, TransformerConfig
-from jax_transformer.convert.planning import is_float
 from jax_transformer.data import tokenizer as tokenizers
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, load_huggingface
 from jax_transformer.data.options import DataOptions
@@ -26,6 +25,7 @@ from jax_transformer.storage import hub, kinds
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import is_float
 from jax_transformer.training import vocabulary
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 
@@ -147,7 +147,7 @@ def _of_run(path: Path, options: TrainOptions) -> InitSource:
     intact: pretrained.Weights | None = None
     for weights in pretrained.candidates(folder, "auto"):
         try:
-            described = checkpoint.described(weights.root, weights.step)
+            opened = checkpoint.open(weights.root, weights.step)
         except CheckpointError:  # named where it is loaded
             continue
         intact = weights
@@ -155,9 +155,9 @@ def _of_run(path: Path, options: TrainOptions) -> InitSource:
     if intact is None:
         raise CheckpointError(f"{folder.checkpoints}: holds no intact checkpoint to begin from")
     dtypes = frozenset(
-        dtype
-        for name, (_, dtype) in described.items()
-        if name.startswith(("params/", "ema/", "carried/"))
+        tensor.dtype
+        for name, tensor in opened.tensors.items()
+        if name.startswith(("params/", "ema/", "frozen/"))
     )
     sha256 = _sha256(
         [folder.config, intact.root / str(intact.step) / kinds.MANIFEST]

@@ -67,7 +67,7 @@ class Run:
             stop,
         )
         self.validation = Validation(options, corpus, devices)
-        about = checkpoint.manifest(folder.checkpoints, began) if began else {}
+        about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
         average = checkpoint.steps(folder.averaged)
         checkpoint.prune(
@@ -176,12 +176,10 @@ class Run:
             return
         weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
-        figures = self._validate(
-            weights | state.carried, name, {"step": now, "weights": "averaged"}
-        )
+        figures = self._validate(weights | state.frozen, name, {"step": now, "weights": "averaged"})
         about = {**resume.environment(), "of": steps, "figures": figures}
         checkpoint.save(
-            self.folder.averaged, now, {"params": weights, "carried": state.carried}, about=about
+            self.folder.averaged, now, {"params": weights, "frozen": state.frozen}, about=about
         )
         checkpoint.prune(self.folder.averaged, [now])
 

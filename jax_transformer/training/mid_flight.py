@@ -10,12 +10,13 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.conversion import Description, Request
-from jax_transformer.convert.planning import same
 from jax_transformer.convert.verify import DifferentError
 from jax_transformer.errors import ConfigError, InputError, Refusal
-from jax_transformer.storage import kinds, lock, pt
+from jax_transformer.storage import atomic, kinds, lock, pt
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import same
+from jax_transformer.training.options import read_options
 
 if TYPE_CHECKING:
     from jax_transformer.training.step import TrainState
@@ -88,7 +89,7 @@ def _into_locked(source: Path, folder: RunFolder, named: int | None, *, force: b
     from jax_transformer.storage import checkpoint
     from jax_transformer.training import torch_checkpoint
 
-    options, config = folder.options(), _config(folder)
+    options, config = read_options(folder), _config(folder)
     saved = pt.read(source)
     if not isinstance(saved, dict):
         raise InputError(f"{source}: holds a {type(saved).__name__}, not a training checkpoint")
@@ -133,10 +134,10 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried
     assert step is not None
     state = torch_checkpoint.load(folder, step)
     made = _saved(state, folder, _twins_order(_config(folder)))
-    with writing.whole(target) as temporary:
+    with atomic.file(target) as temporary:
         pt.write(temporary, made)
         again = torch_checkpoint.from_checkpoint(
-            pt.read(temporary), folder.options(), _config(folder)
+            pt.read(temporary), read_options(folder), _config(folder)
         )
         _check_same(again, state, target)
     return _carried(f"{folder.path} (step {step})", str(target), state)
@@ -145,7 +146,7 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried
 def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str, Any]:
     from jax_transformer.training import torch_checkpoint
 
-    return torch_checkpoint.to_checkpoint(state, folder.options(), _config(folder), names)
+    return torch_checkpoint.to_checkpoint(state, read_options(folder), _config(folder), names)
 
 
 def _order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
@@ -205,7 +206,7 @@ def _carried(source: str, destination: str, state: "TrainState") -> Carried:
     import jax
 
     arrays = [
-        leaf for leaf in jax.tree.leaves((state.params, state.carried, state.moments)) if leaf.ndim
+        leaf for leaf in jax.tree.leaves((state.params, state.frozen, state.opt_state)) if leaf.ndim
     ]
     return Carried(
         source, destination, int(state.step), len(arrays), sum(leaf.size for leaf in arrays)

@@ -11,7 +11,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Re
 from jax_transformer.storage import checkpoint, lock
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import resume, selection
-from jax_transformer.training.options import Resume, TrainOptions
+from jax_transformer.training.options import Resume, TrainOptions, read_options
 
 RUNS = Path("runs")
 
@@ -40,7 +40,7 @@ def _named(options: TrainOptions, held: ExitStack) -> RunFolder:
             raise ConfigError(
                 f"{folder.path} holds a run already, and --resume never forbids to go on with it; give another --run"
             )
-        refused, _ = resume.changes(options, folder.options())
+        refused, _ = resume.changes(options, read_options(folder))
         if refused:
             raise ConfigError(
                 f"{folder.path} is a run of other options: {', '.join(refused)}; give another --run"
@@ -85,7 +85,7 @@ def _numbered(options: TrainOptions, held: ExitStack) -> RunFolder:
 def _goes_on(options: TrainOptions, folder: RunFolder) -> bool:
     """Whether the folder holds an unfinished run of the same options; one that cannot be read does not."""
     try:
-        refused, named = resume.changes(options, folder.options())
+        refused, named = resume.changes(options, read_options(folder))
         return not refused and not named and not finished(options, folder)
     except Refusal:
         return False

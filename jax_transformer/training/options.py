@@ -1,4 +1,4 @@
-"""What ``train`` can be told: these dataclasses are its command line, and the text under a field is that flag's help. Standard library only."""
+"""What ``train`` can be told: these dataclasses are its command line, and the text under a field is that flag's help."""
 
 import dataclasses
 import enum
@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jax_transformer.architectures import presets
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
+from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training.optimizer_options import OptimizerOptions
 
 
@@ -26,11 +27,6 @@ class Criterion(enum.StrEnum):
     CHRF = "chrf"
     EXACT_MATCH = "exact_match"
     LOSS = "valid_loss"
-
-    @property
-    def sign(self) -> int:
-        """1 where more is better, -1 where less is."""
-        return -1 if self is Criterion.LOSS else 1
 
 
 class Resume(enum.StrEnum):
@@ -202,6 +198,11 @@ class TrainOptions:
             for name in mine
             if mine[name] != theirs[name]
         }
+
+
+def read_options(folder: RunFolder) -> TrainOptions:
+    """The options that the run in ``folder`` was started with. Raises InputError naming the file."""
+    return parsed(folder.train_config, lambda text: codec.from_json(TrainOptions, text))
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

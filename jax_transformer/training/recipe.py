@@ -4,12 +4,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import atomic, checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, resume, trackers
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.open_run import claim
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.stops import Stop
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
             corpus.check(text, folder)
             intact = _intact(folder)
             _name_changes(options, folder, intact)
-        folder.write(folder.train_config, codec.to_json(options))
+        atomic.write_text(folder.train_config, codec.to_json(options))
         corpus.record(text, folder)
 
         from jax_transformer.training import loop
@@ -65,9 +65,9 @@ def _name_changes(options: TrainOptions, folder: RunFolder, intact: int | None) 
     """Say what differs from when the run was last going, of what is not refused."""
     if intact is None:
         return
-    _, changed = resume.changes(options, folder.options())
+    _, changed = resume.changes(options, read_options(folder))
     changed += resume.environment_changes(
-        resume.environment(), checkpoint.manifest(folder.checkpoints, intact)
+        resume.environment(), checkpoint.read_manifest(folder.checkpoints, intact)
     )
     if changed:
         say(

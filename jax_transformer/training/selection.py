@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax_transformer.storage.run_folder import best_first
 from jax_transformer.training.options import AverageOf, Criterion, TrainOptions
 
 Figures = Mapping[int, Mapping[str, Any]]
@@ -11,7 +12,7 @@ Figures = Mapping[int, Mapping[str, Any]]
 
 def ranked(figures: Figures, by: Criterion) -> list[int]:
     """The steps, best first; of equals the earlier."""
-    return sorted(figures, key=lambda step: (-by.sign * figures[step][by.value], step))
+    return best_first(figures, by.value)
 
 
 def since_best(figures: Figures, by: Criterion) -> int:

@@ -29,29 +29,29 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     params: Arrays
     """Trained arrays by dotted path."""
-    carried: Arrays
+    frozen: Arrays
     """Arrays of the checkpoint that are never trained, by dotted path."""
-    moments: optax.OptState
+    opt_state: optax.OptState
     ema: Arrays
     """The moving average of ``params``; nothing where none is kept."""
 
     @property
     def weights(self) -> Arrays:
         """The arrays of the model that is validated and translated with."""
-        return (self.ema or self.params) | self.carried
+        return (self.ema or self.params) | self.frozen
 
 
 def initial_state(
     model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False
 ) -> TrainState:
     """The state before the first step. Its arrays are copies: a step takes over their memory, and the model keeps its own."""
-    params, carried = (
+    params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
-        carried,
+        frozen,
         optimizer.init(params),
         jax.tree.map(jnp.copy, params) if ema else {},
     )
@@ -59,14 +59,14 @@ def initial_state(
 
 def loss_sum(
     params: Arrays,
-    carried: Arrays,
+    frozen: Arrays,
     batch: Batch,
     config: TransformerConfig,
     label_smoothing: float = 0.0,
     dropout: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Summed loss and number of target tokens of a batch; ``dropout`` is a key or another source of masks."""
-    model = transformer.unflatten(config, params | carried)
+    model = transformer.unflatten(config, params | frozen)
     logits = model(batch.source, batch.target_in, rngs=dropout)
     assert isinstance(logits, jax.Array), "no attention was asked for"
     return cross_entropy(
@@ -126,7 +126,7 @@ def make_step(
 
     def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
         def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
-            return loss_sum(params, state.carried, batch, config, label_smoothing, key)
+            return loss_sum(params, state.frozen, batch, config, label_smoothing, key)
 
         (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         return Sums(gradients, total, tokens)
@@ -134,7 +134,7 @@ def make_step(
     def update(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
         count = jnp.maximum(summed.tokens, 1).astype(summed.loss.dtype)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
-        updates, moments = optimizer.update(gradients, state.moments, state.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         average = {
             name: optax.incremental_update(params[name], old, 1 - ema)
@@ -145,7 +145,7 @@ def make_step(
             "tokens": summed.tokens,
             "gradient_norm": optax.tree.norm(gradients),
         }
-        return TrainState(state.step + 1, params, state.carried, moments, average), metrics
+        return TrainState(state.step + 1, params, state.frozen, opt_state, average), metrics
 
     @partial(jax.jit, donate_argnums=0)
     def one(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:

@@ -23,7 +23,7 @@ from jax_transformer.nn.positions import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import optimizer, optimizer_state, resume, step
-from jax_transformer.training.options import OptimizerOptions, TrainOptions
+from jax_transformer.training.options import OptimizerOptions, TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
 
@@ -46,7 +46,7 @@ def to_checkpoint(
         convert.weight_table(config),
         {name: array.shape for name, array in state.params.items()},
     )
-    position = optimizer_state.position(state.moments)
+    position = optimizer_state.position(state.opt_state)
     rate = learning_rate(options, position)
     peak, rule = options.optimizer.learning_rate, options.optimizer
     settings = {
@@ -56,12 +56,12 @@ def to_checkpoint(
         "eps": rule.epsilon,
     }
     moments = optimizer_state.from_optax(
-        state.moments,
+        state.opt_state,
         ADAMW,
         settings,
-        dict.fromkeys(state.params | state.carried, rule.weight_decay),
+        dict.fromkeys(state.params | state.frozen, rule.weight_decay),
     )
-    model = convert.to_torch(transformer.unflatten(config, state.params | state.carried))
+    model = convert.to_torch(transformer.unflatten(config, state.params | state.frozen))
     model |= {
         rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)
     }  # one array: what is tied stays tied in a file
@@ -119,7 +119,7 @@ def from_checkpoint(
     _check_options(moments, options, position)
     return state._replace(
         step=jnp.asarray(now, jnp.int32),
-        moments=optimizer_state.into_optax(state.moments, moments, position),
+        opt_state=optimizer_state.into_optax(state.opt_state, moments, position),
     )
 
 
@@ -194,9 +194,9 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
 def load(folder: RunFolder, at: int) -> TrainState:
     """The state saved at step ``at``, in the dtypes it was saved in. Raises CheckpointError where it is damaged or of another model, or
     holds float64 while JAX is in 32-bit mode."""
-    options, config = folder.options(), parsed(folder.config, TransformerConfig.from_json)
-    found = checkpoint.described(folder.checkpoints, at)
-    if any(dtype == "float64" for _, dtype in found.values()) and not jax.config.read(
+    options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
+    opened = checkpoint.open(folder.checkpoints, at)
+    if any(tensor.dtype == "float64" for tensor in opened.tensors.values()) and not jax.config.read(
         "jax_enable_x64"
     ):
         raise CheckpointError(
@@ -210,12 +210,10 @@ def load(folder: RunFolder, at: int) -> TrainState:
     )
 
     def typed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        _, dtype = found.get(
-            jax.tree_util.keystr(path, simple=True, separator="/"), (None, leaf.dtype)
-        )
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        saved = opened.tensors.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+        return jax.ShapeDtypeStruct(leaf.shape, saved.dtype if saved else leaf.dtype)
 
-    return checkpoint.load(folder.checkpoints, at, jax.tree_util.tree_map_with_path(typed, fresh))
+    return opened.load(jax.tree_util.tree_map_with_path(typed, fresh))
 
 
 def save(folder: RunFolder, state: TrainState) -> Path:

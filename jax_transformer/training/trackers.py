@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from jax_transformer.errors import ConfigError
+from jax_transformer.storage import atomic
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training.options import TrainOptions
 
@@ -119,7 +120,7 @@ class WeightsAndBiases:
             )
         except wandb.Error as error:
             raise ConfigError(f"wandb={options.wandb}: {' '.join(str(error).split())}") from None
-        folder.write(path, json.dumps({"project": options.wandb, "id": self._run.id}) + "\n")
+        atomic.write_text(path, json.dumps({"project": options.wandb, "id": self._run.id}) + "\n")
 
     def add(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)

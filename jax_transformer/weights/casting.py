@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from jax_transformer.convert.planning import is_float
 from jax_transformer.errors import ConfigError
+from jax_transformer.storage.tensors import is_float
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 

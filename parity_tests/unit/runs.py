@@ -220,7 +220,7 @@ def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(name, simple=True, separator="/"): np.asarray(leaf)
         for name, leaf in leaves
     }
-    assert found.keys() == checkpoint.described(run / "checkpoints", step).keys()
+    assert found.keys() == checkpoint.open(run / "checkpoints", step).tensors.keys()
     return found
 
 

@@ -15,7 +15,8 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import atomic, checkpoint, manifest
+from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
 FILES = (
@@ -30,7 +31,7 @@ FILES = (
 class State(NamedTuple):
     step: jax.Array
     params: dict[str, jax.Array]
-    moments: tuple[dict[str, jax.Array], ...]
+    opt_state: tuple[dict[str, jax.Array], ...]
 
 
 def state(seed: int = 0) -> State:
@@ -106,8 +107,9 @@ def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
     assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
-    assert checkpoint.described(Path("runs/here"), 7) == checkpoint.described(
-        tmp_path / "runs/here", 7
+    assert (
+        checkpoint.open(Path("runs/here"), 7).tensors
+        == checkpoint.open(tmp_path / "runs/here", 7).tensors
     )
 
 
@@ -145,7 +147,7 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(tmp_path):
     assert bits(checkpoint.load(tmp_path, 7, like(state()))) == bits(state())
 
 
-@pytest.mark.parametrize("where", ["_sha256", "sync", "orbax"])
+@pytest.mark.parametrize("where", ["sha256", "sync", "orbax"])
 def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else(
     tmp_path, monkeypatch, where
 ):
@@ -165,7 +167,7 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else
         if where == "orbax":
             patch.setattr(ocp, "save", full)
         else:
-            patch.setattr(checkpoint, where, full)
+            patch.setattr({"sha256": manifest, "sync": atomic}[where], where, full)
         save(tmp_path, 8)
     assert str(tmp_path / "8") in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["7"]
@@ -175,7 +177,7 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else
 FAILING = """
 import os, pathlib, sys
 import numpy as np
-from jax_transformer.training import checkpoint
+from jax_transformer.storage import checkpoint
 
 def refuse(event, arguments):
     if event == "open" and str(arguments[0]).endswith("_METADATA") and "w" in str(arguments[1]):
@@ -232,7 +234,7 @@ def test_the_newest_intact_one_is_found_and_what_is_wrong_with_the_newer_ones(tm
         checkpoint.newest_intact(tmp_path)
 
 
-def test_one_that_is_set_aside_is_none_and_is_not_lost(tmp_path):
+def test_a_quarantined_checkpoint_is_none_and_is_not_lost(tmp_path):
     for _ in range(3):
         save(tmp_path, 7)
         aside = checkpoint.quarantine(tmp_path, 7)
@@ -244,7 +246,7 @@ def test_one_under_another_s_name_is_refused(tmp_path):
     save(tmp_path, 7)
     os.rename(tmp_path / "7", tmp_path / "8")
     with pytest.raises(errors.CheckpointError, match="is of step 7, not 8"):
-        checkpoint.verify(tmp_path, 8)
+        checkpoint.open(tmp_path, 8)
 
 
 def test_every_byte_of_the_manifest_counts(saved, tmp_path):
@@ -254,33 +256,33 @@ def test_every_byte_of_the_manifest_counts(saved, tmp_path):
     for where in range(0, len(content), 7):
         path.write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
         with pytest.raises(errors.CheckpointError, match=r"manifest\.json"):
-            checkpoint.verify(tmp_path / "copy", 7)
+            checkpoint.open(tmp_path / "copy", 7)
     path.write_bytes(content)
-    checkpoint.verify(tmp_path / "copy", 7)
+    checkpoint.open(tmp_path / "copy", 7)
 
 
 def test_the_manifest_has_the_step_what_was_said_and_every_file(saved):
-    manifest = checkpoint.manifest(saved, 7)
-    assert manifest["step"] == 7
-    assert manifest["versions"] == {"jax": jax.__version__}
+    content = checkpoint.read_manifest(saved, 7)
+    assert content["step"] == 7
+    assert content["versions"] == {"jax": jax.__version__}
     files = {
         str(path.relative_to(saved / "7")): path
         for path in (saved / "7").rglob("*")
         if path.is_file()
     }
     del files["manifest.json"]
-    assert manifest["sha256"] == {
+    assert content["sha256"] == {
         name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
     }
     assert len(files) > 3
 
 
 def test_shapes_and_dtypes_are_described_without_loading(saved):
-    described = checkpoint.described(saved, 7)
-    assert described["step"] == ((), "int32")
-    assert described["params/blocks.0.kernel"] == ((5, 3), "float32")
-    assert described["params/blocks.0.bias"] == ((3,), "bfloat16")
-    assert described["moments/0/mu"] == ((5, 3), "float32")
+    described = checkpoint.open(saved, 7).tensors
+    assert described["step"] == TensorInfo((), "int32")
+    assert described["params/blocks.0.kernel"] == TensorInfo((5, 3), "float32")
+    assert described["params/blocks.0.bias"] == TensorInfo((3,), "bfloat16")
+    assert described["opt_state/0/mu"] == TensorInfo((5, 3), "float32")
     assert len(described) == len(jax.tree.leaves(state()))
 
 
@@ -332,7 +334,7 @@ def test_describing_a_damaged_checkpoint_is_refused_as_well(saved, tmp_path):
     """``inspect`` and ``translate`` ask for shapes before they load."""
     (copied(saved, tmp_path) / "state" / "_METADATA").write_bytes(b"{")
     with pytest.raises(errors.CheckpointError) as caught:
-        checkpoint.described(tmp_path, 7)
+        checkpoint.open(tmp_path, 7)
     assert str(tmp_path / "7") in str(caught.value)
 
 
@@ -384,3 +386,74 @@ def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
     assert str(path) in refusal(
         tmp_path, {"params": {"scale": like(state()).params["scale"]}}, partial=True
     )
+
+
+# Opened once
+
+
+def counted(monkeypatch) -> dict[str, int]:
+    """How often each file of a checkpoint is hashed, by its path."""
+    hashed, sha256 = {}, manifest.sha256
+
+    def counting(path: Path) -> str:
+        hashed[str(path)] = hashed.get(str(path), 0) + 1
+        return sha256(path)
+
+    monkeypatch.setattr(manifest, "sha256", counting)
+    return hashed
+
+
+def test_an_opened_checkpoint_hashes_each_file_once(saved, monkeypatch):
+    hashed = counted(monkeypatch)
+    opened = checkpoint.open(saved, 7)
+    assert opened.tensors and opened.arrays()
+    assert bits(opened.load(like(state()))) == bits(state())
+    files = [path for path in (saved / "7").rglob("*") if path.is_file()]
+    assert hashed == {str(path): 1 for path in files if path.name != "manifest.json"}
+
+
+@pytest.mark.parametrize("change", ["content", "replaced", "missing"])
+def test_a_file_that_changed_after_it_was_verified_is_refused(saved, tmp_path, change):
+    path = largest(copied(saved, tmp_path), "state/ocdbt.process_0/d/*")
+    opened = checkpoint.open(tmp_path, 7)
+    content = path.read_bytes()
+    if change == "replaced":
+        path.unlink()
+    if change != "missing":
+        path.write_bytes(content)
+    else:
+        (path.parent / "more").write_bytes(b"")
+    with pytest.raises(errors.CheckpointError, match="was changed by another process"):
+        opened.arrays()
+    with pytest.raises(errors.CheckpointError, match="was changed by another process"):
+        opened.load(like(state()))
+
+
+# Version 0.1
+
+
+class FormerState(NamedTuple):
+    step: jax.Array
+    params: dict[str, jax.Array]
+    carried: dict[str, jax.Array]
+    moments: tuple[dict[str, jax.Array], ...]
+
+
+class TrainState(NamedTuple):
+    step: jax.Array
+    params: dict[str, jax.Array]
+    frozen: dict[str, jax.Array]
+    opt_state: tuple[dict[str, jax.Array], ...]
+
+
+def test_groups_of_version_0_1_are_read_by_their_names_of_today(tmp_path):
+    table = {"positions.table": jnp.arange(6, dtype=jnp.float32).reshape(2, 3)}
+    step, params, opt_state = state()
+    save(tmp_path, 7, FormerState(step, params, table, opt_state))
+    expected = TrainState(step, params, table, opt_state)
+    opened = checkpoint.open(tmp_path, 7)
+    assert {name.partition("/")[0] for name in opened.tensors} == set(TrainState._fields)
+    assert {name.partition("/")[0] for name in opened.arrays()} == set(TrainState._fields)
+    assert bits(opened.load(like(expected))) == bits(expected)
+    part = {"frozen": table}
+    assert bits(opened.load(like(part), partial=True)) == bits(part)

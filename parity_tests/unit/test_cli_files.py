@@ -64,7 +64,7 @@ def test_weights_go_out_and_come_back_byte_for_byte(console, run, weights, tmp_p
     params = {
         name: array
         for name, array in runs.arrays(run).items()
-        if name.startswith(("params/", "carried/"))
+        if name.startswith(("params/", "frozen/"))
     }
     for made in ("folder", "by_config"):
         assert runs.differing(runs.arrays(tmp_path / made, 0), params) == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import exchange, verify, writing
-from jax_transformer.storage import checkpoint, pt
+from jax_transformer.convert import exchange, verify
+from jax_transformer.storage import atomic, checkpoint, pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert
 
@@ -186,7 +186,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
         whole = forks.kill_at(0)
         assert (
             whole["code"] == 0
-            and checkpoint.described(target / "checkpoints", 0)["params/output.kernel"][1]
+            and checkpoint.open(target / "checkpoints", 0).tensors["params/output.kernel"].dtype
             == "float16"
         )
         at = whole["exchange"]
@@ -195,7 +195,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
             shutil.rmtree(target)
             shutil.copytree(kept, target)
             assert forks.kill_at(number)["code"] == -signal.SIGKILL
-            checkpoint.verify(target / "checkpoints", 0)
+            checkpoint.open(target / "checkpoints", 0)
             assert (target / "config.json").read_bytes() == (kept / "config.json").read_bytes()
             assert ((target / MANIFEST).read_bytes() == old) == (number <= at), number
             assert [
@@ -208,14 +208,15 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
     folder, seen = tmp_path / "folder", []
     given = exchange.Description(str(config_file))
     convert(weights, folder, description=given)
-    exchange_names = writing._exchange
+    exchange_names = atomic._exchange
 
-    def watched(one: Path, other: Path) -> None:
+    def watched(one: Path, other: Path) -> bool:
         seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
-        exchange_names(one, other)
+        exchanged = exchange_names(one, other)
         seen.append(set(map(str, (a.dtype for a in runs.arrays(other, 0).values()))))
+        return exchanged
 
-    monkeypatch.setattr(writing, "_exchange", watched)
+    monkeypatch.setattr(atomic, "_exchange", watched)
     convert(weights, folder, description=given, dtype="float16", force=True)
     assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == [
         "folder"

@@ -15,6 +15,7 @@ from flax import serialization, traverse_util
 
 from jax_transformer.errors import InputError, Refusal, UnsafeFileError
 from jax_transformer.storage import flax_msgpack, msgpack
+from jax_transformer.storage.tensors import TensorInfo
 
 
 def tree() -> dict[str, Any]:
@@ -417,7 +418,7 @@ def test_shards_are_one_file(tmp_path):
     index = sharded(tmp_path, tree())
     same(flax_msgpack.read(index), whole)
     assert flax_msgpack.describe(index) == {
-        name: (a.shape, a.dtype.name) for name, a in whole.items()
+        name: TensorInfo(a.shape, a.dtype.name) for name, a in whole.items()
     }
     assert [file.name for file in flax_msgpack.files(index)] == [
         f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)

@@ -52,7 +52,7 @@ def test_a_checkpoint_is_removed_whole_or_not_at_all(tmp_path, monkeypatch, kill
         shutil.rmtree(tmp_path / "none")  # where both were removed before
     monkeypatch.undo()
     for step in checkpoint.steps(tmp_path):
-        checkpoint.verify(tmp_path, step)
+        checkpoint.open(tmp_path, step)
     checkpoint.remove_unfinished(tmp_path)
     checkpoint.prune(tmp_path, [3])
     assert [path.name for path in tmp_path.iterdir()] == ["3"]

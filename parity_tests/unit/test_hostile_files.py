@@ -13,6 +13,7 @@ import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage import pickled, pt, safetensors, zipped
+from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, hostile, hostile_containers
 
 # What reading a file does to be seen by an audit hook, beside opening that file
@@ -205,7 +206,9 @@ def test_headers_tell_the_truth(path):
 
 def test_an_index_names_the_files_beside_it(path):
     (path.parent / "good.safetensors").write_bytes(hostile_containers.good_safetensors())
-    assert safetensors.describe(path.parent / "good.safetensors") == {"a": ((4,), "F32")}
+    assert safetensors.describe(path.parent / "good.safetensors") == {
+        "a": TensorInfo((4,), "float32")
+    }
     assert check(hostile_containers.indexes(), path.with_name("index.json"), safetensors.read) > 20
 
 

@@ -8,7 +8,7 @@ from jax_transformer.architectures import attributes
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.convert import planning
-from jax_transformer.convert.planning import Described
+from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.transformer import abstract, flatten
 from jax_transformer.weights.rules import Alias, torch_shapes
 
@@ -39,10 +39,10 @@ def config_of(layout, **changes):
     )
 
 
-def whole(config) -> dict[str, Described]:
+def whole(config) -> dict[str, TensorInfo]:
     shapes = {name: leaf.shape for name, leaf in flatten(abstract(config)).items()}
     return {
-        name: Described(shape, "bfloat16")
+        name: TensorInfo(shape, "bfloat16")
         for name, shape in torch_shapes(architectures.table(config), shapes).items()
     }
 
@@ -108,5 +108,5 @@ def test_the_reasons():
 
 def test_what_is_unknown_is_kept_so_that_the_table_refuses_it():
     config = config_of(attributes.Layout.T5)
-    extra = whole(config) | {"adapter.weight": Described((3,), "float32")}
+    extra = whole(config) | {"adapter.weight": TensorInfo((3,), "float32")}
     assert "adapter.weight" in states.complete(extra, config)

@@ -149,7 +149,7 @@ def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(
     assert told.code == 75, told.err
     assert checkpoint.steps(run / "checkpoints")[-1] == step
     assert f"stopped at step {step}, saved in" in told.err
-    assert ("figures" in checkpoint.manifest(run / "checkpoints", step)) == validated
+    assert ("figures" in checkpoint.read_manifest(run / "checkpoints", step)) == validated
     told = train("--run", run, *text)
     assert told.code == 0, told.err
     assert_same_end(run, whole)

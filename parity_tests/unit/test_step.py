@@ -114,7 +114,7 @@ def test_the_moving_average_follows():
         }
     assert furthest(expected, state.ema) < 1e-15
     assert furthest(state.params, state.ema) > 1e-4
-    assert furthest(state.weights, state.ema | state.carried) == 0
+    assert furthest(state.weights, state.ema | state.frozen) == 0
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
@@ -133,7 +133,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
         config,
     )
     state, measured = strict_off(step.make_step(config, rule, 0.0))(state, [batch], KEY)
-    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.moments))} <= {
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves((state.params, state.opt_state))} <= {
         "float32",
         "int32",
     }

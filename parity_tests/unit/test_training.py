@@ -105,7 +105,7 @@ def test_one_program_is_compiled_for_each_bucket(whole):
 
 
 def test_the_manifest_says_what_the_result_depends_on(whole):
-    manifest = checkpoint.manifest(whole.path / "checkpoints", runs.STEPS)
+    manifest = checkpoint.read_manifest(whole.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
     assert (
@@ -209,7 +209,7 @@ def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
     ]
     assert runs.metrics(run)[-1]["weights"] == "averaged"
     assert checkpoint.steps(run / "checkpoints") == [40, 60, 80]
-    assert checkpoint.manifest(run / "averaged", 80)["of"] == [40, 60]
+    assert checkpoint.read_manifest(run / "averaged", 80)["of"] == [40, 60]
     of = {step: runs.arrays(run, step) for step in (40, 60, 80)}
     mean = {
         name: (array.astype(np.float64) + of[60][name]) / 2
@@ -296,15 +296,15 @@ def test_lesson10_trains_translates_and_keeps_its_position_table(
     told = runs.train("--run", run, *whole.arguments, *QUICK, "--model.preset", "lesson10")
     assert (told.code, told.out) == (0, f"{run}\n")
     found = runs.arrays(run)
-    carried = {name: array for name, array in found.items() if name.startswith("carried/")}
-    assert set(carried) == {"carried/encoder.positions.table", "carried/decoder.positions.table"}
+    carried = {name: array for name, array in found.items() if name.startswith("frozen/")}
+    assert set(carried) == {"frozen/encoder.positions.table", "frozen/decoder.positions.table"}
     config = presets.preset(
         "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
     )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
     assert (
         runs.differing(
-            {name.removeprefix("carried/"): array for name, array in carried.items()},
+            {name.removeprefix("frozen/"): array for name, array in carried.items()},
             jax.device_get(fresh),
         )
         == []
