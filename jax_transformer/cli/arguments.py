@@ -2,12 +2,13 @@
 
 import dataclasses
 import io
+import json
 import re
 import typing
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -70,6 +71,21 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
         if stop.code in (0, None):
             raise
         raise ConfigError(_one_line(said.getvalue()) + where) from None
+
+
+def assignments(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the values of ``name=value`` pairs by name, each JSON if it parses, otherwise text."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigError(f"{flag} {pair}: must be name=value")
+    return {name: _value(text) for name, _, text in (pair.partition("=") for pair in pairs)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _dashed(command: str, arguments: Sequence[str], known: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli import commands
+from jax_transformer.cli import decoding
 from jax_transformer.data import options as data_options
 from jax_transformer.training import optimizer_options, options
 from parity_tests.unit import runs
@@ -81,6 +81,7 @@ def documented(module) -> dict[str, str]:
                 isinstance(item, ast.ClassDef)
                 and isinstance(field, ast.AnnAssign)
                 and isinstance(text, ast.Expr)
+                and item.name.endswith(("Options", "Command"))
             ):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
@@ -93,18 +94,16 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert (code, err) == (0, "")
     said = " ".join(out.replace("│", " ").split())
     assert not [flag for flag in FLAGS[command] if flag not in said]
-    nested = (
-        ["TrainCommand.", "ModelOptions.", "DataOptions.", "OptimizerOptions."]
-        if command == "train"
-        else []
-    )
-    texts = documented(commands) | documented(options) | documented(optimizer_options)
-    texts |= documented(data_options)
-    meanings = {
-        name: text
-        for name, text in texts.items()
-        if name.startswith((f"{command.title()}Options.", *nested))
+    nested = {
+        "train": [options, optimizer_options, data_options],
+        "translate": [decoding],
+        "evaluate": [decoding],
     }
+    meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])
+    for module in nested.get(command, []):
+        meanings |= documented(module)
+    if command == "evaluate":
+        meanings = {k: text for k, text in meanings.items() if "SamplingOptions." not in k}
     positive = [f for f in FLAGS[command] if not f.startswith("--no-") and ".no-" not in f]
     assert len(meanings) >= len(positive)
     assert not [text for text in meanings.values() if text not in said]

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.cli import commands, config_file
+from jax_transformer.cli import config_file
+from jax_transformer.cli import train as train_command
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training.optimizer_options import Schedule
@@ -40,7 +41,7 @@ def write(tmp_path):
 
 def parsed(*arguments) -> TrainOptions:
     return cli.parse(
-        "train", commands.TrainCommand, [str(argument) for argument in arguments]
+        "train", train_command.TrainCommand, [str(argument) for argument in arguments]
     ).options
 
 
@@ -244,7 +245,7 @@ def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write)
     said = " ".join(out.replace("│", " ").split())
     assert (
         (code, err) == (0, "")
-        and "--config {None}|STR A YAML file of the options below" in said
+        and "--config {None}|STR A YAML file of options" in said
         and "Updates. (default: 70)" in said
     )
 
@@ -276,4 +277,4 @@ def test_any_options_class_can_be_read(write):
 
 def test_no_argument_at_all_is_every_default():
     """``python train.py``, the first thing that anyone runs."""
-    assert cli.parse("train", commands.TrainCommand, []) == commands.TrainCommand()
+    assert cli.parse("train", train_command.TrainCommand, []) == train_command.TrainCommand()

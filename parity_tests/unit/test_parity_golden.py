@@ -125,7 +125,7 @@ def test_a_file_that_is_no_golden(tmp_path, capsys):
         (["golden", "make", "x.safetensors", "a:b"], "--batch: give a .safetensors file"),
         (
             ["parity", "run", "twin", "--lengths", "1,x"],
-            "--lengths 1,x: give lengths with commas between them",
+            "--lengths 1,x: must be lengths separated by commas",
         ),
         (["parity", "/nowhere/run", "twin"], "/nowhere/run: no such file or folder"),
     ],

@@ -1,0 +1,73 @@
+"""``jax-transformer convert``: weights from one kind of file or folder to another."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import tyro
+
+from jax_transformer.cli import arguments, output
+from jax_transformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert weights between PyTorch, safetensors, Hugging Face folders, runs and checkpoints."""
+
+    source: tyro.conf.Positional[str]
+    """A .pt, .pth, .bin or .safetensors file, a Hugging Face folder, hf:owner/name, a run folder,
+    or one checkpoint of a run; recognised by its content."""
+    destination: tyro.conf.Positional[str]
+    """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
+    to: str | None = None
+    """Kind of folder to write: hf, which transformers loads, or run (default: run)."""
+    config: str | None = None
+    """The model's config.json, if neither source nor destination has one."""
+    preset: str | None = None
+    """The model's preset, if there is no config.json; sizes are read from the shapes."""
+    set: tuple[str, ...] = ()
+    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
+    dtype: str | None = None
+    """Cast the weights to this dtype and report what is lost (default: keep their own)."""
+    weights: str = "auto"
+    """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
+    key: str | None = None
+    """Key of the state_dict in a PyTorch file, as model (default: the only one)."""
+    strip_prefix: str = ""
+    """Strip this prefix from every name, as module. or _orig_mod."""
+    training: bool = False
+    """Also convert optimizer state and data position, between a run and a PyTorch checkpoint."""
+    dry_run: bool = False
+    """Print what would be done with every tensor, and write nothing."""
+    force: bool = False
+    """Replace the destination: a file, or a folder that holds only weights."""
+    shard_size: str | None = None
+    """Most bytes of weights in one file, as 200MB, with --to hf (default: 5GB)."""
+    check: bool = True
+    """Compare the result with the PyTorch twin in float64 (or round-trip it) before it is kept."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+def run(options: ConvertOptions) -> int:
+    """Convert, print the outcome, and return the exit code."""
+    from jax_transformer.convert import exchange, planning
+
+    description = exchange.Description(
+        options.config, options.preset, arguments.assignments("--set", options.set)
+    )
+    shared = [f.name for f in dataclasses.fields(exchange.Request) if f.name != "description"]
+    request = exchange.Request(
+        description=description, **{name: getattr(options, name) for name in shared}
+    )
+    if options.training:
+        if options.dry_run:
+            raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
+        output.show(exchange.convert_training(request), as_json=options.json)
+        return 0
+    prepared = exchange.prepare(request)
+    if options.dry_run:
+        planning.refuse(prepared.wrong)
+        output.show(exchange.Planned(prepared.plan, prepared.kept), as_json=options.json)
+    else:
+        output.show(exchange.convert(prepared), as_json=options.json)
+    return 0

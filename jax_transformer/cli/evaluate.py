@@ -1,0 +1,61 @@
+"""``jax-transformer evaluate``: scores of a model on a test set."""
+
+import json
+from dataclasses import dataclass, field
+
+from jax_transformer.cli import decoding, output
+from jax_transformer.cli.arguments import Inline
+from jax_transformer.cli.decoding import SearchOptions
+from jax_transformer.generate.generation_config import GenerationConfig
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a model on a test set: BLEU, chrF, TER, exact match, and loss."""
+
+    run: str
+    """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
+    source: str
+    """Lines to translate, plain or gzip."""
+    target: str
+    """Reference translations, line by line, plain or gzip."""
+    weights: str = "auto"
+    """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    source_lang: str | None = None
+    """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
+    target_lang: str | None = None
+    """Target language of a multilingual Hugging Face model."""
+    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
+    bootstrap: int = 1000
+    """Resamples for the 95 % confidence intervals of the scores (0: no intervals)."""
+    hypotheses: str | None = None
+    """Also write the translations to this file, line by line."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+def run(options: EvaluateOptions) -> int:
+    """Print the scores and return the exit code."""
+    from jax_transformer.training import compilation, evaluation
+
+    compilation.use_cache()
+    overrides = decoding.overrides(options.search)
+    GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
+    output.check_folder(options.hypotheses)
+    report, hypotheses = evaluation.evaluate(
+        options.run,
+        options.source,
+        options.target,
+        overrides,
+        weights=options.weights,
+        bootstrap=options.bootstrap,
+        languages=(options.source_lang, options.target_lang),
+    )
+    if options.hypotheses is not None:
+        output.write_lines(options.hypotheses, hypotheses)
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    for line in evaluation.readable(report):
+        print(line)
+    return 0

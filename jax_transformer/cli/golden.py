@@ -1,0 +1,67 @@
+"""``jax-transformer golden``: recorded outputs of a PyTorch model."""
+
+from dataclasses import dataclass
+
+import tyro
+
+from jax_transformer.cli import output
+from jax_transformer.errors import ConfigError, nearest
+
+_ACTIONS = ["make", "check"]
+
+
+@dataclass(frozen=True)
+class GoldenOptions:
+    """Record the outputs of a PyTorch model, to compare with where torch is not installed."""
+
+    action: tyro.conf.Positional[str]
+    """make: write FILE. check: record again and compare with FILE."""
+    file: tyro.conf.Positional[str]
+    """The golden, a .safetensors file."""
+    model: tyro.conf.Positional[str | None] = None
+    """With make, the model to record: a folder or file of weights to run in the PyTorch twin, or
+    package.module:callable, which returns a PyTorch module."""
+    batch: str | None = None
+    """For package.module:callable, a .safetensors file of the call's arguments, named 0, 1, ..."""
+    weights: str = "auto"
+    """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
+    python: str | None = None
+    """Python to run package.module:callable in, if torch is installed in another environment."""
+    seed: int = 0
+    """Seed of the batch and of the gradients' weights."""
+
+
+def run(options: GoldenOptions) -> int:
+    """Write or check a golden and return the exit code. Raises DifferentError if numbers differ."""
+    if options.action not in _ACTIONS:
+        raise ConfigError(
+            f"golden {options.action}: must be make or check{nearest(options.action, _ACTIONS)}"
+        )
+    if (options.model is not None) != (options.action == "make"):
+        raise ConfigError(
+            "usage: golden make FILE MODEL, or golden check FILE (FILE names its own model)"
+        )
+    from jax_transformer.parity import command
+    from jax_transformer.parity.report import DifferentError
+
+    if options.action == "make":
+        output.check_folder(options.file)
+        golden = command.make_golden(
+            options.file,
+            options.model or "",
+            options.weights,
+            options.python,
+            options.batch,
+            options.seed,
+        )
+        torch = golden.versions["torch"]
+        print(f"{options.file}: {len(golden.arrays)} arrays, seed {golden.seed}, torch {torch}")
+        return 0
+    difference = command.check_golden(options.file, options.python)
+    for line in difference.lines():
+        print(line)
+    if difference.wrong:
+        raise DifferentError(
+            f"{options.file}: {len(difference.wrong)} arrays differ: {difference.wrong[0]}"
+        )
+    return 0

@@ -1,0 +1,26 @@
+"""``jax-transformer inspect``: the content of a file or folder of weights."""
+
+from dataclasses import dataclass
+
+import tyro
+
+from jax_transformer.cli import output
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """List a file or folder of weights: names, shapes, dtypes, ties, hashes. Loads no weights."""
+
+    path: tyro.conf.Positional[str]
+    """A .safetensors or PyTorch file, the index of a sharded one, a Hugging Face folder,
+    hf:owner/name, a run folder, or one checkpoint."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+
+def run(options: InspectOptions) -> int:
+    """Print the content and return the exit code."""
+    from jax_transformer.convert import exchange
+
+    output.show(exchange.inspect(options.path), as_json=options.json)
+    return 0

@@ -1,0 +1,46 @@
+"""Results of a command: lines on standard output or in a file."""
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.storage import atomic
+
+
+@runtime_checkable
+class Report(Protocol):
+    """A result that prints itself as lines, or as one JSON value."""
+
+    def lines(self) -> Iterable[str]: ...
+
+    def to_data(self) -> Any: ...
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print a report."""
+    for line in [json.dumps(report.to_data())] if as_json else report.lines():
+        print(line)
+
+
+def check_folder(path: str | None) -> None:
+    """Raise ConfigError, before hours of work, if the folder of a result's file does not exist."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {path}: folder {Path(path).parent} does not exist")
+
+
+def write_lines(path: str | None, lines: Sequence[str]) -> None:
+    """Write one line for each text, in UTF-8 whatever the locale, to standard output or a file.
+
+    A file is complete or absent. A line feed within a text becomes a space.
+    """
+    text = "".join(line.replace("\n", " ") + "\n" for line in lines)
+    if path is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        sys.stdout.write(text)
+        return
+    atomic.write_text(path, text)

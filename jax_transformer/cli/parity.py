@@ -1,0 +1,76 @@
+"""``jax-transformer parity``: two models that should be equal, compared module by module."""
+
+import json
+from dataclasses import dataclass
+
+import tyro
+
+from jax_transformer.cli import arguments, output
+from jax_transformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ParityOptions:
+    """Compare a model with PyTorch module by module, and name the first module that differs."""
+
+    model: tyro.conf.Positional[str]
+    """Weights to run in JAX: a run folder, one checkpoint, a Hugging Face folder, a .safetensors
+    or PyTorch file."""
+    other: tyro.conf.Positional[str]
+    """Weights to run in the PyTorch twin; the word `twin` for the same weights; or a file written
+    by `golden make`."""
+    config: str | None = None
+    """The model's config.json, if neither side has one."""
+    preset: str | None = None
+    """The model's preset, if there is no config.json; sizes are read from the shapes."""
+    set: tuple[str, ...] = ()
+    """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
+    weights: str = "auto"
+    """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
+    dtype: str | None = None
+    """Also show differences in this dtype (default: the weights'). Float64 decides."""
+    gradients: bool = True
+    """Compare gradients too."""
+    lengths: str | None = None
+    """Lengths of source and target to compare at, as 1,7,31 (default: 7 and 5)."""
+    seed: int | None = None
+    """Seed of the random batch and of the gradients' weights (default: 0, or the golden's)."""
+    html: str | None = None
+    """Also write the report as an HTML page."""
+    json: bool = False
+    """Print a JSON list of reports instead of a table."""
+
+
+def run(options: ParityOptions) -> int:
+    """Print the report and return the exit code. Raises DifferentError if the models differ."""
+    lengths = _lengths(options.lengths)
+    output.check_folder(options.html)
+    from jax_transformer.convert import exchange
+    from jax_transformer.parity import command
+
+    description = exchange.Description(
+        options.config, options.preset, arguments.assignments("--set", options.set)
+    )
+    shared = {
+        name: getattr(options, name)
+        for name in ("model", "other", "weights", "dtype", "gradients", "seed", "html")
+    }
+    reports = command.compare(command.Asked(description=description, lengths=lengths, **shared))
+    if options.json:
+        print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
+    else:
+        shown = command.chosen(reports)
+        for title, report in reports:
+            full = (title, report) == shown
+            for line in report.lines() if full else [f"{title}: {report.summary()}"]:
+                print(line)
+    command.check(reports)
+    return 0
+
+
+def _lengths(text: str | None) -> tuple[int, ...]:
+    """Return the numbers of --lengths. Raises ConfigError if they are not numbers."""
+    parts = [] if text is None else text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"--lengths {text}: must be lengths separated by commas, as 1,7,31")
+    return tuple(map(int, parts))

@@ -1,0 +1,32 @@
+"""``jax-transformer train``: train a model, and print its run folder."""
+
+from dataclasses import dataclass, field
+
+from jax_transformer.cli import config_file
+from jax_transformer.cli.arguments import Inline
+from jax_transformer.training.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train an encoder-decoder on parallel text."""
+
+    config: str | None = None
+    """A YAML file of options, or the train_config.json of a run. Flags win over the file."""
+    options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+
+    @classmethod
+    def from_file(cls, path: str) -> "TrainCommand":
+        """Return the options of a file. Checks across several options run after the flags."""
+        return cls(path, config_file.read(TrainOptions, path))
+
+
+def run(command: TrainCommand) -> int:
+    """Train, print the run folder, and return the exit code."""
+    from jax_transformer.training import stops
+
+    with stops.requests() as stop:  # from here on: importing JAX takes a second or two
+        with stop.at_once("stopped before anything was begun"):
+            from jax_transformer.training import recipe
+        print(recipe.train(command.options, stop).path)
+    return 0

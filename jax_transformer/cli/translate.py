@@ -1,0 +1,83 @@
+"""``jax-transformer translate``: lines in, translations out."""
+
+import sys
+from dataclasses import dataclass, field
+
+from jax_transformer.cli import decoding, output
+from jax_transformer.cli.arguments import Inline
+from jax_transformer.cli.decoding import SamplingOptions, SearchOptions
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate.generation_config import GenerationConfig
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Translate lines from standard input to standard output, one line out for each line in."""
+
+    run: str
+    """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
+    weights: str = "auto"
+    """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    source_lang: str | None = None
+    """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
+    target_lang: str | None = None
+    """Target language of a multilingual Hugging Face model."""
+    input: str | None = None
+    """Read lines from this file, plain or gzip, instead of standard input."""
+    output: str | None = None
+    """Write translations to this file instead of standard output."""
+    attention: str | None = None
+    """Also write an HTML page with the attention weights of the first 50 lines."""
+    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
+    n_best: int | None = None
+    """Write the best N of the beam, as `line ||| text ||| score` (0: only the best text)."""
+    sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
+
+
+def run(options: TranslateOptions) -> int:
+    """Translate the lines and return the exit code."""
+    from jax_transformer import alignment, pretrained, translation
+    from jax_transformer.data import parallel_text
+    from jax_transformer.training import compilation
+
+    compilation.use_cache()
+    overrides = decoding.overrides(options.search, options.sampling) | {"n_best": options.n_best}
+    GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
+    output.check_folder(options.output)
+    output.check_folder(options.attention)
+    model_run = pretrained.load_run(
+        options.run,
+        options.weights,
+        source_lang=options.source_lang,
+        target_lang=options.target_lang,
+    )
+    if message := translation.without_cache(model_run.model.config):
+        print(message, file=sys.stderr)
+    if options.input is not None:
+        lines = parallel_text.read_lines(options.input)
+    else:
+        content = sys.stdin.buffer.read()
+        lines = parallel_text.split_lines(content, "standard input") if content else []
+    generation_config = model_run.decoding.overridden(overrides)
+    as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
+    if as_list and generation_config.num_beams == 1:
+        raise ConfigError("--n-best needs --beam of at least 2")
+    hypotheses = translation.hypotheses(
+        model_run.model, model_run.tokenizer, lines, generation_config, widths=model_run.widths
+    )
+    best = [beam[0] for beam in hypotheses]
+    output.write_lines(
+        options.output,
+        translation.n_best_lines(hypotheses) if as_list else [each.text for each in best],
+    )
+    if options.attention is not None:
+        alignment.write(
+            options.attention,
+            model_run.model,
+            model_run.tokenizer,
+            lines,
+            best,
+            widths=model_run.widths,
+            title=f"{options.run}, step {model_run.weights.step}",
+        )
+    return 0
