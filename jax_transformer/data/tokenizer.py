@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jax_transformer import errors
+from jax_transformer.storage import atomic
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 BYTES = 256
