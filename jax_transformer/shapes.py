@@ -1,6 +1,7 @@
-"""The axis legend, and aliases for arrays that go in and out of the model.
+"""The legend of axes, and types of the arrays that go in and out of the model.
 
-b batch · s source · t target · q query · k key · h head · e head width · d model · f feed-forward · v vocabulary
+b batch · s source · t target · q query · k key · h head · e head width
+d model · f feed-forward · v vocabulary
 """
 
 import jax

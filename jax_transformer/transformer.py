@@ -37,12 +37,12 @@ Module = TypeVar("Module", bound=nnx.Module)
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
 
-def _places(count: int) -> Int[Array, " n"]:
+def _positions(count: int) -> Int[Array, " n"]:
     return jnp.arange(count, dtype=jnp.int32)
 
 
 class Attention(NamedTuple):
-    """The attention weights of a call, one array a layer; in a call with dropout they are the weights after it."""
+    """The attention weights of a call, one array per layer, after dropout if there is any."""
 
     encoder: tuple[Weights, ...]
     decoder: tuple[Weights, ...]
@@ -50,7 +50,7 @@ class Attention(NamedTuple):
 
 
 class Stack(nnx.Module):
-    """Positions, blocks and norms before and behind them where there are some: an encoder or a decoder without its embedding."""
+    """An encoder or a decoder without its embedding: positions, blocks and norms around them."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -71,9 +71,14 @@ class Stack(nnx.Module):
     def __call__(
         self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None
     ) -> tuple[Hidden, list[BlockResult]]:
-        """The last block's output, normed where configured, and every block's result. ``x`` are token embeddings."""
+        """The last block's output, normed if configured, and every block's result.
+
+        ``x`` are token embeddings.
+        """
         if self.positions is not None:
-            x = self.positions(x, context.positions, context.valid, whole=context.length is None)
+            x = self.positions(
+                x, context.positions, context.valid, from_start=context.length is None
+            )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.relative is not None:
@@ -109,10 +114,11 @@ class Encoder(Stack):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """The encoder's output (b, s, d) for what would stand in the place of scaled token embeddings, ``x`` (b, s, d).
+        """The encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token embeddings.
 
-        ``valid`` (b, s) is False at padding; nothing is padding where None. Deterministic unless ``rngs`` is given. Raises InputError for
-        wrong shapes and dtypes, and for more positions than there are.
+        ``valid`` (b, s) is False at padding; nothing is padding if None. Deterministic unless
+        ``rngs`` is given. Raises InputError for wrong shapes and dtypes, and for more positions
+        than there are.
         """
         x, valid = inputs.check_embeddings(x, valid, self.config)
         return self.read(x, valid, from_rngs(rngs, self.config.dropout_masks))[0]
@@ -120,8 +126,8 @@ class Encoder(Stack):
     def read(
         self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout
     ) -> tuple[Memory, list[BlockResult]]:
-        """The output, and every block's result."""
-        positions = _places(x.shape[1])
+        """The output and every block's result."""
+        positions = _positions(x.shape[1])
         mask = masks.visible(
             self.config.encoder.self_mask,
             source_valid=valid,
@@ -145,7 +151,7 @@ class Decoder(Stack):
         query_positions: Int[Array, " q"],
         key_positions: Int[Array, " m"],
     ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
-        """Which target tokens, and which of the memory, a query may see."""
+        """The masks of self- and cross-attention: True at the keys that a query may see."""
         valid = {
             "source_valid": source_valid,
             "target_valid": target_valid,
@@ -154,12 +160,18 @@ class Decoder(Stack):
         config = self.config.decoder
         return (
             masks.visible(config.self_mask, **valid, key_positions=key_positions),
-            masks.visible(config.cross_mask, **valid, key_positions=_places(source_valid.shape[1])),
+            masks.visible(
+                config.cross_mask, **valid, key_positions=_positions(source_valid.shape[1])
+            ),
         )
 
 
 class Transformer(nnx.Module):
-    """An encoder-decoder. It holds weights only: randomness comes through ``rngs``, the decode cache goes in and out of :meth:`decode_step`."""
+    """An encoder-decoder, described by its configuration.
+
+    It holds only weights: randomness comes through ``rngs``, and the KV cache goes in and out of
+    :meth:`decode_step`.
+    """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -190,10 +202,12 @@ class Transformer(nnx.Module):
         rngs: Randomness = None,
         return_attention: bool = False,
     ) -> Logits | tuple[Logits, Attention]:
-        """Logits (b, t, v) of the token after each target position. Deterministic unless ``rngs`` is given.
+        """Logits (b, t, v) of the token after each target position.
 
-        Raises InputError for ids outside the vocabulary (where they are concrete), sequences over ``config.longest``, empty batches, and sides
-        that do not belong together.
+        Deterministic unless ``rngs`` is given.
+
+        Raises InputError for ids outside the vocabulary (unless they are traced), sequences longer
+        than ``config.longest``, empty batches, and sides that do not belong together.
         """
         dropout = from_rngs(rngs, self.config.dropout_masks)
         source = self.check_source(source)
@@ -228,18 +242,20 @@ class Transformer(nnx.Module):
         *,
         rngs: Randomness = None,
     ) -> Memory:
-        """As :meth:`Encoder.encode_embeddings`."""
+        """The encoder's output (b, s, d), see :meth:`Encoder.encode_embeddings`."""
         return self.encoder.encode_embeddings(x, valid, rngs=rngs)
 
-    def init_cache(self, source: SourceIds, places: int, beams: int = 1) -> Cache | Prefix:
-        """Encode ``source`` and make room for ``beams`` hypotheses a row, each of up to ``places`` target tokens.
+    def init_cache(self, source: SourceIds, length: int, beams: int = 1) -> Cache | Prefix:
+        """Encode ``source`` and make room for ``beams`` hypotheses per row, of ``length`` tokens.
 
-        The memory's keys and values are projected once, here, and kept once for all beams. Where ``config.uncacheable`` says why not, the
-        tokens so far are kept instead.
+        The memory's keys and values are projected once, here, and kept once for all beams. If
+        ``config.uncacheable`` gives a reason why not, the tokens so far are kept instead.
         """
         config = self.config
-        if not 1 <= places <= config.longest:
-            raise ConfigError(f"places={places} must be between 1 and the model's {config.longest}")
+        if not 1 <= length <= config.longest:
+            raise ConfigError(
+                f"max_length={length} must be between 1 and the model's {config.longest}"
+            )
         source = self.check_source(source)
         memory, _ = self._encode(source, Dropout())
         batch, source_valid, none = (
@@ -247,19 +263,20 @@ class Transformer(nnx.Module):
             source != config.source_pad_id,
             jnp.zeros((), jnp.int32),
         )
-        if config.equal_lengths and places > source.shape[1]:
+        if config.equal_lengths and length > source.shape[1]:
             raise ConfigError(
-                f"places={places} is over the source's {source.shape[1]} tokens, and this decoder needs equal lengths"
+                f"max_length={length} is over the source's {source.shape[1]} tokens, "
+                "and this decoder needs equal lengths"
             )
         if config.uncacheable:
-            room = source.shape[1] if config.equal_lengths else places
+            room = source.shape[1] if config.equal_lengths else length
             return Prefix(
                 memory,
                 source_valid,
                 jnp.full((batch, beams, room), config.target_pad_id, jnp.int32),
                 none,
             )
-        entries = places * beams
+        entries = length * beams
         blocks = tuple(
             caches.block_cache(*block.cross_attention.keys_values(memory), entries)
             for block in self.decoder.blocks
@@ -269,16 +286,16 @@ class Transformer(nnx.Module):
             jnp.zeros((batch, entries), bool),
             source_valid,
             none,
-            caches.own_lineage(batch, beams, places),
+            caches.own_beam_indices(batch, beams, length),
         )
 
     def decode_step(
         self, tokens: Int[Array, "b k"], cache: Cache | Prefix
     ) -> tuple[Float[Array, "b k v"], Cache | Prefix]:
-        """Logits of the token that follows each beam's last one, and the cache with these last ones in it, at place ``cache.length``.
+        """Logits of the token after each beam's last one, and the cache with these last ones in it.
 
-        With keys and values kept, the beams are so many queries at one position: each sees the memory of its row, and of the row's entries
-        those it descends from.
+        With cached keys and values the beams are queries at one position, ``cache.length``: each
+        sees the memory of its row, and those of the row's entries that hold its own past.
         """
         if isinstance(cache, Prefix):
             return self._decode_prefix(tokens, cache)
@@ -287,16 +304,18 @@ class Transformer(nnx.Module):
         target_valid = jax.lax.dynamic_update_slice_in_dim(
             cache.target_valid, here, length * beams, axis=1
         )
-        position, places = jnp.broadcast_to(length, beams), _places(target_valid.shape[1]) // beams
+        position = jnp.broadcast_to(length, beams)
+        key_positions = _positions(target_valid.shape[1]) // beams
         self_mask, cross_mask = self.decoder.masks(
-            cache.source_valid, target_valid, position, places
+            cache.source_valid, target_valid, position, key_positions
         )
         if beams > 1:
-            self_mask = cache.ancestors() if self_mask is None else self_mask & cache.ancestors()
+            own = cache.beam_mask()
+            self_mask = own if self_mask is None else self_mask & own
         x = self._embed(self.target_embedding, tokens, here)
         x, results = self.decoder(
             x,
-            Context(None, self_mask, cross_mask, position, length, here, places),
+            Context(None, self_mask, cross_mask, position, length, here, key_positions),
             Dropout(),
             cache,
         )
@@ -308,7 +327,7 @@ class Transformer(nnx.Module):
     def _decode_prefix(
         self, tokens: Int[Array, "b k"], prefix: Prefix
     ) -> tuple[Float[Array, "b k v"], Prefix]:
-        """The same by running the decoder over all places."""
+        """The result of :meth:`decode_step`, by running the decoder over all positions."""
         beams = tokens.shape[1]
         prefix = prefix._replace(
             tokens=jax.lax.dynamic_update_slice_in_dim(
@@ -323,7 +342,7 @@ class Transformer(nnx.Module):
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
-        """The source ids as int32. Raises InputError where the model cannot read them."""
+        """The source ids as int32. Raises InputError if the model cannot read them."""
         return inputs.check_ids(source, self.config, self.config.source_vocab_size, "source")
 
     def _encode(
@@ -340,7 +359,7 @@ class Transformer(nnx.Module):
         target: Int[Array, "b t"],
         dropout: Dropout,
     ) -> tuple[Hidden, list[BlockResult]]:
-        positions = _places(target.shape[1])
+        positions = _positions(target.shape[1])
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
@@ -368,7 +387,7 @@ class Transformer(nnx.Module):
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:
-    """The model's arrays of one kind by dotted path, as ``encoder.blocks.0.self_attention.query.kernel``."""
+    """The model's arrays of one kind by path: ``encoder.blocks.0.self_attention.query.kernel``."""
     return {
         ".".join(map(str, path)): variable.get_value()
         for path, variable in nnx.to_flat_state(nnx.state(model, kind))
@@ -376,12 +395,12 @@ def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[
 
 
 def abstract(config: TransformerConfig) -> Transformer:
-    """The model with shapes in the place of arrays: takes no memory however big it is."""
+    """The model with shapes instead of arrays: takes no memory, however big it is."""
     return abstract_part(config, Transformer)
 
 
 def abstract_part(config: TransformerConfig, kind: Callable[..., Module]) -> Module:
-    """As :func:`abstract`, for the Transformer or its Encoder alone."""
+    """The Transformer, or only its Encoder, with shapes instead of arrays."""
     graphdef, flat = _skeleton(config, kind)
     return nnx.merge(
         graphdef,
@@ -396,7 +415,7 @@ def shapes(
     kind: Callable[..., Any] = Transformer,
     of: type[nnx.Variable] = nnx.Variable,
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every array of one kind by its path in :func:`flatten`, of the Transformer or its Encoder alone."""
+    """The shape of every array of one kind by its path in :func:`flatten`."""
     return {
         ".".join(map(str, path)): tuple(variable.shape)
         for path, variable in _skeleton(config, kind)[1]
@@ -405,7 +424,7 @@ def shapes(
 
 
 class _OneKey(nnx.Rngs):
-    """One key for all arrays: where only their shapes are wanted, drawing a key for each was four fifths of the time."""
+    """One key for all arrays: if only shapes are needed, drawing keys took most of the time."""
 
     def params(self) -> Any:
         return self.default.key[...]
@@ -420,19 +439,23 @@ def _skeleton(
 
 
 def unflatten(config: TransformerConfig, arrays: Mapping[str, Any]) -> Transformer:
-    """The model of ``config`` with these arrays, by the paths of :func:`flatten`; all and no others must be given. Works under jit."""
+    """The model of ``config`` with these arrays, by the paths of :func:`flatten`.
+
+    Works under jit. Raises ConfigError unless all arrays of the model are there, and no others.
+    """
     return unflatten_part(config, arrays, Transformer)
 
 
 def unflatten_part(
     config: TransformerConfig, arrays: Mapping[str, Any], kind: Callable[..., Module]
 ) -> Module:
-    """As :func:`unflatten`, for the Transformer or its Encoder alone."""
+    """The Transformer, or only its Encoder, with these arrays; see :func:`unflatten`."""
     graphdef, flat = _skeleton(config, kind)
     names = [".".join(map(str, path)) for path, _ in flat]
     if set(names) != set(arrays):
         raise ConfigError(
-            f"these arrays do not fit the configuration: {', '.join(sorted(set(names) ^ set(arrays)))}"
+            "these arrays do not fit the configuration: "
+            f"{', '.join(sorted(set(names) ^ set(arrays)))}"
         )
     pairs = [
         (path, variable.replace(arrays[name]))

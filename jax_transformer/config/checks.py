@@ -1,4 +1,4 @@
-"""What a configuration refuses. Every message has the numbers."""
+"""Checks of a configuration. Every message has the numbers."""
 
 import math
 from typing import TYPE_CHECKING
@@ -55,7 +55,8 @@ def check_sizes(config: "TransformerConfig") -> None:
             and config.max_length < 2
         ):
             raise ConfigError(
-                f"max_length={config.max_length} must be at least 2: {name}.position_index='truncated_cosine' reads row 1"
+                f"max_length={config.max_length} must be at least 2: "
+                f"{name}.position_index='truncated_cosine' reads row 1"
             )
     if config.embedding_dropouts < 1:
         raise ConfigError(f"embedding_dropouts={config.embedding_dropouts} must be at least 1")
@@ -69,13 +70,16 @@ def check_sizes(config: "TransformerConfig") -> None:
         and config.d_model < 4
     ):
         raise ConfigError(
-            f"d_model={config.d_model} must be at least 4: the first and the last of tensor2tensor's wavelengths differ"
+            f"d_model={config.d_model} must be at least 4: "
+            "the first and the last of tensor2tensor's wavelengths differ"
         )
     if (
         config.tying in (Tying.ALL, Tying.EMBEDDINGS)
         and config.source_vocab_size != config.target_vocab_size
     ):
-        sizes = f"source_vocab_size={config.source_vocab_size}, target_vocab_size={config.target_vocab_size}"
+        sizes = ", ".join(
+            f"{name}={getattr(config, name)}" for name in ("source_vocab_size", "target_vocab_size")
+        )
         raise ConfigError(f"tying='{config.tying.value}' needs one vocabulary: {sizes}")
     if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
         raise ConfigError(
@@ -84,14 +88,19 @@ def check_sizes(config: "TransformerConfig") -> None:
 
 
 def check_relative(name: str, stack: "StackConfig") -> None:
-    """Half of a direction's buckets are for single distances, the others for longer and longer ranges up to the largest distance."""
+    """Check a stack's relative positions.
+
+    Half of a direction's buckets are for single distances, the others for longer and longer ranges
+    up to the largest distance.
+    """
     if stack.positions not in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
         return
     directions = 1 if Mask.CAUSAL in stack.self_mask else 2
     least, single = 2 * directions, stack.relative_buckets // directions // 2
     if stack.relative_buckets < least or stack.relative_buckets % directions:
         raise ConfigError(
-            f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, at least {least}"
+            f"{name}.relative_buckets={stack.relative_buckets} must be a multiple of {directions}, "
+            f"at least {least}"
         )
     if stack.relative_max_distance <= single:
         distance = f"{name}.relative_max_distance={stack.relative_max_distance}"
@@ -142,7 +151,8 @@ def check_stacks(config: "TransformerConfig") -> None:
             )
         if (Part.CROSS in stack.parts) != (name == "decoder"):
             raise ConfigError(
-                f"{name}.branches: cross_attention belongs in every decoder block and in no encoder block"
+                f"{name}.branches: cross_attention belongs in every decoder block "
+                "and in no encoder block"
             )
         if any(len(branch.parts) != 1 for branch in stack.idle):
             raise ConfigError(f"{name}.idle: an idle branch has one part")
@@ -153,7 +163,8 @@ def check_stacks(config: "TransformerConfig") -> None:
     for branch in config.encoder.branches:
         if branch.residual is Residual.MEMORY:
             raise ConfigError(
-                "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder"
+                "encoder.branches: the residual 'memory' is the encoder's output "
+                "and belongs in the decoder"
             )
     wrong = {
         "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
@@ -165,5 +176,6 @@ def check_stacks(config: "TransformerConfig") -> None:
         for mask in masks:
             if mask not in allowed:
                 raise ConfigError(
-                    f"{name}: {mask.value!r} has no meaning there (it knows {', '.join(sorted(allowed)) or 'none'})"
+                    f"{name}: {mask.value!r} has no meaning there "
+                    f"(it knows {', '.join(sorted(allowed)) or 'none'})"
                 )

@@ -1,10 +1,13 @@
-"""The words of a configuration: an enum for everything that published architectures do differently, each member with who does it so."""
+"""Enums for everything that published architectures do differently.
+
+The comment of a member names who does it so.
+"""
 
 import enum
 
 
 class Part(enum.StrEnum):
-    """What a branch computes."""
+    """A module of a block that a branch computes."""
 
     SELF = "self_attention"
     CROSS = "cross_attention"
@@ -12,10 +15,11 @@ class Part(enum.StrEnum):
 
 
 class Residual(enum.StrEnum):
-    """What a branch's output is added to."""
+    """The input of the sum with a branch's output."""
 
     INPUT = "input"
-    MEMORY = "memory"  # the encoder's output, position by position, instead of the query (the 2023-06-05 post)
+    # the encoder's output, position by position, instead of the query (the 2023-06-05 post)
+    MEMORY = "memory"
 
 
 class Mask(enum.StrEnum):
@@ -27,46 +31,56 @@ class Mask(enum.StrEnum):
 
 
 class NormPlacement(enum.StrEnum):
-    """Where the norm of a branch stands: Vaswani et al. 2017 (post), Xiong et al. 2020 (pre)."""
+    """The norm before or after a branch: Vaswani et al. 2017 (post), Xiong et al. 2020 (pre)."""
 
     POST = "post"
     PRE = "pre"
 
 
 class Norm(enum.StrEnum):
-    """What a norm computes."""
+    """The kind of normalisation."""
 
     LAYER = "layer"  # mean 0, variance 1, a scale and a bias: Ba et al. 2016
     RMS = "rms"  # root mean square 1 and a scale, the mean left alone: Zhang and Sennrich 2019; T5
 
 
 class DropoutSite(enum.StrEnum):
-    """Where a branch's dropout stands: on its output before the sum (Vaswani et al. 2017), or on what leaves the block's norm."""
+    """The input of a branch's dropout.
+
+    Its output before the sum (Vaswani et al. 2017), or the output of the norm after the sum.
+    """
 
     BEFORE_ADD = "before_add"
     AFTER_NORM = "after_norm"
 
 
 class Mixing(enum.StrEnum):
-    """What attention makes of its weights and the values."""
+    """The combination of attention weights and values."""
 
     WEIGHTED = "weighted"  # the values' sum by the weights: Vaswani et al. 2017
-    SUMMED = "summed"  # the weights' own sum times the plain sum of all values (the 2023-06-05 post, whose einsum names two different axes)
+    # the weights' own sum times the plain sum of all values (the 2023-06-05 post, whose einsum
+    # names two different axes)
+    SUMMED = "summed"
 
 
 class HeadMerge(enum.StrEnum):
-    """How the heads' mixed values become one vector a position."""
+    """The merge of the heads' outputs into one vector per position."""
 
     CONCATENATED = "concatenated"  # side by side: Vaswani et al. 2017
-    RAW = "raw"  # (h, q, e) read as (q, h·e) without transposing back: mixes positions and heads ("Transformers from scratch part 2")
+    # (h, q, e) read as (q, h·e) without transposing back: mixes positions and heads ("Transformers
+    # from scratch part 2")
+    RAW = "raw"
 
 
 class MaskFill(enum.StrEnum):
-    """What a masked score becomes. It shows in the rows alone that may see no key at all."""
+    """The value of a masked score. It matters only in rows that may see no key at all."""
 
-    EXCLUDED = "excluded"  # a weight of exactly 0, so such a row gives 0: torch's scaled_dot_product_attention
+    # a weight of exactly 0, so such a row gives 0: torch's scaled_dot_product_attention
+    EXCLUDED = "excluded"
     MINUS_INFINITY = "minus_infinity"  # such a row is NaN (the 2023-06-05 post)
-    MINUS_1E20 = "minus_1e20"  # before the scale, so such a row is the mean of all values ("Transformer Deep Dive", "Transformer from scratch")
+    # before the scale, so such a row is the mean of all values ("Transformer Deep Dive",
+    # "Transformer from scratch")
+    MINUS_1E20 = "minus_1e20"
 
 
 class Activation(enum.StrEnum):
@@ -81,7 +95,7 @@ class Activation(enum.StrEnum):
 
 
 class ScoreScale(enum.StrEnum):
-    """What the attention scores are divided by."""
+    """The divisor of the attention scores."""
 
     HEAD_DIM = "head_dim"  # sqrt(width of a head): Vaswani et al. 2017
     D_MODEL = "d_model"  # sqrt(d_model)
@@ -89,70 +103,83 @@ class ScoreScale(enum.StrEnum):
 
 
 class Positions(enum.StrEnum):
-    """How a stack knows the order of its input."""
+    """The encoding of positions in a stack."""
 
-    SINUSOIDAL = "sinusoidal"  # sin and cos interleaved, Vaswani et al. 2017; computed in float64, then rounded
-    SINUSOIDAL_STORED = "sinusoidal_stored"  # the same as a table that belongs to the checkpoint: loaded, used and given back as it is, never trained
+    # sines and cosines, Vaswani et al. 2017; computed in float64, then rounded
+    SINUSOIDAL = "sinusoidal"
+    # the same as a table of the checkpoint: loaded, used and written back unchanged, never trained
+    SINUSOIDAL_STORED = "sinusoidal_stored"
     LEARNED = "learned"
-    RELATIVE = "relative"  # nothing is added: self-attention's scores get a bias by distance, one table for all blocks of a stack (T5)
+    # nothing is added to the input: self-attention's scores get a bias by distance, with one table
+    # for all blocks of a stack (T5)
+    RELATIVE = "relative"
     RELATIVE_PER_BLOCK = "relative_per_block"  # the same with a table in every block (UMT5)
     NONE = "none"
 
 
 class Sinusoids(enum.StrEnum):
-    """Where the sines and cosines of a position stand in its row, and their wavelengths."""
+    """The order of the sines and cosines in a row, and their wavelengths."""
 
     INTERLEAVED = "interleaved"  # sin, cos, sin, cos: Vaswani et al. 2017
     HALVES = "halves"  # the same numbers, all sines before all cosines: Marian, Pegasus
-    TENSOR2TENSOR = "tensor2tensor"  # in halves, wavelengths from 2π to exactly 10000 · 2π: tensor2tensor, fairseq, M2M100
+    # in halves, wavelengths from 2π to exactly 10000 · 2π: tensor2tensor, fairseq, M2M100
+    TENSOR2TENSOR = "tensor2tensor"
 
 
 class PositionsAt(enum.StrEnum):
-    """What positions are added to."""
+    """The input that positions are added to."""
 
     EMBEDDING = "embedding"
-    FEED_FORWARD = "feed_forward"  # the feed-forward's input, at each of its calls ("Transformers from scratch part 2")
+    # the feed-forward's input, at each of its calls ("Transformers from scratch part 2")
+    FEED_FORWARD = "feed_forward"
 
 
 class PositionIndex(enum.StrEnum):
-    """Which row of the table a position takes."""
+    """The row of the table that a position takes."""
 
     ORDER = "order"
-    TRUNCATED_COSINE = "truncated_cosine"  # int(cos(2π · 0.73 · position)): 1, 0, 0, …, and -1, which no table has, at 50 ("Transformer Deep Dive")
-    NOT_PADDING = "not_padding"  # the count of tokens before it that are not padding; padding itself gets no row (fairseq, M2M100)
+    # int(cos(2π · 0.73 · position)): 1, 0, 0, …, and at 50 -1, which no table has ("Transformer
+    # Deep Dive")
+    TRUNCATED_COSINE = "truncated_cosine"
+    # the number of tokens before it that are not padding; padding gets no row (fairseq, M2M100)
+    NOT_PADDING = "not_padding"
 
 
 class EmbeddingScale(enum.StrEnum):
-    """What token embeddings are multiplied by."""
+    """The factor of token embeddings."""
 
     NONE = "none"
     SQRT_D_MODEL = "sqrt_d_model"  # Vaswani et al. 2017, section 3.4
 
 
 class LogitScale(enum.StrEnum):
-    """What the decoder's output is multiplied by before the output layer."""
+    """The factor of the decoder's output before the output layer."""
 
     NONE = "none"
-    INVERSE_SQRT_D_MODEL = (
-        "inverse_sqrt_d_model"  # where the layer is tied to embeddings: T5 version 1
-    )
+    # if the layer is tied to embeddings: T5 version 1
+    INVERSE_SQRT_D_MODEL = "inverse_sqrt_d_model"
 
 
 class Tying(enum.StrEnum):
-    """Which of source embedding, target embedding and output layer are one matrix (Press and Wolf 2017)."""
+    """The matrices that embeddings and output layer share: Press and Wolf 2017."""
 
     NONE = "none"
     OUTPUT = "output"  # the target embedding is also the output layer
-    EMBEDDINGS = "embeddings"  # source and target embedding are one, the output layer is another (T5 version 1.1)
+    # source and target embedding are one, the output layer is another (T5 version 1.1)
+    EMBEDDINGS = "embeddings"
     ALL = "all"  # all three; both sides share one vocabulary
 
 
 class Init(enum.StrEnum):
     """The distributions that new parameters are drawn from."""
 
-    TORCH = "torch"  # torch.nn.Linear (uniform, 1/sqrt(fan_in), biases too) and torch.nn.Embedding (normal, 1)
-    TORCH_TRANSFORMER = "torch_transformer"  # TORCH, but matrices of the stacks Xavier-uniform, query, key and value as one (3d, d) matrix
-    XAVIER = "xavier"  # Xavier-uniform matrices (query, key and value as one), zero biases, embeddings normal with deviation d_model^-0.5
+    # torch.nn.Linear (uniform, 1/sqrt(fan_in), biases too) and torch.nn.Embedding (normal, 1)
+    TORCH = "torch"
+    # TORCH, but matrices of the stacks Xavier-uniform, query, key and value as one (3d, d) matrix
+    TORCH_TRANSFORMER = "torch_transformer"
+    # Xavier-uniform matrices (query, key and value as one), zero biases, embeddings normal with
+    # deviation d_model^-0.5
+    XAVIER = "xavier"
 
 
 class Layout(enum.StrEnum):

@@ -1,1 +1,4 @@
-"""The layers. No file here knows an architecture's name: mathematics stands in free functions, parameters in classes, differences in the config."""
+"""The layers: mathematics in free functions, parameters in classes, differences in the config.
+
+No file here knows an architecture's name.
+"""

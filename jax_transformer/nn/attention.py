@@ -20,8 +20,11 @@ from jax_transformer.nn.linear import linear
 
 Heads = Float[Array, "b n h e"]
 Keys = Float[Array, "b _ _ _"]
-"""Keys or values: heads (b, k, h, e), or columns (b, h, e, k) as a cache keeps them. For the few queries of a decoding step, matrix products
-with columns are several times faster."""
+"""Keys or values: (b, k, h, e), or in the layout of the KV cache (b, h, e, k).
+
+With the few queries of a decoding step, matrix products in the cache's layout are several times
+faster.
+"""
 
 
 def attend(
@@ -34,16 +37,16 @@ def attend(
     scale: float,
     rate: float = 0.0,
     dropout: Dropout | None = None,
-    columns: bool = False,
+    cache_layout: bool = False,
     fill: MaskFill = MaskFill.EXCLUDED,
     mixing: Mixing = Mixing.WEIGHTED,
 ) -> tuple[Float[Array, "b q h e"], Float[Array, "b h q k"]]:
-    """The values mixed by softmax(scale · q·k + bias), and the weights that mixed them (after dropout).
+    """The values weighted by softmax(scale · q·k + bias), and these weights (after dropout).
 
-    A masked key has weight exactly 0; what a query gets that may see no key is ``fill``'s to say. ``k`` and ``v`` are (b, k, h, e), or with
-    ``columns`` (b, h, e, k).
+    A masked key has weight exactly 0; ``fill`` decides the output of a query that may see no key.
+    ``k`` and ``v`` are (b, k, h, e), or with ``cache_layout`` (b, h, e, k).
     """
-    axes = "bhek" if columns else "bkhe"
+    axes = "bhek" if cache_layout else "bkhe"
     scores = jnp.einsum(f"bqhe,{axes}->bhqk", q * jnp.asarray(scale, q.dtype), k)
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)
@@ -63,7 +66,7 @@ def masked_softmax(
     *,
     scale: float,
 ) -> Float[Array, "b h q k"]:
-    """The softmax of scaled scores along the keys, where the mask hides some."""
+    """The softmax of scaled scores over the keys that the mask leaves visible."""
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     lowest = float(jnp.finfo(scores.dtype).min)
@@ -81,7 +84,7 @@ def masked_softmax(
 
 
 def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
-    """What scores are multiplied by."""
+    """The factor of the attention scores."""
     width = {
         ScoreScale.HEAD_DIM: config.head_width_of(stack),
         ScoreScale.D_MODEL: config.d_model,
@@ -91,7 +94,10 @@ def score_scale(config: TransformerConfig, stack: StackConfig) -> float:
 
 
 class MultiHeadAttention(nnx.Module):
-    """Query, key, value and output projections around :func:`attend`; all kernels are matrices (d, h·e) and (h·e, d)."""
+    """Query, key, value and output projections around :func:`attend`.
+
+    All kernels are matrices: (d, h·e) and (h·e, d).
+    """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.heads, self.width = config.heads(stack), config.head_width_of(stack)
@@ -113,7 +119,7 @@ class MultiHeadAttention(nnx.Module):
         self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
 
     def keys_values(self, x: Float[Array, "b k d"]) -> tuple[Heads, Heads]:
-        """The projected keys and values of ``x``: what a decoder caches, as columns."""
+        """The projected keys and values of ``x``, which a decoder caches."""
         return self._heads(self.key(x)), self._heads(self.value(x))
 
     def __call__(
@@ -124,9 +130,12 @@ class MultiHeadAttention(nnx.Module):
         dropout: Dropout,
         bias: Float[Array, "#b h q k"] | None = None,
         *,
-        columns: bool = False,
+        cache_layout: bool = False,
     ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"]]:
-        """The attended values of each query, and the attention weights (after dropout); ``columns`` as of :func:`attend`."""
+        """The attended values of each query, and the attention weights (after dropout).
+
+        ``cache_layout`` is that of :func:`attend`.
+        """
         keys, values = keys_values
         mixed, weights = attend(
             self._heads(self.query(x)),
@@ -137,7 +146,7 @@ class MultiHeadAttention(nnx.Module):
             scale=self.scale,
             rate=self.rate,
             dropout=dropout.scope("weights"),
-            columns=columns,
+            cache_layout=cache_layout,
             fill=self.fill,
             mixing=self.mixing,
         )

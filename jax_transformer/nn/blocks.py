@@ -21,7 +21,7 @@ Weights = Float[Array, "b h q k"]
 
 
 class Context(NamedTuple):
-    """What every block of a stack sees beside its input."""
+    """The inputs that all blocks of a stack share."""
 
     memory: Float[Array, "b s d"] | None
     self_mask: Bool[Array, "#b 1 #q k"] | None
@@ -29,15 +29,15 @@ class Context(NamedTuple):
     positions: Int[Array, " n"]
     length: Int[Array, ""] | None = None
     valid: Bool[Array, "b n"] | None = None
-    """False where the input is padding; None where there are no ids to tell."""
+    """False at padding; None if there are no ids to tell by."""
     key_positions: Int[Array, " k"] | None = None
-    """Of self-attention's keys; those of the input where None."""
+    """Positions of self-attention's keys; those of the input if None."""
     self_bias: Float[Array, "1 h q k"] | None = None
-    """What the stack adds to self-attention's scores."""
+    """Bias that the stack adds to self-attention's scores."""
 
 
 class BlockResult(NamedTuple):
-    """A block's output, its last attention weights of either kind, and its cache where it was given one."""
+    """A block's output, its last attention weights of either kind, and its updated cache."""
 
     x: Hidden
     self_weights: Weights | None
@@ -46,7 +46,10 @@ class BlockResult(NamedTuple):
 
 
 class Idle(nnx.Module):
-    """A part and a norm that a block owns and never computes: they belong to the checkpoint, and no optimizer sees them."""
+    """A part and a norm that a block owns and never computes.
+
+    They belong to the checkpoint, and no optimizer sees them.
+    """
 
     def __init__(
         self, config: TransformerConfig, stack: StackConfig, branch: Branch, *, rngs: nnx.Rngs
@@ -93,7 +96,9 @@ class Block(nnx.Module):
             if part is Part.SELF:
                 keys_values = attention.keys_values(y)
                 if cache is not None:
-                    assert context.length is not None, "a cache is filled at a place"
+                    assert context.length is not None, (
+                        "a cache needs the number of tokens that it holds"
+                    )
                     cache = cache.append(*keys_values, context.length)
                     keys_values = (cache.self_keys, cache.self_values)
             elif cache is not None:
@@ -106,7 +111,7 @@ class Block(nnx.Module):
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
             bias = self._bias(context) if part is Part.SELF else None
             y, weights[part] = attention(
-                y, keys_values, mask, drop, bias, columns=cache is not None
+                y, keys_values, mask, drop, bias, cache_layout=cache is not None
             )
             return y
 

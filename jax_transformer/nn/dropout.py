@@ -1,7 +1,8 @@
 """Dropout whose randomness comes through the call: modules hold no generator.
 
-A Dropout is handed down the model, each module narrowing it with :meth:`Dropout.scope`, so every site has a path such as
-``encoder.blocks.0.branches.1.output``. The mask of a site depends on the key and its path alone, never on the order of calls.
+A Dropout is handed down the model, each module narrowing it with :meth:`Dropout.scope`, so every
+site has a path such as ``encoder.blocks.0.branches.1.output``. The mask of a site depends only on
+the key and its path, never on the order of calls.
 """
 
 import zlib
@@ -19,26 +20,27 @@ Self = TypeVar("Self", bound="Dropout")
 
 
 class Dropout:
-    """No dropout at all: what a deterministic call uses, and the base of the others."""
+    """No dropout: used by deterministic calls, and the base of the others."""
 
     def scope(self: Self, name: str) -> Self:
         """The same source of masks for a part of the model called ``name``."""
         return self
 
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
-        """``x`` with each element zeroed with probability ``rate`` and the others divided by ``1 - rate``."""
+        """``x`` with elements zeroed with probability ``rate``, the others over ``1 - rate``."""
         return x
 
 
 class MaskedDropout(Dropout):
-    """Dropout by masks that a subclass makes in :meth:`keep`, which is told the path of the site."""
+    """Dropout with masks that a subclass makes in :meth:`keep` from the path of the site."""
 
     def __init__(self, path: str = ""):
         self.path = path
 
     def scope(self: Self, name: str) -> Self:
         child = object.__new__(type(self))
-        child.__dict__.update(self.__dict__, path=f"{self.path}.{name}" if self.path else name)  # type: ignore[attr-defined]
+        path = f"{self.path}.{name}" if self.path else name  # type: ignore[attr-defined]
+        child.__dict__.update(self.__dict__, path=path)
         return child
 
     def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
@@ -67,11 +69,13 @@ class KeyedDropout(MaskedDropout):
 
 
 def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
-    """32 well mixed bits an element from its index and a key: Wellons' ``lowbias32`` with the key's two words mixed in before and between.
+    """32 well mixed bits per element, from its index and a key.
 
-    Good enough for dropout (unbiased bits, no visible correlation between neighbours, sites or steps; see the tests) and no more: it is neither a
-    cryptographic generator nor a replacement for ``jax.random``, and it needs keys that are mixed already, as ``fold_in`` leaves them. It costs
-    three multiplications where threefry costs some hundred operations.
+    Wellons' ``lowbias32`` with the key's two words mixed in before and between. Good enough for
+    dropout (unbiased bits, no visible correlation between neighbours, sites or steps; see the
+    tests) and no more: it is neither a cryptographic generator nor a replacement for
+    ``jax.random``, and it needs keys that are mixed already, as ``fold_in`` leaves them. It costs
+    three multiplications; threefry costs about a hundred operations.
     """
     first, second = jax.random.key_data(key).astype(jnp.uint32)[:2]
     size = 1
@@ -85,7 +89,10 @@ def hash_bits(key: PRNGKeyArray, shape: Sequence[int]) -> UInt32[Array, "..."]:
 
 
 def from_rngs(rngs: "nnx.Rngs | PRNGKeyArray | Dropout | None", masks: DropoutMasks) -> Dropout:
-    """What the model's ``rngs`` argument means: None is deterministic; an ``nnx.Rngs`` (its ``dropout`` stream) or a key draws masks."""
+    """The dropout for a model's ``rngs`` argument.
+
+    None is deterministic; an ``nnx.Rngs`` (its ``dropout`` stream) or a key draws masks.
+    """
     if rngs is None:
         return Dropout()
     if isinstance(rngs, Dropout):

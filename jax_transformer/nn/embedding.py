@@ -9,9 +9,9 @@ from jax_transformer.config import Init, TransformerConfig
 
 
 class Embedding(nnx.Module):
-    """A table (v, d) that is looked up by id and, where the output layer is tied to it, multiplied by.
+    """A table (v, d) that is looked up by id, and is also the output layer if that is tied to it.
 
-    flax.nnx.Embed would round to the dtype that it was built in, whatever dtype its table was loaded in.
+    flax.nnx.Embed rounds to the dtype that it was built in, whatever dtype its table was loaded in.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Embedding(nnx.Module):
         )
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
-        """The product with every row: logits."""
+        """The logits: the product of ``x`` with every row."""
         return (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
 
     def _table(self) -> Float[Array, "v d"]:

@@ -23,8 +23,10 @@ def activation(kind: Activation) -> Callable[[Float[Array, "..."]], Float[Array,
 
 
 class FeedForward(nnx.Module):
-    """``down(dropout(activation(up(x))))``, or where gated ``down(dropout(activation(up(x)) * gate(x)))``, of x and its positions where the
-    configuration adds them here."""
+    """``down(dropout(activation(up(x))))``; gated, ``down(dropout(activation(up(x)) * gate(x)))``.
+
+    Positions are added to ``x`` first if the configuration says so.
+    """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.activation, self.rate = stack.activation, config.activation_dropout
@@ -46,7 +48,7 @@ class FeedForward(nnx.Module):
     def __call__(
         self, x: Float[Array, "b n d"], positions: Int[Array, " n"], dropout: Dropout
     ) -> Float[Array, "b n d"]:
-        """``positions`` are those of x in its sequence."""
+        """The output for ``x`` at these ``positions`` of its sequence."""
         if self.positions is not None:
             x = self.positions(x, positions)
         y = activation(self.activation)(self.up(x))

@@ -11,7 +11,7 @@ from jax_transformer.config import Init, TransformerConfig
 
 
 def uniform(bound: float) -> initializers.Initializer:
-    """Uniform between ``-bound`` and ``bound``; zeros where that is 0."""
+    """An initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
         return jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -22,10 +22,10 @@ def uniform(bound: float) -> initializers.Initializer:
 def flat_dot_general(
     x, kernel, dimension_numbers, precision=None, preferred_element_type=None, **_
 ):
-    """``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes as one.
+    """``jax.lax.dot_general`` of (..., i) and (i, o), with all leading axes flattened into one.
 
-    XLA on CPU turns a matrix product into its fast kernel only where each side has one free and one contracted axis; the gradient of a kernel
-    under two leading axes contracts both, and took twice as long.
+    XLA on CPU uses its fast matrix product only if each side has one free and one contracted axis;
+    the gradient of a kernel under two leading axes contracts both, and took twice as long.
     """
     assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ())), (
         "a product of the last axis with the first"
@@ -50,8 +50,9 @@ def linear(
 ) -> nnx.Linear:
     """A linear layer of a stack, with kernel (inputs, outputs).
 
-    ``fused`` tells of how many equal matrices the layer's Xavier bound is taken together (three for query, key and value where PyTorch has
-    them as one); ``attention`` that its bias starts at zero in every scheme that gives the stacks their own initialisation.
+    ``fused`` is the number of equal matrices that share the layer's Xavier bound (three for query,
+    key and value, which PyTorch packs into one); with ``attention`` its bias starts at zero in
+    every scheme that gives the stacks an initialisation of their own.
     """
     torch_bound = 1.0 / math.sqrt(inputs)  # torch.nn.Linear: Kaiming-uniform with a = sqrt(5)
     xavier_bound = math.sqrt(6.0 / (inputs + fused * outputs))
@@ -61,7 +62,10 @@ def linear(
 
 
 def output(config: TransformerConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """The layer from the decoder to the logits. It stands outside the stacks, so TORCH_TRANSFORMER leaves it as torch.nn.Linear draws it."""
+    """The layer from the decoder to the logits.
+
+    It is not part of the stacks, so TORCH_TRANSFORMER draws it as torch.nn.Linear does.
+    """
     inputs, outputs = config.d_model, config.target_vocab_size
     torch_bound, xavier_bound = 1.0 / math.sqrt(inputs), math.sqrt(6.0 / (inputs + outputs))
     bounds = (xavier_bound, 0.0) if config.init is Init.XAVIER else (torch_bound, torch_bound)

@@ -1,4 +1,4 @@
-"""Which keys a query may see: True means visible."""
+"""Attention masks: True at the keys that a query may see."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,10 @@ def visible(
     query_positions: Int[Array, " q"],
     key_positions: Int[Array, " k"],
 ) -> Bool[Array, "#b 1 #q k"] | None:
-    """The conjunction of ``kinds``, or None where nothing is masked. ``*_valid`` is False at padding; None where there are no ids to tell."""
+    """The conjunction of ``kinds``, or None if nothing is masked.
+
+    ``source_valid`` and ``target_valid`` are False at padding; None if there are no ids to tell by.
+    """
     masks = []
     if Mask.SOURCE_PADDING in kinds and source_valid is not None:
         masks.append(source_valid[:, None, None, :])

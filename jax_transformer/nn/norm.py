@@ -9,9 +9,10 @@ from jax_transformer.config import Norm, TransformerConfig
 
 
 def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """Mean 0 and variance 1 along the last axis, by the biased variance with ``epsilon`` inside the root: Ba et al. 2016, torch.nn.LayerNorm.
+    """``x`` with mean 0 and variance 1 along the last axis: Ba et al. 2016, torch.nn.LayerNorm.
 
-    In two passes: the mean of squares minus the square of the mean loses every digit where the mean is large.
+    The variance is the biased one, with ``epsilon`` inside the root. Two passes: the mean of
+    squares minus the square of the mean loses every digit if the mean is large.
     """
     centered = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centered).mean(axis=-1, keepdims=True)
@@ -19,19 +20,25 @@ def standardize(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d
 
 
 def root_mean_square(x: Float[Array, "b n d"], epsilon: float) -> Float[Array, "b n d"]:
-    """Mean square 1 along the last axis, with ``epsilon`` inside the root: Zhang and Sennrich 2019."""
+    """``x`` with mean square 1 along the last axis: Zhang and Sennrich 2019.
+
+    ``epsilon`` is added inside the root.
+    """
     return x * jax.lax.rsqrt(
         jnp.square(x).mean(axis=-1, keepdims=True) + jnp.asarray(epsilon, x.dtype)
     )
 
 
 def norm(config: TransformerConfig) -> "LayerNorm | RMSNorm":
-    """The norm that the configuration names."""
+    """A new norm of the kind that the configuration names."""
     return RMSNorm(config) if config.norm is Norm.RMS else LayerNorm(config)
 
 
 class RMSNorm(nnx.Module):
-    """:func:`root_mean_square`, then a learned scale. 16-bit input is computed in float32 and rounded once."""
+    """:func:`root_mean_square`, then a learned scale.
+
+    16-bit input is computed in float32 and rounded once.
+    """
 
     def __init__(self, config: TransformerConfig):
         self.epsilon, self.compute_dtype = config.norm_epsilon, config.compute_dtype
@@ -47,8 +54,9 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """:func:`standardize`, then a learned scale and bias. 16-bit input is computed in float32 and rounded once.
+    """:func:`standardize`, then a learned scale and bias.
 
+    16-bit input is computed in float32 and rounded once.
     flax.nnx.LayerNorm has no strict promotion in float64 (it promotes to float32 first).
     """
 

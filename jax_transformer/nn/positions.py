@@ -1,4 +1,4 @@
-"""Where in the sequence a token stands: rows of a table, added to its embedding or to what a feed-forward reads."""
+"""Position tables, added to token embeddings or to the input of a feed-forward."""
 
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from jax_transformer.config.model import position_row
 
 
 class Frozen(nnx.Variable):
-    """An array that belongs to the checkpoint and is never trained: loaded, used and given back as it is."""
+    """An array of the checkpoint that is never trained: loaded, used and written back unchanged."""
 
 
 @lru_cache(maxsize=8)
@@ -30,8 +30,11 @@ def sinusoids(
     layout: Sinusoids = Sinusoids.INTERLEAVED,
     first: int = 0,
 ) -> Float[np.ndarray, "n d"]:
-    """Vaswani et al. 2017, section 3.5, of the positions from ``first``: column 2i is sin(p / 10000^(2i/d)), column 2i+1 the cosine;
-    ``exponent`` times that power. ``layout`` may put the sines into the first half. float64."""
+    """Sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
+
+    Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
+    sines into the first half.
+    """
     powers = np.arange(0, width, 2) / (width - 2 if layout is Sinusoids.TENSOR2TENSOR else width)
     angle = np.arange(first, first + length)[:, None] / 10_000.0 ** (exponent * powers)
     if layout is Sinusoids.INTERLEAVED:
@@ -40,7 +43,7 @@ def sinusoids(
 
 
 class PositionTable(nnx.Module):
-    """Rows to add to a sequence, one a position."""
+    """A table with one row per position, which is added to a sequence."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.kind, self.index, self.exponent = (
@@ -67,9 +70,12 @@ class PositionTable(nnx.Module):
         positions: Int[Array, " n"],
         valid: Bool[Array, "b n"] | None = None,
         *,
-        whole: bool = True,
+        from_start: bool = True,
     ) -> Float[Array, "b n d"]:
-        """``x`` plus the rows at ``positions``. ``valid`` is False at padding; ``whole`` tells that x is a sequence from its first token."""
+        """``x`` plus the rows at ``positions``.
+
+        ``valid`` is False at padding; ``from_start`` says that x begins with its first token.
+        """
         if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
             return x
         table = (
@@ -81,7 +87,7 @@ class PositionTable(nnx.Module):
         if self.index is PositionIndex.NOT_PADDING and valid is not None:
             rows = (
                 jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
-                if whole
+                if from_start
                 else positions[None]
             )
             return x + jnp.where(

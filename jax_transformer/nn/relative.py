@@ -1,4 +1,4 @@
-"""Biases of attention's scores by the distance between query and key: Raffel et al. 2020, section 2.1."""
+"""Relative position biases of the attention scores: Raffel et al. 2020, section 2.1."""
 
 import math
 from functools import lru_cache
@@ -15,8 +15,9 @@ from jax_transformer.config import Mask, StackConfig, TransformerConfig
 def buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]:
     """The bucket of each distance below ``length``, of ``count`` buckets for one direction.
 
-    The first half of them are for single distances. The others grow with the logarithm up to ``max_distance``, beyond which all is the last
-    bucket. In float32 and in this order of operations, as transformers computes it: an edge between two buckets depends on its rounding.
+    The first half of them are for single distances. The others grow logarithmically up to
+    ``max_distance``; all longer distances share the last bucket. In float32 and in this order of
+    operations, as transformers computes it: an edge between two buckets depends on its rounding.
     """
     single = count // 2
     distances = np.arange(length)
@@ -30,7 +31,10 @@ def buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]
 
 
 class RelativeBias(nnx.Module):
-    """A number for every head and bucket. Where keys may stand behind their query, one half of the buckets is for those."""
+    """A number for every head and bucket.
+
+    If a query may see keys after it, half of the buckets are for those.
+    """
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
         self.max_distance = stack.relative_max_distance
@@ -44,19 +48,19 @@ class RelativeBias(nnx.Module):
     def __call__(
         self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]
     ) -> Float[Array, "1 h q k"]:
-        """What is added to the scores."""
+        """The bias of the attention scores."""
         table = self.embedding[...]
         count = table.shape[0] // self.directions
         distances = key_positions[None, :] - query_positions[:, None]
         known = buckets(
             self.max_distance + 1, count, self.max_distance
-        )  # and from there on the same
+        )  # longer distances share the last
         index = jnp.asarray(known)[jnp.minimum(jnp.abs(distances), self.max_distance)]
-        behind = distances > 0
+        after = distances > 0
         index = (
-            index + jnp.where(behind, count, 0)
+            index + jnp.where(after, count, 0)
             if self.directions == 2
-            else jnp.where(behind, 0, index)
+            else jnp.where(after, 0, index)
         )
         bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
         return bias.transpose(2, 0, 1)[None]

@@ -1,4 +1,4 @@
-"""The one place that knows where the norm, the sum and the dropout of a branch stand."""
+"""Residual connections: the one file that knows the order of norm, sum and dropout."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Hidden = Float[Array, "b n d"]
 
 
 class ResidualBranch(nnx.Module):
-    """A residual connection with its norm around whatever a branch computes."""
+    """A residual connection with its norm around what a branch computes."""
 
     def __init__(self, config: TransformerConfig, branch: Branch):
         self.placement, self.site, self.source = (
@@ -31,7 +31,10 @@ class ResidualBranch(nnx.Module):
         memory: Float[Array, "b s d"] | None,
         dropout: Dropout,
     ) -> Hidden:
-        """Post-norm ``norm(x + f(x))``, pre-norm ``x + f(norm(x))``, with dropout on f or, after the norm, on the result."""
+        """Post-norm ``norm(x + f(x))`` or pre-norm ``x + f(norm(x))``.
+
+        Dropout acts on the output of f or, after the norm, on the result.
+        """
         residual = memory if self.source is Residual.MEMORY else x
         assert residual is not None, "the configuration lets only decoders add the memory"
         y = branch(self.norm(x) if self.placement is NormPlacement.PRE else x)

@@ -182,7 +182,7 @@ def test_other_ways_to_count_positions_decode_from_a_cache(config):
 
 
 def test_the_cache_refuses_what_it_cannot_hold():
-    with pytest.raises(ConfigError, match=r"^places=21 must be between 1 and the model's 20$"):
+    with pytest.raises(ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"):
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
 
 
@@ -261,7 +261,7 @@ def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_to
     ).all()  # the places to come do not shorten the source
     with pytest.raises(
         ConfigError,
-        match=r"^places=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
+        match=r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
     ):
         model.init_cache(source, 8)
 

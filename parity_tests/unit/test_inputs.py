@@ -254,7 +254,7 @@ def test_more_tokens_than_there_are_positions_are_refused_by_every_decoder(model
     for places in (0, -1, config.longest + 1):
         refused(
             lambda p=places: model.init_cache(source, p),
-            f"places={places} must be between 1 and the model's {config.longest}",
+            f"max_length={places} must be between 1 and the model's {config.longest}",
             ConfigError,
         )
         message = f"max_length={places} must be between 1 and the model's {config.longest}"
