@@ -189,7 +189,7 @@ def test_fifty_tokens_are_fine_and_the_fifty_first_has_no_position():
     both = both_of("deep_dive", source=50, target=50)
     ids = {"source": both.source, "target": both.target}
     assert_close(outputs(both, **ids), 1e-12)
-    words = "tokens long, but the rule of its positions gives position 50 a row that no table has"
+    words = "tokens long, but position 50 takes row -1 of its table, which does not exist"
     for side in ids:
         long = ids | {side: np.concatenate([ids[side], ids[side][:, :1]], axis=1)}
         with pytest.raises(InputError, match=f"{side} is 51 {words}"):

@@ -59,7 +59,8 @@ def too_long(config: TransformerConfig, side: str) -> str:
     over = config.longest + 1
     if config.longest == config.max_length:
         return f"{side} is {over} tokens long, over max_length={config.max_length}"
-    return f"{side} is {over} tokens long, but the rule of its positions gives position {config.longest} a row that no table has: -1"
+    rule = f"position {config.longest} takes row -1 of its table, which does not exist"
+    return f"{side} is {over} tokens long, but {rule}"
 
 
 def test_what_is_good_is_read_up_to_the_last_position(model):
