@@ -18,20 +18,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jax_transformer.architectures import registry
 from jax_transformer.data import phrases
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import curves
 
 ROOT = Path(__file__).resolve().parent.parent
-FAULTS = {
-    "deep_dive": "positions read two rows of their table; decoder blocks have no feed-forward; padding is seen",
-    "lesson10": "the decoder attends to source padding",
-    "from_scratch": "scores are divided by the root of d_model, not of a head's width",
-    "part2_encoder": "heads are merged across positions; the feed-forward comes first and again, each time adding positions; padding is seen",
-    "blog2023": "attention sums all values, so the target is never read; the residual adds the memory; padding is seen",
-}
 REPAIRED = "_repaired"
+# Every document by its preset, with the faults that it keeps
+FAULTS = {
+    name: preset.source.partition("Faithful: ")[2].rstrip(".")
+    for name, preset in registry.presets().items()
+    if name + REPAIRED in registry.presets()
+}
 # No dropout, because no pair is met twice; where a branch has a rate of its own (0.5 in blog2023), that is part of the document
 SETTINGS = (
     "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 --model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import jax_transformer as jt
-from jax_transformer.architectures.presets import PRESETS
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, exchange, planning
 from jax_transformer.convert.conversion import State
@@ -28,7 +28,7 @@ from jax_transformer.errors import Refusal
 from jax_transformer.storage import pt, safetensors, tensors
 
 STOCK = "torch.nn"
-ARCHITECTURES = (*PRESETS, STOCK)
+ARCHITECTURES = (*registry.preset_names(), STOCK)
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -60,7 +60,7 @@ def draw(
     preset = "lesson10" if architecture == STOCK else architecture
     if jt.preset(preset).tying is Tying.ALL:
         sizes["target_vocab_size"] = sizes["source_vocab_size"]
-    ruled = PRESETS[
+    ruled = registry.presets()[
         preset
     ].multiples  # what the document makes so many times as wide as another size
     config = jt.preset(preset, **{name: size for name, size in sizes.items() if name not in ruled})

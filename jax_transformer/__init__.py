@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "preset": "architectures.presets",
-    "preset_names": "architectures.presets",
+    "Architecture": "architectures.base",
+    "Preset": "architectures.base",
+    "register": "architectures.registry",
+    "preset": "architectures.registry",
+    "preset_names": "architectures.registry",
     "TransformerConfig": "config",
     "Transformer": "transformer",
     "load": "pretrained",
@@ -31,6 +34,8 @@ _MODULES = (
 )
 
 __all__ = [
+    "Architecture",
+    "Preset",
     "Transformer",
     "TransformerConfig",
     "convert",
@@ -39,11 +44,13 @@ __all__ = [
     "parity",
     "preset",
     "preset_names",
+    "register",
 ]
 
 if TYPE_CHECKING:
     from jax_transformer import convert, generate, parity
-    from jax_transformer.architectures.presets import preset, preset_names
+    from jax_transformer.architectures.base import Architecture, Preset
+    from jax_transformer.architectures.registry import preset, preset_names, register
     from jax_transformer.config import TransformerConfig
     from jax_transformer.pretrained import load
     from jax_transformer.transformer import Transformer

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer import architectures, transformer
+from jax_transformer.architectures import registry
+from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.transformer import Encoder, Transformer
@@ -16,28 +18,46 @@ from jax_transformer.weights import rules
 _PARTS: dict[str, Callable[..., Transformer | Encoder]] = {"model": Transformer, "encoder": Encoder}
 
 
-def weight_table(config: TransformerConfig, part: str = "model") -> rules.Table:
-    """The checked table of rules for a model of ``config``, or for its encoder alone (``part="encoder"``), under names without ``encoder.``.
+def weight_table(
+    config: TransformerConfig,
+    part: str = "model",
+    *,
+    architecture: Architecture | str | None = None,
+) -> rules.Table:
+    """Return the checked rules that join the PyTorch and the Flax weights of a model.
 
-    Raises ConfigError for another part, and for a layout whose encoder does not stand by itself.
+    Args:
+        config: the model.
+        part: "model", or "encoder" for its encoder only, whose names then have no ``encoder.``.
+        architecture: whose names the PyTorch weights have, as an Architecture or a registered name;
+            ``config.architecture`` if None.
+
+    Raises:
+        ConfigError: the architecture is not known or has no names for this configuration, or its
+            encoder does not stand by itself.
     """
     if part not in _PARTS:
         raise ConfigError(
             f"unknown part {part!r}{nearest(part, list(_PARTS))}; known: {', '.join(_PARTS)}"
         )
-    table = architectures.table(config)
+    table = _rules_of(config, architecture)
     try:
         rules.check_complete(table, transformer.shapes(config))
-    except (
-        ValueError
-    ) as error:  # a configuration that the layout's own module cannot be set to, such as a tied one
+    except ValueError as error:  # such as tied weights, which the architecture's module has not
+        name = registry.name_of(architecture or config.architecture)
         raise ConfigError(
-            f"layout {config.layout.value!r} has no names for this configuration: {error}"
+            f"architecture {name!r} has no names for this configuration: {error}"
         ) from None
     if part == "encoder":
         table = rules.within(table, "encoder.")
         rules.check_complete(table, transformer.shapes(config, _PARTS[part]))
     return table
+
+
+def _rules_of(config: TransformerConfig, architecture: Architecture | str | None) -> rules.Table:
+    if architecture is None:
+        return architectures.table(config)
+    return registry.resolve(architecture).weight_table(config)
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray:
@@ -53,13 +73,17 @@ def _as_numpy(name: str, value: Any) -> np.ndarray:
 
 
 def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
-    """A copy that shares no memory with ``array`` (JAX may alias NumPy's on CPU), in its own dtype or the one asked for."""
+    """Return a copy in its own dtype, or in ``dtype``, that shares no memory with ``array``.
+
+    JAX may otherwise alias NumPy's memory on CPU.
+    """
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
     dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
     if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         raise InputError(
-            f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64"
+            f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set"
+            " jax_enable_x64"
         )
     return jnp.array(array.astype(dtype), copy=True)
 
@@ -71,6 +95,7 @@ def from_torch(
     *,
     dtype: Any = None,
     part: Literal["model"] = "model",
+    architecture: Architecture | str | None = None,
 ) -> Transformer: ...
 
 
@@ -81,6 +106,7 @@ def from_torch(
     *,
     dtype: Any = None,
     part: Literal["encoder"],
+    architecture: Architecture | str | None = None,
 ) -> Encoder: ...
 
 
@@ -90,39 +116,54 @@ def from_torch(
     *,
     dtype: Any = None,
     part: str = "model",
+    architecture: Architecture | str | None = None,
 ) -> Transformer | Encoder:
-    """The Flax model with a PyTorch state_dict's weights.
+    """Return the Flax model with the weights of a PyTorch state_dict.
 
     Args:
-        state_dict: name -> array (np.ndarray, or torch tensors where torch is installed), with exactly the names and shapes of the layout.
+        state_dict: name -> np.ndarray (or torch tensor, if torch is installed), with exactly the
+            names and shapes of the architecture.
         config: the architecture and its sizes.
-        dtype: cast every array to this; the arrays keep their own dtypes where None.
-        part: "encoder" for the state_dict of an encoder that the document prints alone; the result is then an ``Encoder``.
+        dtype: cast every array to this; None keeps each array's own.
+        part: "encoder" for the state_dict of an encoder that the document prints without a decoder;
+            the result is then an ``Encoder``.
+        architecture: whose names ``state_dict`` has, as an Architecture or a registered name;
+            ``config.architecture`` if None.
 
     Raises:
-        InputError: one message with everything missing, unexpected and mis-shaped (both shapes), tied copies that differ, or float64 arrays
-            while JAX is in 32-bit mode and no dtype is given.
+        InputError: one message with everything missing, unexpected and mis-shaped (both shapes),
+            tied copies that differ, or float64 arrays while JAX is in 32-bit mode and no dtype is
+            given.
     """
     state = {name: _as_numpy(name, value) for name, value in state_dict.items()}
-    arrays = rules.to_flax(
-        weight_table(config, part), state, transformer.shapes(config, _PARTS[part])
-    )
+    table = weight_table(config, part, architecture=architecture)
+    arrays = rules.to_flax(table, state, transformer.shapes(config, _PARTS[part]))
     return transformer.unflatten_part(
         config, {name: as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part]
     )
 
 
-def to_torch(model: Transformer | Encoder) -> dict[str, np.ndarray]:
-    """The weights of a model, or of an encoder alone, under PyTorch's names, each array contiguous and its own: the inverse of
-    :func:`from_torch`, bit for bit."""
+def to_torch(
+    model: Transformer | Encoder, *, architecture: Architecture | str | None = None
+) -> dict[str, np.ndarray]:
+    """Return the weights of a model, or of an encoder, under PyTorch's names.
+
+    The inverse of :func:`from_torch`, bit for bit. Each array is contiguous and shares no memory.
+    ``architecture`` is whose names they get, as an Architecture or a registered name; that of the
+    model's configuration if None.
+    """
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    return rules.to_torch(
-        weight_table(model.config, "encoder" if isinstance(model, Encoder) else "model"), arrays
-    )
+    part = "encoder" if isinstance(model, Encoder) else "model"
+    return rules.to_torch(weight_table(model.config, part, architecture=architecture), arrays)
 
 
-def into_torch(model: Transformer, module: Any) -> Any:
-    """Fill a torch module with the model's weights (dtypes as the model's), strictly, and return it. Needs torch."""
+def into_torch(
+    model: Transformer, module: Any, *, architecture: Architecture | str | None = None
+) -> Any:
+    """Fill a torch module with the model's weights, strictly, and return it. Needs torch.
+
+    The module takes the weights' dtypes. ``architecture`` is as for :func:`to_torch`.
+    """
     from jax_transformer import torch_bridge
 
-    return torch_bridge.fill(module, to_torch(model))
+    return torch_bridge.fill(module, to_torch(model, architecture=architecture))

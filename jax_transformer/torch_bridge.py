@@ -6,26 +6,13 @@ import numpy as np
 import torch
 from torch import nn
 
-import torch_reference.blog2023
-import torch_reference.deep_dive
-import torch_reference.from_scratch
-import torch_reference.lesson10
-import torch_reference.part2_encoder
 import torch_reference.recording
-import torch_reference.torch_nn
-from jax_transformer.architectures import families, twins
+from jax_transformer.architectures import base, families, registry
 from jax_transformer.architectures.attributes import LAYOUTS
-from jax_transformer.config import Layout, TransformerConfig
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
 
-_CLASSES = {
-    Layout.TORCH_NN: torch_reference.torch_nn.TorchTransformer,
-    Layout.LESSON10: torch_reference.lesson10.TranslationTransformer,
-    Layout.DEEP_DIVE: torch_reference.deep_dive.TransformerArchitecture,
-    Layout.FROM_SCRATCH: torch_reference.from_scratch.Transformer,
-    Layout.PART2_ENCODER: torch_reference.part2_encoder.EncoderDecoder,
-    Layout.BLOG2023: torch_reference.blog2023.Transformer,
-}
 _UNTYPED = {
     torch.bfloat16: (torch.uint16, "bfloat16")
 }  # dtypes that torch cannot hand to NumPy: their bits travel as integers
@@ -67,23 +54,38 @@ def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
     return module
 
 
-def twin(config: TransformerConfig) -> nn.Module:
-    """The PyTorch module that computes what a Transformer of ``config`` computes, with fresh weights of its own.
+def twin(config: TransformerConfig, architecture: Architecture | str | None = None) -> nn.Module:
+    """Return the PyTorch module that computes what a Transformer of ``config`` computes, newly
+    initialised.
 
-    Raises ConfigError that names the fields which the module of that layout cannot be set to.
+    Args:
+        config: the model.
+        architecture: the architecture, or its registered name; ``config.architecture`` if None.
+
+    Raises:
+        ConfigError: the architecture has no twin, or the twin cannot be set to some fields, which
+            are named.
     """
-    if config.layout in LAYOUTS:
+    if architecture is None and config.architecture in LAYOUTS:
         return _huggingface(config)
-    positional, named = twins.arguments(config)
-    return _CLASSES[config.layout](*positional, **named)
+    known = registry.resolve(architecture or config.architecture)
+    twin_class = base.reference_class(known)
+    if known.reference_arguments is None:
+        raise ConfigError(
+            f"architecture {known.name!r} does not say how its twin is called: set its field"
+            " `reference_arguments`"
+        )
+    positional, named = known.reference_arguments(config)
+    return twin_class(*positional, **named)
 
 
-def parameter_names(config: TransformerConfig) -> list[str]:
-    """Of the twin's parameters that are trained, in the order in which torch.optim numbers them."""
+def parameter_names(
+    config: TransformerConfig, architecture: Architecture | str | None = None
+) -> list[str]:
+    """List the twin's trained parameters in the order in which torch.optim numbers them."""
     with torch.device("meta"):
-        return [
-            name for name, parameter in twin(config).named_parameters() if parameter.requires_grad
-        ]
+        module = twin(config, architecture)
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def _huggingface(config: TransformerConfig) -> nn.Module:
@@ -91,7 +93,7 @@ def _huggingface(config: TransformerConfig) -> nn.Module:
         from jax_transformer import transformers_bridge
     except ImportError:
         raise ConfigError(
-            f"the PyTorch twin of layout {config.layout.value!r} is transformers' own: pip install transformers"
+            f"the PyTorch twin of architecture {config.architecture!r} is transformers' own: pip install transformers"
         ) from None
     return transformers_bridge.twin(config)
 
@@ -108,7 +110,7 @@ def outputs(
     Raises ConfigError where there is no twin of this configuration.
     """
     config = (
-        families.without_dropout(config) if config.layout in LAYOUTS else config
+        families.without_dropout(config) if config.architecture in LAYOUTS else config
     )  # whose modules have fewer rates than ours
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax_transformer as jt
-from jax_transformer.architectures.presets import PRESETS
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 
 # Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which shapes then cannot.
@@ -31,14 +31,15 @@ STOCK: dict[str, Any] = dict(architecture="torch_nn")
 
 DOCUMENTS = [
     f"{name}{form}"
-    for name in ("deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023")
+    for name in jt.preset_names()
+    if f"{name}_repaired" in jt.preset_names()
     for form in ("", "_repaired")
 ]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration, compared with the PyTorch module of its layout."""
+    """One configuration, compared with the PyTorch twin of its architecture."""
 
     name: str
     config: TransformerConfig
@@ -62,7 +63,7 @@ def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
 
 def document(preset: str) -> list[Case]:
     """A document's preset at odd and at square sizes; a feed-forward that the document makes so many times as wide as the model stays so."""
-    ruled = "d_ff" in PRESETS[preset].multiples
+    ruled = "d_ff" in registry.presets()[preset].multiples
     sizes = {"": ODD, " square": SQUARE}
     return [
         case(f"{preset}{name}", preset, **(_without_d_ff(size) if ruled else size))

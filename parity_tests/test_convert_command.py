@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from jax_transformer import torch_bridge
-from jax_transformer.architectures.presets import PRESETS
+from jax_transformer.architectures import registry
 from jax_transformer.convert import conversion, exchange, verify
 from jax_transformer.storage import lock
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
 from parity_tests.unit import runs
 
-ONE_EACH = list({case.config.layout: case for case in reversed(CASES)}.values())
+ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.values())
 TIED = next(case for case in CASES if case.name == "small")
 
 
@@ -55,9 +55,9 @@ def test_what_torch_saved_comes_back_and_ran_beside_its_twin(case, tmp_path):
     assert (tmp_path / "c.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
 
 
-def test_every_layout_is_tried():
-    assert {case.config.layout for case in ONE_EACH} == {
-        preset.config.layout for preset in PRESETS.values()
+def test_every_architecture_is_tried():
+    assert {case.config.architecture for case in ONE_EACH} == {
+        preset.config.architecture for preset in registry.presets().values()
     }
 
 

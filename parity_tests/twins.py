@@ -30,7 +30,7 @@ class Pair:
     @property
     def calls(self) -> ModuleType:
         """How the twin's parts are called with (batch, length, d) arrays."""
-        return adapters.of(self.config.layout)
+        return adapters.of(self.config.architecture)
 
 
 def pair(

@@ -1,31 +1,18 @@
-"""One page a layout: each names a PyTorch module's weights, see ``rules``."""
+"""One file per architecture, and the registry that knows them all."""
 
-from jax_transformer.architectures import (
-    bart_table,
-    blog2023,
-    deep_dive,
-    from_scratch,
-    part2_encoder,
-    t5_table,
-    torch_nn,
-)
-from jax_transformer.config import Layout, TransformerConfig
-from jax_transformer.weights.rules import Table
+from typing import TYPE_CHECKING
 
-_PAGES = {
-    Layout.TORCH_NN: torch_nn.table,
-    Layout.LESSON10: torch_nn.table,
-    Layout.DEEP_DIVE: deep_dive.table,
-    Layout.FROM_SCRATCH: from_scratch.table,
-    Layout.PART2_ENCODER: part2_encoder.table,
-    Layout.BLOG2023: blog2023.table,
-    **dict.fromkeys(
-        (Layout.BART, Layout.MBART, Layout.MARIAN, Layout.M2M_100, Layout.PEGASUS), bart_table.table
-    ),
-    **dict.fromkeys((Layout.T5, Layout.MT5, Layout.UMT5), t5_table.table),
-}
+if TYPE_CHECKING:
+    from jax_transformer.config import TransformerConfig
+    from jax_transformer.weights.rules import Table
 
 
-def table(config: TransformerConfig) -> Table:
-    """The weight table of the layout that the configuration names."""
-    return _PAGES[config.layout](config)
+def table(config: "TransformerConfig") -> "Table":
+    """Return the weight table of the configuration's architecture."""
+    from jax_transformer.architectures import bart_table, registry, t5_table
+    from jax_transformer.architectures.attributes import BART_LIKE, LAYOUTS
+
+    if config.architecture in LAYOUTS and config.architecture not in registry.built_in():
+        family = bart_table if config.architecture in BART_LIKE else t5_table
+        return family.table(config)
+    return registry.get(config.architecture).weight_table(config)

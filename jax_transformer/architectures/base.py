@@ -1,12 +1,14 @@
-"""The description of one architecture: where it is published, its presets, its weights' names and its PyTorch twin.
+"""The description of one architecture: where it is published, its presets, its weights' names and
+its PyTorch twin.
 
-A twin is the PyTorch module that computes what the Flax model of the same configuration computes. Nothing
-here imports torch: a twin is named by a string, or returned by a function that imports it.
+A twin is the PyTorch module that computes what the Flax model of the same configuration computes.
+Nothing here imports torch: a twin is named by a string, or returned by a function that imports it.
 """
 
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
@@ -26,8 +28,21 @@ class Preset:
     multiples: Mapping[str, int] = field(default_factory=dict)
     """Sizes that the source gives as a multiple of ``d_model``, such as ``{"d_ff": 4}``."""
 
+    def with_sizes(self, **sizes: Any) -> TransformerConfig:
+        """Return the configuration with fields changed as by ``TransformerConfig.with_sizes``.
 
-@dataclass(frozen=True)
+        A size that is not given keeps the number of the source, or its multiple of ``d_model``.
+        """
+        d_model = sizes.get("d_model", self.config.d_model)
+        derived = (
+            {size: multiple * d_model for size, multiple in self.multiples.items()}
+            if isinstance(d_model, Integral)
+            else {}
+        )
+        return self.config.with_sizes(**(derived | sizes))
+
+
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """Everything that is known of one architecture."""
 

@@ -1,9 +1,32 @@
-"""The post "Transformer" of 2023-06-05: bias-free attention, one block that both stacks share.
+"""The architecture of the post "Transformer" of 2023-06-05: attention without biases, one block
+that both stacks share.
 
-The second half of a decoder block is a whole encoder block, which attends to the memory. Either stack stores a table of positions of its own.
+The second half of a decoder block is a whole encoder block, which attends to the memory. Each stack
+stores its own table of positions.
 """
 
-from jax_transformer.config import TransformerConfig
+from dataclasses import replace
+from typing import Any
+
+from jax_transformer.architectures import reference_arguments as twin
+from jax_transformer.architectures import stacks
+from jax_transformer.architectures.base import Architecture, Arguments, Preset
+from jax_transformer.config import (
+    Activation,
+    Branch,
+    DropoutSite,
+    EmbeddingScale,
+    Init,
+    Mask,
+    MaskFill,
+    Mixing,
+    Part,
+    Positions,
+    Residual,
+    ScoreScale,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.weights.rules import (
     Rule,
     Table,
@@ -18,7 +41,9 @@ _NAMES = {"query": "queries", "key": "keys", "value": "values", "out": "fc"}
 
 
 def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -> Table:
-    """An encoder block; its norms are those of branches ``first`` and the next of the Flax block."""
+    """Return an encoder block; its norms are those of branches ``first`` and ``first + 1`` of the
+    Flax block.
+    """
     return [
         *attention(f"{torch}.attention", f"{flax}.{part}", _NAMES, bias=bias),
         *layer_norm(f"{torch}.layer_norm1", f"{flax}.residuals.{first}.norm"),
@@ -28,8 +53,8 @@ def _shared_block(torch: str, flax: str, part: str, first: int, *, bias: bool) -
     ]
 
 
-def table(config: TransformerConfig) -> Table:
-    """The rules for a model of ``config``."""
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``."""
     bias = config.bias if config.attention_bias is None else config.attention_bias
     layer, block = "decoder.decoder_layer.{i}", "decoder.blocks.{i}"
     decoder = [
@@ -51,3 +76,84 @@ def table(config: TransformerConfig) -> Table:
         *repeat(config.decoder.layers, decoder),
         *linear("decoder.fc", "output"),
     ]
+
+
+def _config(*, repaired: bool) -> TransformerConfig:
+    padding = (Mask.SOURCE_PADDING,) if repaired else ()
+    stack: dict[str, Any] = {
+        "positions": Positions.SINUSOIDAL_STORED,
+        "activation": Activation.GELU,
+        "mixing": Mixing.WEIGHTED if repaired else Mixing.SUMMED,
+    }
+    residual = Residual.INPUT if repaired else Residual.MEMORY
+    decoder = (
+        Branch((Part.SELF,), dropout=None if repaired else 0.5),
+        Branch((Part.CROSS,), residual, 0.0),
+        Branch((Part.FFN,), dropout=0.0),
+    )
+    return TransformerConfig(
+        source_vocab_size=10_000,
+        target_vocab_size=10_000,
+        d_model=256,
+        num_heads=8,
+        d_ff=1024,
+        max_length=100,
+        encoder=StackConfig(
+            4,
+            tuple(replace(branch, dropout=0.0) for branch in stacks.ENCODER_BLOCK),
+            self_mask=padding,
+            **stack,
+        ),
+        decoder=StackConfig(4, decoder, self_mask=(Mask.CAUSAL,), cross_mask=padding, **stack),
+        attention_bias=False,
+        score_scale=ScoreScale.D_MODEL,
+        mask_fill=MaskFill.EXCLUDED if repaired else MaskFill.MINUS_INFINITY,
+        embedding_scale=EmbeddingScale.NONE,
+        dropout=0.1,
+        embedding_dropout=0.1,
+        embedding_dropouts=2,
+        dropout_site=DropoutSite.AFTER_NORM,
+        init=Init.TORCH,
+        architecture="blog2023",
+    )
+
+
+_FAITHFUL = Preset(
+    _config(repaired=False),
+    '"Transformer" (2023-06-05). Faithful: attention gives every query the sum of all values, and'
+    " the decoder adds the"
+    " memory to itself.",
+    {"d_ff": 4},
+)
+_REPAIRED = Preset(
+    _config(repaired=True),
+    '"Transformer" (2023-06-05) with values mixed by the weights, the residual from the query and'
+    " the masks in their"
+    " places.",
+    {"d_ff": 4},
+)
+
+
+def _arguments(config: TransformerConfig) -> Arguments:
+    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "attention_bias")
+    rate = twin.one_rate(config, "embedding_dropout") if repaired else config.embedding_dropout
+    return tuple(twin.vocabularies(config)), {
+        "embed_size": config.d_model,
+        "heads": config.num_heads,
+        "num_encoder_layers": config.encoder.layers,
+        "num_decoder_layers": config.decoder.layers,
+        "max_len": config.max_length,
+        "dropout": rate,
+        "bias": config.attention_bias is not False,
+        "repaired": repaired,
+    }
+
+
+ARCHITECTURE = Architecture(
+    name="blog2023",
+    source='"Transformer", a post of 2023-06-05.',
+    weight_table=weight_table,
+    presets={"blog2023": _FAITHFUL, "blog2023_repaired": _REPAIRED},
+    reference="torch_reference.blog2023:Transformer",
+    reference_arguments=_arguments,
+)

@@ -1,10 +1,28 @@
-""" "Transformer Deep Dive": each block a set of named linear layers, and in each decoder block a whole encoder block, ``transformer_block``.
+"""The architecture of "Transformer Deep Dive": every head as wide as the model.
 
-That inner block's feed-forward and second norm are the decoder's own where the configuration computes a feed-forward there, and idle with the
-rest of it where it does not; so one checkpoint has the same keys in both forms.
+Each block is a set of named linear layers, and each decoder block owns a whole encoder block,
+``transformer_block``. That inner block's feed-forward and second norm are the decoder's own if the
+configuration computes a feed-forward there, and unused with the rest of it otherwise; so a
+checkpoint has the same keys in both forms.
 """
 
-from jax_transformer.config import Part, TransformerConfig
+from typing import Any
+
+from jax_transformer.architectures import reference_arguments as twin
+from jax_transformer.architectures import stacks
+from jax_transformer.architectures.base import Architecture, Arguments, Preset
+from jax_transformer.config import (
+    DropoutSite,
+    EmbeddingScale,
+    Init,
+    Mask,
+    MaskFill,
+    Part,
+    PositionIndex,
+    Positions,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.weights.rules import (
     Rule,
     Table,
@@ -27,7 +45,9 @@ _CROSS = {
 def _encoder_block(
     torch: str, attend: str, attend_norm: str, feed_forward: str, feed_forward_norm: str
 ) -> Table:
-    """The document's encoder block, and where the Flax model has its four modules."""
+    """Return the rules of the document's encoder block; the arguments after ``torch`` are the Flax
+    modules.
+    """
     return [
         *attention(f"{torch}.attention_mechanism", attend, _SELF),
         *layer_norm(f"{torch}.normalization1", attend_norm),
@@ -54,8 +74,8 @@ def _decoder_block(torch: str, flax: str, *, computes_feed_forward: bool) -> Tab
     ]
 
 
-def table(config: TransformerConfig) -> Table:
-    """The rules for a model of ``config``."""
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``."""
     flax = "encoder.blocks.{i}"
     encoder = _encoder_block(
         "encoder.EncoderBlocklayers.{i}",
@@ -78,3 +98,72 @@ def table(config: TransformerConfig) -> Table:
         *repeat(config.decoder.layers, decoder),
         *linear("decoder.fc_out", "output"),
     ]
+
+
+def _config(*, repaired: bool) -> TransformerConfig:
+    padding = (Mask.SOURCE_PADDING,) if repaired else ()
+    index = PositionIndex.ORDER if repaired else PositionIndex.TRUNCATED_COSINE
+    # Every decoder block owns an encoder block: unused as printed; the repair computes its
+    # feed-forward
+    branches = stacks.DECODER_BLOCK if repaired else stacks.DECODER_BLOCK[:2]
+    idle = stacks.ENCODER_BLOCK[:1] if repaired else stacks.ENCODER_BLOCK
+    positions: dict[str, Any] = {"positions": Positions.LEARNED, "position_index": index}
+    return TransformerConfig(
+        source_vocab_size=10,
+        target_vocab_size=10,
+        d_model=512,
+        num_heads=8,
+        head_dim=512,
+        d_ff=2048,
+        max_length=100,
+        encoder=StackConfig(6, stacks.ENCODER_BLOCK, self_mask=padding, **positions),
+        decoder=StackConfig(
+            6, branches, idle=idle, self_mask=(Mask.CAUSAL,), cross_mask=padding, **positions
+        ),
+        mask_fill=MaskFill.MINUS_1E20,
+        embedding_scale=EmbeddingScale.NONE,
+        dropout=0.0,
+        embedding_dropout=0.0,
+        dropout_site=DropoutSite.AFTER_NORM,
+        init=Init.TORCH,
+        architecture="deep_dive",
+    )
+
+
+_MULTIPLES = {"head_dim": 1, "d_ff": 4}
+_FAITHFUL = Preset(
+    _config(repaired=False),
+    '"Transformer Deep Dive". Faithful: positions read only rows 1 and 0, source padding is seen,'
+    " decoder blocks have"
+    " no feed-forward.",
+    _MULTIPLES,
+)
+_REPAIRED = Preset(
+    _config(repaired=True),
+    '"Transformer Deep Dive" with positions in order, source padding masked, and the decoder\'s'
+    " own feed-forward"
+    " applied.",
+    _MULTIPLES,
+)
+
+
+def _arguments(config: TransformerConfig) -> Arguments:
+    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout")
+    positional = (
+        *twin.vocabularies(config),
+        config.d_model,
+        twin.one_depth(config),
+        config.num_heads,
+        twin.one_rate(config, "embedding_dropout"),
+    )
+    return positional, {"max_length": config.max_length, "repaired": repaired}
+
+
+ARCHITECTURE = Architecture(
+    name="deep_dive",
+    source='"Transformer Deep Dive", a course notebook of April 2024.',
+    weight_table=weight_table,
+    presets={"deep_dive": _FAITHFUL, "deep_dive_repaired": _REPAIRED},
+    reference="torch_reference.deep_dive:TransformerArchitecture",
+    reference_arguments=_arguments,
+)

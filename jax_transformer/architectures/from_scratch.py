@@ -1,10 +1,28 @@
-"""The names of "Transformer from scratch": a decoder's layer is a masked attention and, within it, a whole transformer block.
+"""The architecture of "Transformer from scratch": a decoder layer is a masked attention and a whole
+transformer block.
 
-The positions of the linked commit are learned and belong to the checkpoint. A later version of the same code computes sinusoids instead and
-keeps no table: with ``positions`` set so, the same page reads and writes its checkpoints.
+The positions of the linked commit are learned and belong to the checkpoint. A later version of the
+same code computes sinusoids instead and stores no table: with ``positions`` set so, the same rules
+read and write its checkpoints.
 """
 
-from jax_transformer.config import Part, Positions, StackConfig, TransformerConfig, Tying
+from jax_transformer.architectures import reference_arguments as twin
+from jax_transformer.architectures import stacks
+from jax_transformer.architectures.base import Architecture, Arguments, Preset
+from jax_transformer.config import (
+    DropoutSite,
+    EmbeddingScale,
+    Init,
+    Mask,
+    MaskFill,
+    Part,
+    Positions,
+    ScoreScale,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
     Rule,
@@ -36,7 +54,7 @@ def _attention(torch: str, flax: str, config: TransformerConfig) -> Table:
 def _transformer_block(
     torch: str, flax: str, part: Part, first: int, config: TransformerConfig
 ) -> Table:
-    """An attention and the feed-forward; ``first`` is the number of the attention's branch."""
+    """Return an attention and the feed-forward; branch ``first`` is the attention's."""
     bias = config.bias
     return [
         *_attention(f"{torch}.self_attention", f"{flax}.{part.value}", config),
@@ -70,8 +88,8 @@ def _output(config: TransformerConfig) -> Table:
     return [Alias("decoder.fc_out.weight", "decoder.word_embedding.weight"), *bias]
 
 
-def table(config: TransformerConfig) -> Table:
-    """The rules for a model of ``config``."""
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``."""
     tied: Table = [Alias("encoder.word_embedding.weight", "decoder.word_embedding.weight")]
     source = (
         tied
@@ -93,3 +111,73 @@ def table(config: TransformerConfig) -> Table:
         ),
         *_output(config),
     ]
+
+
+def _config(score_scale: ScoreScale) -> TransformerConfig:
+    padding = (Mask.SOURCE_PADDING,)
+    return TransformerConfig(
+        source_vocab_size=10_000,
+        target_vocab_size=10_000,
+        d_model=512,
+        num_heads=8,
+        d_ff=2048,
+        max_length=100,
+        encoder=stacks.encoder(6, positions=Positions.LEARNED),
+        decoder=StackConfig(
+            6,
+            stacks.DECODER_BLOCK,
+            self_mask=(Mask.CAUSAL,),
+            cross_mask=padding,
+            positions=Positions.LEARNED,
+        ),
+        score_scale=score_scale,
+        mask_fill=MaskFill.MINUS_1E20,
+        embedding_scale=EmbeddingScale.NONE,
+        dropout=0.0,
+        embedding_dropout=0.0,
+        dropout_site=DropoutSite.AFTER_NORM,
+        init=Init.TORCH,
+        architecture="from_scratch",
+    )
+
+
+_FAITHFUL = Preset(
+    _config(ScoreScale.D_MODEL),
+    '"Transformer from scratch". Faithful: scores are divided by the root of d_model.',
+    {"d_ff": 4},
+)
+_REPAIRED = Preset(
+    _config(ScoreScale.HEAD_DIM),
+    '"Transformer from scratch" with scores divided by the root of the head width, as its text'
+    " says.",
+    {"d_ff": 4},
+)
+
+
+def _arguments(config: TransformerConfig) -> Arguments:
+    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "d_ff")
+    expansion, rest = divmod(config.d_ff, config.d_model)
+    if rest:
+        raise ConfigError(
+            f"d_ff={config.d_ff}: {twin.twin_of(config)} has only multiples of"
+            f" d_model={config.d_model}"
+        )
+    return tuple(twin.vocabularies(config)), {
+        "embed_size": config.d_model,
+        "num_layers": twin.one_depth(config),
+        "forward_expansion": expansion,
+        "heads": config.num_heads,
+        "dropout": twin.one_rate(config, "embedding_dropout"),
+        "max_length": config.max_length,
+        "repaired": repaired,
+    }
+
+
+ARCHITECTURE = Architecture(
+    name="from_scratch",
+    source='"Transformer from scratch", six components described by diagrams, with links to code.',
+    weight_table=weight_table,
+    presets={"from_scratch": _FAITHFUL, "from_scratch_repaired": _REPAIRED},
+    reference="torch_reference.from_scratch:Transformer",
+    reference_arguments=_arguments,
+)

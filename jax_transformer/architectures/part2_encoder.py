@@ -1,11 +1,27 @@
-"""The names of "Transformers from scratch part - 2": its encoder under ``encoder.``, and around it what "Lesson 10" names.
+"""The architecture of "Transformers from scratch part - 2": an encoder, here with the decoder of
+"Lesson 10" after it.
 
-Source: the document's classes MultiHeadAttention (``qkv`` holds head after head, each with its query, key and value), LayerNormalization
-(``gamma``, ``beta``), PoisitionwiseFeedForward (``fnn``) and EncoderLayer. Its encoding of positions is computed, so no tensor holds it.
+Source: the document's classes MultiHeadAttention (``qkv`` holds head after head, each with its
+query, key and value), LayerNormalization (``gamma``, ``beta``), PoisitionwiseFeedForward (``fnn``)
+and EncoderLayer. Its encoding of positions is computed, so no tensor holds it. Everything outside
+of ``encoder.`` has the names of "Lesson 10".
 """
 
-from jax_transformer.architectures import torch_nn
-from jax_transformer.config import Part, TransformerConfig
+from dataclasses import replace
+from typing import Any
+
+from jax_transformer.architectures import lesson10, stacks, torch_nn
+from jax_transformer.architectures import reference_arguments as twin
+from jax_transformer.architectures.base import Architecture, Arguments, Preset
+from jax_transformer.config import (
+    Branch,
+    HeadMerge,
+    Init,
+    Part,
+    PositionsAt,
+    StackConfig,
+    TransformerConfig,
+)
 from jax_transformer.weights.rules import Table, fused_attention, layer_norm, linear, repeat
 
 
@@ -33,9 +49,70 @@ def _encoder(config: TransformerConfig) -> Table:
     return repeat(config.encoder.layers, layer)
 
 
-def table(config: TransformerConfig) -> Table:
-    """The rules for a model of ``config``: those of "Lesson 10" but for the encoder's layers."""
-    around = [
-        rule for rule in torch_nn.table(config) if not rule.torch.startswith("encoder.layers.")
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``: those of "Lesson 10" but for the encoder."""
+    others = [
+        rule
+        for rule in torch_nn.weight_table(config)
+        if not rule.torch.startswith("encoder.layers.")
     ]
-    return [*_encoder(config), *around]
+    return [*_encoder(config), *others]
+
+
+def _config(*, repaired: bool) -> TransformerConfig:
+    """Return the document's encoder with the decoder of lesson10 after it."""
+    own: dict[str, Any] = {"attention_dropout": 0.0, "init": Init.TORCH}
+    faithful = StackConfig(
+        3,
+        (Branch((Part.FFN, Part.SELF)), Branch((Part.FFN,))),  # one feed-forward, in both branches
+        positions_at=PositionsAt.FEED_FORWARD,
+        position_exponent=2.0,
+        head_merge=HeadMerge.RAW,
+        **own,
+    )
+    base = lesson10.config(repaired=repaired)
+    return replace(
+        base,
+        d_ff=1264,
+        max_length=40,
+        encoder=stacks.encoder(3, **own) if repaired else faithful,
+        decoder=replace(base.decoder, layers=3),
+        architecture="part2_encoder",
+    )
+
+
+_FAITHFUL = Preset(
+    _config(repaired=False),
+    '"Transformers from scratch part 2", an encoder, before the decoder of lesson10. Faithful:'
+    " heads are merged without"
+    " transposing back, the feed-forward comes first and again, and adds positions each time, source padding is seen.",
+)
+_REPAIRED = Preset(
+    _config(repaired=True),
+    '"Transformers from scratch part 2" as its text describes it, source padding masked.',
+)
+
+
+def _arguments(config: TransformerConfig) -> Arguments:
+    rates = ("attention_dropout", "activation_dropout", "embedding_dropout")
+    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, *rates, "d_ff")
+    return tuple(twin.vocabularies(config)), {
+        "d_model": config.d_model,
+        "fnn_hidden": config.d_ff,
+        "num_heads": config.num_heads,
+        "drop_prob": twin.one_rate(config, *rates),
+        "max_sequence_length": config.max_length,
+        "num_encoder_layers": config.encoder.layers,
+        "num_decoder_layers": config.decoder.layers,
+        "repaired": repaired,
+    }
+
+
+ARCHITECTURE = Architecture(
+    name="part2_encoder",
+    source='"Transformers from scratch part - 2", which prints an encoder and promises a decoder.',
+    weight_table=weight_table,
+    presets={"part2_encoder": _FAITHFUL, "part2_encoder_repaired": _REPAIRED},
+    reference="torch_reference.part2_encoder:EncoderDecoder",
+    reference_arguments=_arguments,
+)

@@ -1,9 +1,9 @@
 """The registry of architectures: this package's own, installed packages', and those of the user.
 
-Every module of this folder that defines ``ARCHITECTURE`` is registered; there is no list to edit. An installed
-package adds its own by an entry point of the group ``jax_transformer.architectures``, whose name is that of
-the architecture. :func:`register` adds one for this process, and :func:`load_from` one of a file that the user
-names. A checkpoint never causes an import.
+Every module of this folder that defines ``ARCHITECTURE`` is registered; there is no list to edit.
+An installed package adds its own by an entry point of the group ``jax_transformer.architectures``,
+whose name is that of the architecture. :func:`register` adds one for this process, and
+:func:`load_from` one of a file that the user names. A checkpoint never causes an import.
 """
 
 import functools
@@ -14,12 +14,10 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterator
-from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax_transformer.architectures as package
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
@@ -32,27 +30,28 @@ _added: dict[str, Architecture] = {}
 def register(architecture: Architecture, *, replace: bool = False) -> Architecture:
     """Add an architecture for this process, and return it.
 
-    Args:
-        architecture: its name and the names of its presets must be new.
-        replace: allow the name of an architecture that was registered before (in a notebook, after a change).
+    Args: architecture: its name and the names of its presets must be new. replace: allow the name
+        of an architecture that was registered before (in a notebook, after a change).
 
     Raises:
         ConfigError: another architecture has the name, or a preset of that name.
     """
     _check(architecture)
-    built_in, known = _built_in(), _built_in() | _added
+    ours, known = built_in(), built_in() | _added
     other = known.get(architecture.name)
-    if other is not None and other != architecture and (not replace or other.name in built_in):
+    if other is not None and other is not architecture and (not replace or other.name in ours):
         raise ConfigError(
-            f"another architecture is registered as {architecture.name!r} ({other.source}): choose another name"
+            f"another architecture is registered as {architecture.name!r} ({other.source}): choose"
+            " another name"
         )
     for name in architecture.presets:
         for owner in known.values():
             if name in owner.presets and owner.name != architecture.name:
                 raise ConfigError(
-                    f"architecture {architecture.name!r}: {owner.name!r} has a preset {name!r}: choose another name"
+                    f"architecture {architecture.name!r}: {owner.name!r} has a preset {name!r}:"
+                    " choose another name"
                 )
-    if architecture.name not in built_in:
+    if architecture.name not in ours:
         _added[architecture.name] = architecture
     return architecture
 
@@ -63,14 +62,15 @@ def get(name: str) -> Architecture:
     Raises:
         ConfigError: no architecture has the name.
     """
-    known = _built_in() | _added
+    known = built_in() | _added
     if name not in known:
         for entry_point in _entry_points():
             if entry_point.name == name:
                 return register(_loaded(entry_point))
         raise ConfigError(
-            f"unknown architecture {name!r}{nearest(name, names())}; known: {', '.join(names())}. Give the file that"
-            " describes it, --architecture FILE.py:NAME (Python: jax_transformer.register), or install its package"
+            f"unknown architecture {name!r}{nearest(name, names())}; known: {', '.join(names())}."
+            " Name the file that describes it (--architecture FILE.py:NAME, in Python"
+            " jax_transformer.register), or install its package"
         )
     return known[name]
 
@@ -80,15 +80,20 @@ def resolve(architecture: Architecture | str) -> Architecture:
     return get(architecture) if isinstance(architecture, str) else architecture
 
 
+def name_of(architecture: Architecture | str) -> str:
+    """Return the name of an architecture, or the name itself."""
+    return architecture if isinstance(architecture, str) else architecture.name
+
+
 def architectures() -> list[Architecture]:
-    """Return every architecture: this package's, those registered, and those of installed packages."""
+    """Return every architecture: built in, registered, and of installed packages."""
     for entry_point in _entry_points():
-        if entry_point.name not in _built_in() | _added:
+        if entry_point.name not in built_in() | _added:
             try:
                 register(_loaded(entry_point))
             except ConfigError as error:
                 print(f"skipped an installed architecture: {error}", file=sys.stderr)
-    return list((_built_in() | _added).values())
+    return list((built_in() | _added).values())
 
 
 def names() -> list[str]:
@@ -113,7 +118,8 @@ def preset_names() -> list[str]:
 def preset(name: str, **sizes: Any) -> TransformerConfig:
     """Return a preset's configuration with fields changed as by ``TransformerConfig.with_sizes``.
 
-    A size that is not given keeps the number of the source, or its rule (such as ``d_ff`` = 4 ``d_model``).
+    A size that is not given keeps the number of the source, or its rule (such as ``d_ff`` = 4
+    ``d_model``).
 
     Raises:
         ConfigError: no preset has the name, or a field is unknown or has a value that cannot be.
@@ -123,22 +129,15 @@ def preset(name: str, **sizes: Any) -> TransformerConfig:
         raise ConfigError(
             f"unknown preset {name!r}{nearest(name, list(known))}; known: {', '.join(known)}"
         )
-    entry = known[name]
-    d_model = sizes.get("d_model", entry.config.d_model)
-    derived = (
-        {size: multiple * d_model for size, multiple in entry.multiples.items()}
-        if isinstance(d_model, Integral)
-        else {}
-    )
-    return entry.config.with_sizes(**(derived | sizes))
+    return known[name].with_sizes(**sizes)
 
 
 def load_from(spec: str) -> Architecture:
     """Import the architecture that the user names, register it, and return it.
 
-    Args:
-        spec: ``path/to/file.py:NAME``, ``package.module:NAME``, or the name of a registered architecture. The
-            folder of a file is added to the end of ``sys.path``, so that it can import its neighbours.
+    Args: spec: ``path/to/file.py:NAME``, ``package.module:NAME``, or the name of a registered
+            architecture. The folder of a file is added to the end of ``sys.path``, so that it can
+            import its neighbours.
 
     Raises:
         InputError: the file does not exist.
@@ -161,11 +160,11 @@ def load_from(spec: str) -> Architecture:
 
 
 @functools.cache
-def _built_in() -> dict[str, Architecture]:
+def built_in() -> dict[str, Architecture]:
     """The architectures of this folder, in the order of their files' names."""
     modules = (
-        importlib.import_module(f"{package.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{__package__}.{module.name}")
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)])
         if module.name != "registry"
     )
     known = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
@@ -176,7 +175,8 @@ def _check(architecture: Architecture) -> None:
     for name, entry in architecture.presets.items():
         if entry.config.architecture != architecture.name:
             raise ConfigError(
-                f"architecture {architecture.name!r}: preset {name!r} has the configuration of another,"
+                f"architecture {architecture.name!r}: preset {name!r} has the configuration of"
+                " another,"
                 f" architecture={entry.config.architecture!r}"
             )
 
@@ -194,7 +194,8 @@ def _loaded(entry_point: importlib.metadata.EntryPoint) -> Architecture:
         ) from error
     if not isinstance(value, Architecture) or value.name != entry_point.name:
         raise ConfigError(
-            f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that name"
+            f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that"
+            " name"
         )
     return value
 

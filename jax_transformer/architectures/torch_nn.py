@@ -1,10 +1,26 @@
-"""torch.nn.Transformer with embeddings around it, under the names of "Lesson 10: Transformers II", which subclasses it.
+"""torch.nn.Transformer with embeddings and an output layer, under the names of "Lesson 10:
+Transformers II".
 
-Source: torch/nn/modules/transformer.py and activation.py (MultiheadAttention) of PyTorch 2.13. ``pos_enc.pe`` (length, 1, d) is one buffer that
-both stacks read, so both hold a copy and the two must agree.
+Source: torch/nn/modules/transformer.py and activation.py (MultiheadAttention) of PyTorch 2.13.
+``pos_enc.pe`` (length, 1, d) is one buffer that both stacks read, so both hold a copy and the two
+must agree.
 """
 
-from jax_transformer.config import Part, Positions, StackConfig, TransformerConfig, Tying
+from typing import Any
+
+from jax_transformer.architectures import stacks
+from jax_transformer.architectures.base import Architecture, Arguments, Preset
+from jax_transformer.config import (
+    EmbeddingScale,
+    Mask,
+    NormPlacement,
+    Part,
+    Positions,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import (
     Alias,
     Each,
@@ -63,8 +79,8 @@ def _output(config: TransformerConfig) -> Table:
     return [Alias("linear.weight", "tgt_emb.weight"), *bias]
 
 
-def table(config: TransformerConfig) -> Table:
-    """The rules for a model of ``config``."""
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for a model of ``config``."""
     tied = config.tying is Tying.ALL
     source: Table = (
         [Alias("src_emb.weight", "tgt_emb.weight")]
@@ -79,3 +95,98 @@ def table(config: TransformerConfig) -> Table:
         *_stack("decoder", config.decoder, bias=config.bias),
         *_output(config),
     ]
+
+
+def sizes(config: TransformerConfig) -> dict[str, Any]:
+    """Return the sizes that torch.nn.Transformer takes, by the names of its arguments."""
+    if config.head_dim not in (None, config.d_model // config.num_heads):
+        raise ConfigError(
+            f"head_dim={config.head_dim}: torch.nn.Transformer has heads of d_model / num_heads"
+        )
+    return {
+        "src_vocab_size": config.source_vocab_size,
+        "tgt_vocab_size": config.target_vocab_size,
+        "src_pad_idx": config.source_pad_id,
+        "tgt_pad_idx": config.target_pad_id,
+        "max_sequence_length": config.max_length,
+        "d_model": config.d_model,
+        "nhead": config.num_heads,
+        "num_encoder_layers": config.encoder.layers,
+        "num_decoder_layers": config.decoder.layers,
+        "dim_feedforward": config.d_ff,
+        "dropout": config.dropout,
+    }
+
+
+def _arguments(config: TransformerConfig) -> Arguments:
+    encoder, decoder = config.encoder, config.decoder
+    if encoder.positions is not decoder.positions:
+        raise ConfigError(
+            f"encoder.positions={encoder.positions.value!r},"
+            f" decoder.positions={decoder.positions.value!r}:"
+            " the stock PyTorch twin has one kind of positions for both stacks"
+        )
+    return (), {
+        **sizes(config),
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "embedding_dropout": config.embedding_dropout,
+        "encoder_activation": encoder.activation.value,
+        "decoder_activation": decoder.activation.value,
+        "layer_norm_eps": config.norm_epsilon,
+        "norm_first": config.norm_placement is NormPlacement.PRE,
+        "bias": config.bias,
+        "encoder_norm": encoder.final_norm,
+        "decoder_norm": decoder.final_norm,
+        "scale_embedding": config.embedding_scale is EmbeddingScale.SQRT_D_MODEL,
+        "positions": encoder.positions.value,
+        "mask_memory": Mask.SOURCE_PADDING in decoder.cross_mask,
+        "tie_output": config.tying is not Tying.NONE,
+        "tie_source": config.tying is Tying.ALL,
+        "output_bias": config.output_bias,
+    }
+
+
+_VASWANI2017_BASE = Preset(
+    TransformerConfig(
+        source_vocab_size=37_000,
+        target_vocab_size=37_000,
+        d_model=512,
+        num_heads=8,
+        d_ff=2048,
+        max_length=512,
+        encoder=stacks.encoder(6),
+        decoder=stacks.decoder(6),
+        tying=Tying.ALL,
+        output_bias=False,
+    ),
+    "Vaswani et al. 2017, Attention Is All You Need, table 3, base: post-norm, three tied"
+    " matrices, 63 M parameters.",
+)
+_SMALL = Preset(
+    TransformerConfig(
+        source_vocab_size=2_000,
+        target_vocab_size=2_000,
+        d_model=128,
+        num_heads=4,
+        d_ff=512,
+        max_length=128,
+        encoder=stacks.encoder(2, final_norm=True),
+        decoder=stacks.decoder(2, final_norm=True),
+        norm_placement=NormPlacement.PRE,
+        tying=Tying.ALL,
+        output_bias=False,
+    ),
+    "This project's own, for the built-in task: pre-norm (Xiong et al. 2020), three tied matrices,"
+    " about a million"
+    " parameters.",
+)
+
+ARCHITECTURE = Architecture(
+    name="torch_nn",
+    source="torch.nn.Transformer of PyTorch 2.13, with embeddings, positions and an output layer.",
+    weight_table=weight_table,
+    presets={"vaswani2017_base": _VASWANI2017_BASE, "small": _SMALL},
+    reference="torch_reference.torch_nn:TorchTransformer",
+    reference_arguments=_arguments,
+)

@@ -1,18 +1,18 @@
-"""Sizes of a model from the shapes of its weights: only those that a shape shows, each with the tensor that showed it."""
+"""Sizes of a model from the shapes of its weights: only those that a shape shows."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import Shape
 
 Shapes = Mapping[str, Shape]
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size")
-# A length that stands in a shape tells which size it is, since each of these is another prime
+# A length in a shape tells which size it is, since each of these has another prime in it
 _PROBE = {
     "source_vocab_size": 10007,
     "target_vocab_size": 20011,
@@ -26,49 +26,56 @@ _HEADS = 1
 
 @dataclass(frozen=True)
 class Inferred:
-    """A configuration that was found."""
+    """A configuration, and where its sizes come from."""
 
     config: TransformerConfig
     sizes: dict[str, int]
-    """What the shapes said."""
+    """Sizes that the shapes show."""
     kept: dict[str, Any]
-    """What they do not say, and so is the preset's."""
+    """Sizes that no shape shows, which are the preset's."""
 
 
 def infer(
     preset: str,
-    given: Mapping[str, Any],
-    found: Shapes,
+    settings: Mapping[str, Any],
+    shapes: Shapes,
     shapes_of: Callable[[TransformerConfig], Shapes],
 ) -> Inferred:
-    """The preset at the sizes of ``found``. What is ``given`` is not inferred; ``shapes_of`` tells what shapes the weights of a configuration have.
+    """Return the preset at the sizes that the shapes of its weights show.
 
-    Raises ConfigError where the sizes that were found are none that a model can have.
+    Args:
+        preset: its name.
+        settings: fields that the user sets; they are not inferred.
+        shapes: the shape of every tensor of the file, by name.
+        shapes_of: returns the shapes of the weights of a configuration.
+
+    Raises:
+        ConfigError: no model can have these sizes.
     """
-    structure = {name: value for name, value in given.items() if name not in _SIZES}
-    probe = presets.preset(
+    structure = {name: value for name, value in settings.items() if name not in _SIZES}
+    probe = registry.preset(
         preset, **(structure | _probe_sizes(preset, structure) | {"num_layers": 1})
     )
-    known = _expanded(given)
+    known = _by_field(settings)
     sizes: dict[str, int] = {}
     for stack in ("encoder", "decoder"):
         if f"{stack}.layers" not in known:
             one, two = shapes_of(probe), shapes_of(probe.with_sizes(**{f"{stack}.layers": 2}))
-            if count := _layers(one, two, found):
+            if count := _count_layers(one, two, shapes):
                 sizes[f"{stack}.layers"] = count
-    seen = _seen(shapes_of(probe), found, probe)
-    inner = seen.pop("head_dim", None)
-    if probe.tying is Tying.ALL and "target_vocab_size" in seen:
-        seen["source_vocab_size"] = seen["target_vocab_size"]
-    sizes |= {name: size for name, size in seen.items() if name not in known}
-    if inner is not None:
-        sizes |= _heads(preset, known, sizes, inner)
+    shown = _shown_sizes(shapes_of(probe), shapes, probe)
+    all_heads = shown.pop("head_dim", None)
+    if probe.tying is Tying.ALL and "target_vocab_size" in shown:
+        shown["source_vocab_size"] = shown["target_vocab_size"]
+    sizes |= {name: size for name, size in shown.items() if name not in known}
+    if all_heads is not None:
+        sizes |= _heads(preset, known, sizes, all_heads)
     try:
-        config = presets.preset(preset, **{**sizes, **given})
+        config = registry.preset(preset, **{**sizes, **settings})
     except ConfigError as error:
-        said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ConfigError(
-            f"{error} (from the shapes: {said or 'nothing'}; --set name=value says what they do not)"
+            f"{error} (sizes from the shapes: {text or 'none'}; set others with --set name=value)"
         ) from None
     kept = {
         name: getattr(config, name)
@@ -92,19 +99,21 @@ _SIZES = frozenset(
 )
 
 
-def _expanded(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, under the names of the fields."""
-    both = {"vocab_size": _VOCABULARIES, "num_layers": ("encoder.layers", "decoder.layers")}
-    single = {"encoder_layers": ("encoder.layers",), "decoder_layers": ("decoder.layers",)}
+def _by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under the names of the fields, without shorthands."""
+    shorthands = {
+        "vocab_size": _VOCABULARIES,
+        "num_layers": ("encoder.layers", "decoder.layers"),
+        "encoder_layers": ("encoder.layers",),
+        "decoder_layers": ("decoder.layers",),
+    }
     return {
-        field: value
-        for name, value in given.items()
-        for field in (both | single).get(name, (name,))
+        field: value for name, value in settings.items() for field in shorthands.get(name, (name,))
     }
 
 
 def _probe_sizes(preset: str, structure: Mapping[str, Any]) -> dict[str, Any]:
-    tied = presets.preset(preset, **structure).tying is Tying.ALL
+    tied = registry.preset(preset, **structure).tying is Tying.ALL
     return (
         dict[str, Any](_PROBE)
         | {"num_heads": _HEADS}
@@ -112,51 +121,52 @@ def _probe_sizes(preset: str, structure: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _layers(one: Shapes, two: Shapes, found: Shapes) -> int:
-    """How many layers of a stack are there, from the names that its second one adds."""
+def _count_layers(one: Shapes, two: Shapes, shapes: Shapes) -> int:
+    """The number of a stack's layers, from the names that its second layer adds."""
     numbers: Counter[int] = Counter()
     for name in two.keys() - one.keys():
         words = name.split(".")
-        for place in (place for place, word in enumerate(words) if word == "1"):
+        for i in (i for i, word in enumerate(words) if word == "1"):
             count = 0
-            while ".".join([*words[:place], str(count), *words[place + 1 :]]) in found:
+            while ".".join([*words[:i], str(count), *words[i + 1 :]]) in shapes:
                 count += 1
-            if ".".join([*words[:place], "0", *words[place + 1 :]]) in one:
+            if ".".join([*words[:i], "0", *words[i + 1 :]]) in one:
                 numbers[count] += 1
     return max(numbers, default=0)
 
 
-def _seen(probed: Shapes, found: Shapes, probe: TransformerConfig) -> dict[str, int]:
-    """Each size by the value that most lengths of that size have."""
+def _shown_sizes(probed: Shapes, shapes: Shapes, probe: TransformerConfig) -> dict[str, int]:
+    """Each size by the value that most axes of that size have."""
     values = {getattr(probe, name): name for name in _PROBE}
     votes: dict[str, Counter[int]] = {name: Counter() for name in _PROBE}
     for name, shape in probed.items():
-        if len(found.get(name, ())) != len(shape):
+        if len(shapes.get(name, ())) != len(shape):
             continue
-        for length, is_ in zip(shape, found[name], strict=True):
-            if length in values:
-                votes[values[length]][is_] += 1
+        for probed_length, length in zip(shape, shapes[name], strict=True):
+            if probed_length in values:
+                votes[values[probed_length]][length] += 1
     return {name: counter.most_common(1)[0][0] for name, counter in votes.items() if counter}
 
 
 def _heads(
-    preset: str, known: Mapping[str, Any], sizes: Mapping[str, int], inner: int
+    preset: str, known: Mapping[str, Any], sizes: Mapping[str, int], all_heads: int
 ) -> dict[str, int]:
-    """What the width of all heads together says: their number where the width of one is known, else that width where it is not the usual one."""
+    """The number of heads if the width of one is known; otherwise that width if it is unusual."""
+    entry = registry.presets()[preset]
     d_model = known.get("d_model", sizes.get("d_model"))
-    times = presets.PRESETS[preset].multiples.get("head_dim")
+    multiple = entry.multiples.get("head_dim")
     width = known.get("head_dim") or (
-        times * d_model if times and d_model else presets.PRESETS[preset].config.head_dim
+        multiple * d_model if multiple and d_model else entry.config.head_dim
     )
-    if width and "num_heads" not in known and isinstance(width, int) and inner % width == 0:
-        return {"num_heads": inner // width}
-    heads = known.get("num_heads", presets.PRESETS[preset].config.num_heads)
+    if width and "num_heads" not in known and isinstance(width, int) and all_heads % width == 0:
+        return {"num_heads": all_heads // width}
+    heads = known.get("num_heads", entry.config.num_heads)
     if (
         not width
         and isinstance(heads, int)
         and heads > 0
-        and inner != d_model
-        and inner % heads == 0
+        and all_heads != d_model
+        and all_heads % heads == 0
     ):
-        return {"head_dim": inner // heads}
+        return {"head_dim": all_heads // heads}
     return {}

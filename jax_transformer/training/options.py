@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
@@ -92,7 +92,7 @@ class ModelOptions:
         }
         if self.precision is not Precision.FLOAT32:
             sizes["compute_dtype"] = self.precision.value
-        return presets.preset(
+        return registry.preset(
             self.preset,
             source_vocab_size=source_vocab_size,
             target_vocab_size=target_vocab_size,

@@ -1,6 +1,6 @@
-"""How the parts of each PyTorch twin are called with batch-first arrays: one module of the same functions a layout.
+"""Calls of the parts of each PyTorch twin with batch-first arrays: one module an architecture.
 
-Masks are True where hidden, or None: ``padding`` and ``memory_padding`` (b, k), ``future`` (q, k).
+Each module has its architecture's name and these functions. Masks are True where hidden, or None: ``padding`` and ``memory_padding`` (b, k), ``future`` (q, k).
 
     norm(twin)                                                            the last norm of decoder layer 0
     self_attention(twin, x, padding, future) -> (out, weights)            decoder layer 1
@@ -13,28 +13,10 @@ Masks are True where hidden, or None: ``padding`` and ``memory_padding`` (b, k),
     sequence_first(module)                                                whether that dropout module sees (length, batch, ...)
 """
 
+import importlib
 from types import ModuleType
 
-from jax_transformer.config import Layout
-from parity_tests.adapters import (
-    blog2023,
-    deep_dive,
-    from_scratch,
-    lesson10,
-    part2_encoder,
-    torch_nn,
-)
 
-_ADAPTERS = {
-    Layout.TORCH_NN: torch_nn,
-    Layout.LESSON10: lesson10,
-    Layout.DEEP_DIVE: deep_dive,
-    Layout.FROM_SCRATCH: from_scratch,
-    Layout.PART2_ENCODER: part2_encoder,
-    Layout.BLOG2023: blog2023,
-}
-
-
-def of(layout: Layout) -> ModuleType:
-    """The adapter of a layout's twin."""
-    return _ADAPTERS[layout]
+def of(architecture: str) -> ModuleType:
+    """Return the adapter of the twin of that architecture."""
+    return importlib.import_module(f"{__name__}.{architecture}")

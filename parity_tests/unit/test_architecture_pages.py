@@ -14,7 +14,7 @@ from jax_transformer.config import Branch, StackConfig, TransformerConfig
 from jax_transformer.transformer import Transformer
 
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
-DOCUMENTS = ["blog2023", "deep_dive", "from_scratch", "lesson10", "part2_encoder"]
+DOCUMENTS = [name for name in jt.preset_names() if f"{name}_repaired" in jt.preset_names()]
 
 # No two letters of the axis legend have the same size, and none is a multiple of another but i = h·e.
 SIZES = {"b": 3, "s": 5, "t": 7, "h": 2, "e": 11, "i": 22, "d": 26, "f": 17, "v": 19}

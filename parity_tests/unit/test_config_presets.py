@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import jax_transformer as jt
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.config import (
     Activation,
     Branch,
     Init,
-    Layout,
     Mask,
     NormPlacement,
     Part,
@@ -23,7 +22,7 @@ from jax_transformer.errors import ConfigError
 
 LESSON10 = jt.preset("lesson10")
 NAMES = jt.preset_names()
-DOCUMENTS = ["deep_dive", "lesson10", "from_scratch", "part2_encoder", "blog2023"]
+DOCUMENTS = [name for name in NAMES if f"{name}_repaired" in NAMES]
 CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
@@ -156,7 +155,7 @@ def test_presets_are_values():
     assert set(NAMES) <= set(jt.preset_names())
     configs = [jt.preset(name) for name in jt.preset_names()]
     assert len(set(configs)) == len(configs) and {jt.preset("small"): 1}[jt.preset("small")] == 1
-    assert all(entry.source for entry in presets.PRESETS.values())
+    assert all(entry.source for entry in registry.presets().values())
     with pytest.raises(dataclasses.FrozenInstanceError):
         configs[0].d_model = 3
 
@@ -273,8 +272,8 @@ def test_lesson10_has_the_document_s_numbers():
     assert numbers == (10_000, 10_000, 512, 8, 2048)
     assert (LESSON10.encoder.layers, LESSON10.decoder.layers, LESSON10.max_length) == (6, 6, 100)
     assert (LESSON10.source_pad_id, LESSON10.target_pad_id, LESSON10.dropout) == (1, 1, 0.1)
-    assert (LESSON10.layout, LESSON10.init, LESSON10.norm_placement) == (
-        Layout.LESSON10,
+    assert (LESSON10.architecture, LESSON10.init, LESSON10.norm_placement) == (
+        "lesson10",
         Init.TORCH_TRANSFORMER,
         NormPlacement.POST,
     )
@@ -289,7 +288,7 @@ def test_lesson10_has_the_document_s_numbers():
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_repair_changes_no_size(document):
     faithful, repaired = jt.preset(document), jt.preset(f"{document}_repaired")
-    assert faithful != repaired and faithful.layout is repaired.layout is Layout(document)
+    assert faithful != repaired and faithful.architecture == repaired.architecture == document
     sizes = (
         "source_vocab_size",
         "target_vocab_size",

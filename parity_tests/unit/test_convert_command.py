@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
-from jax_transformer.architectures.presets import PRESETS
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion, exchange, infer, verify
 from jax_transformer.errors import ConfigError, InputError
@@ -48,14 +48,18 @@ def config_file(small) -> Path:
 # Sizes
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.endswith("_repaired")])
+@pytest.mark.parametrize(
+    "preset", [name for name in registry.presets() if not name.endswith("_repaired")]
+)
 def test_sizes_are_read_from_the_shapes(preset):
     """All but the number of heads; of deep_dive that too, whose heads are as wide as the model."""
     config = config_of(
-        preset, encoder_layers=3, **({} if "d_ff" in PRESETS[preset].multiples else {"d_ff": 20})
+        preset,
+        encoder_layers=3,
+        **({} if "d_ff" in registry.presets()[preset].multiples else {"d_ff": 20}),
     )
     shown = conversion.model_of(config).shapes
-    given = {} if "head_dim" in PRESETS[preset].multiples else {"num_heads": 3}
+    given = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
     hidden = (
         {}
         if any(shape[:1] == (20,) and "pos" in name for name, shape in shown["torch"].items())

@@ -2,14 +2,15 @@
 
 import pytest
 
+import jax_transformer as jt
 from parity_tests.unit import runs
 
+# lesson10 is what the other tests of training and commands train
 FAITHFUL = [
-    "deep_dive",
-    "from_scratch",
-    "part2_encoder",
-    "blog2023",
-]  # lesson10 is what the other tests of training and commands train
+    name
+    for name in jt.preset_names()
+    if f"{name}_repaired" in jt.preset_names() and name != "lesson10"
+]
 LINES = ["the cat", "a red dog sees the small bird", "", "house"]
 FEW = ["--steps", "6", "--eval-every", "6", "--data.buckets", "1", "--optimizer.warmup-steps", "1"]
 

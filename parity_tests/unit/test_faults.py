@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import faults
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.cli import arguments
 from jax_transformer.training.options import TrainOptions
 
@@ -27,8 +27,8 @@ def result(preset: str, seed: int, **figures: float) -> faults.Result:
 def test_every_documented_pair_is_measured():
     assert [
         name
-        for name in presets.preset_names()
-        if name.removesuffix("_repaired") + "_repaired" in presets.preset_names()
+        for name in registry.preset_names()
+        if name.removesuffix("_repaired") + "_repaired" in registry.preset_names()
     ] == NAMES
 
 

@@ -7,7 +7,7 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.nn.positions import Frozen
 
 
@@ -68,16 +68,16 @@ TOTALS = {
 
 # Those that are trained, and those that are carried: tables of positions, idle blocks.
 COUNTS = {
-    "deep_dive": deep_dive(idle=WIDE + feed_forward(D, 4 * D) + norms(D, 2)),
-    "deep_dive_repaired": deep_dive(idle=WIDE + norms(D, 1)),
-    "lesson10": (LESSON10, 2 * 100 * D),
-    "lesson10_repaired": (LESSON10, 2 * 100 * D),
-    "from_scratch": (FROM_SCRATCH, 0),
-    "from_scratch_repaired": (FROM_SCRATCH, 0),
-    "part2_encoder": (PART2, 40 * D),
-    "part2_encoder_repaired": (PART2, 40 * D),
     "blog2023": (BLOG2023, 2 * 100 * 256),
     "blog2023_repaired": (BLOG2023, 2 * 100 * 256),
+    "deep_dive": deep_dive(idle=WIDE + feed_forward(D, 4 * D) + norms(D, 2)),
+    "deep_dive_repaired": deep_dive(idle=WIDE + norms(D, 1)),
+    "from_scratch": (FROM_SCRATCH, 0),
+    "from_scratch_repaired": (FROM_SCRATCH, 0),
+    "lesson10": (LESSON10, 2 * 100 * D),
+    "lesson10_repaired": (LESSON10, 2 * 100 * D),
+    "part2_encoder": (PART2, 40 * D),
+    "part2_encoder_repaired": (PART2, 40 * D),
     "vaswani2017_base": (stacks(D, 2048, 6, 6) + 37_000 * D, 0),
     "small": (stacks(128, 512, 2, 2) + norms(128, 2) + 2_000 * 128, 0),
 }
@@ -117,7 +117,7 @@ def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():
 
 @pytest.mark.parametrize("name", jt.preset_names())
 def test_a_preset_names_its_source_in_one_line(name):
-    source = presets.PRESETS[name].source
+    source = registry.presets()[name].source
     assert "\n" not in source and source.endswith(".") and len(source) > 40
     assert name.endswith("_repaired") or ("Faithful:" in source) == (
         f"{name}_repaired" in jt.preset_names()

@@ -11,7 +11,6 @@ from flax import nnx
 
 import jax_transformer as jt
 from jax_transformer import convert, transformer
-from jax_transformer.config import Layout
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
@@ -110,7 +109,7 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
 
 @pytest.mark.parametrize("sizes", [ODD, SQUARE], ids=["odd", "square"])
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if jt.preset(name).layout in (Layout.TORCH_NN, Layout.LESSON10)]
+    "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
 def test_each_tensor_lands_where_its_name_says(name, sizes):
     """By hand, values all different: shapes alone cannot tell in the square case. Other layouts: part by part, with their twins."""
@@ -438,8 +437,9 @@ def test_norms_under_other_names():
 
 def test_a_layout_that_has_no_names_for_a_configuration_says_so():
     with pytest.raises(
-        ConfigError, match=r"layout 'deep_dive' has no names for this configuration: .*output_bias"
+        ConfigError,
+        match=r"architecture 'deep_dive' has no names for this configuration: .*output_bias",
     ):
         weight_table(tiny("deep_dive", source_vocab_size=13, tying="output"))
-    with pytest.raises(ConfigError, match=r"layout 'blog2023' has no names .*\.norm\.bias"):
+    with pytest.raises(ConfigError, match=r"architecture 'blog2023' has no names .*\.norm\.bias"):
         weight_table(tiny("blog2023", bias=False))

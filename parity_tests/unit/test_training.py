@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jax_transformer import pretrained, transformer
-from jax_transformer.architectures import presets
+from jax_transformer.architectures import registry
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, validation
@@ -298,7 +298,7 @@ def test_lesson10_trains_translates_and_keeps_its_position_table(
     found = runs.arrays(run)
     carried = {name: array for name, array in found.items() if name.startswith("frozen/")}
     assert set(carried) == {"frozen/encoder.positions.table", "frozen/decoder.positions.table"}
-    config = presets.preset(
+    config = registry.preset(
         "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
     )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
