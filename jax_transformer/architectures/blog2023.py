@@ -120,9 +120,8 @@ def _config(*, repaired: bool) -> TransformerConfig:
 
 _FAITHFUL = Preset(
     _config(repaired=False),
-    '"Transformer" (2023-06-05). Faithful: attention gives every query the sum of all values, and'
-    " the decoder adds the"
-    " memory to itself.",
+    '"Transformer" (2023-06-05). Faithful: attention gives every query the sum of all values,'
+    " the decoder adds the memory to itself, and source padding is seen.",
     {"d_ff": 4},
 )
 _REPAIRED = Preset(

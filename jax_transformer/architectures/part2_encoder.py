@@ -84,8 +84,8 @@ def _config(*, repaired: bool) -> TransformerConfig:
 _FAITHFUL = Preset(
     _config(repaired=False),
     '"Transformers from scratch part 2", an encoder, before the decoder of lesson10. Faithful:'
-    " heads are merged without"
-    " transposing back, the feed-forward comes first and again, and adds positions each time, source padding is seen.",
+    " heads are merged without transposing back, the feed-forward comes first and again, adding"
+    " positions each time, and source padding is seen.",
 )
 _REPAIRED = Preset(
     _config(repaired=True),
