@@ -6,26 +6,26 @@ Results go to stdout, progress and messages to stderr; a refusal is one line.
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import jax_transformer
 from jax_transformer.cli import convert, evaluate, golden, inspect, parity, train, translate
-from jax_transformer.cli.arguments import flags, parse
+from jax_transformer.cli.arguments import flags, help_text, parse
+from jax_transformer.cli.options import Command
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 
-COMMANDS: dict[str, tuple[type, Callable[[Any], int]]] = {
-    "train": (train.TrainCommand, train.run),
-    "translate": (translate.TranslateOptions, translate.run),
-    "evaluate": (evaluate.EvaluateOptions, evaluate.run),
-    "convert": (convert.ConvertOptions, convert.run),
-    "inspect": (inspect.InspectOptions, inspect.run),
-    "parity": (parity.ParityOptions, parity.run),
-    "golden": (golden.GoldenOptions, golden.run),
+COMMANDS: dict[str, Command] = {
+    "train": train.COMMAND,
+    "translate": translate.COMMAND,
+    "evaluate": evaluate.COMMAND,
+    "convert": convert.COMMAND,
+    "inspect": inspect.COMMAND,
+    "parity": parity.COMMAND,
+    "golden": golden.COMMAND,
 }
-"""Options and function of each command, by its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,14 +82,17 @@ def _run(arguments: list[str]) -> int:
             f"unknown command {arguments[0]!r}{nearest(arguments[0], list(COMMANDS))}; "
             f"known: {', '.join(COMMANDS)}"
         )
-    kind, run = COMMANDS[arguments[0]]
-    return run(parse(arguments[0], kind, arguments[1:]))
+    name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
+    if "--help" in rest or "-h" in rest:
+        print(help_text(name, command, rest), end="")
+        return 0
+    return command.run(parse(name, command.kind, rest))
 
 
 def _usage() -> str:
     lines = ["usage: jax-transformer COMMAND [options]", ""]
-    for name, (kind, _) in COMMANDS.items():
-        lines.append(f"  {name:10} {(kind.__doc__ or '').splitlines()[0]}")
+    for name, command in COMMANDS.items():
+        lines.append(f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}")
     lines += [
         "",
         "jax-transformer COMMAND --help lists the options of a command.",

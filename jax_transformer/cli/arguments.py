@@ -1,76 +1,53 @@
-"""A command line to an options class: strict about names, underscores and dashes alike, refusals in one line, a file underneath the flags."""
+"""A command line to an options dataclass: strict names, refusals in one line, a file underneath."""
 
-import dataclasses
-import io
 import json
-import re
-import typing
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import redirect_stderr
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import tyro
-
+from jax_transformer.cli import options, parser
+from jax_transformer.cli.options import Command
 from jax_transformer.errors import ConfigError, nearest
 
 Options = TypeVar("Options")
-_INLINE = tyro.conf.arg(name="")
-Inline = Annotated[Options, _INLINE]
-"""A nested options class whose flags have no prefix."""
 
 
-def flags(kind: type, prefix: str = "", several: bool = False) -> list[str]:
-    """The dotted flags of an options class, as ``--data.train-source``; with ``several``, those alone that take several values."""
-    found = []
-    for field in dataclasses.fields(kind):
-        hint = typing.get_type_hints(kind, include_extras=True)[field.name]
-        marks = getattr(hint, "__metadata__", ())
-        inner = hint.__origin__ if marks else hint
-        if tyro.conf.Positional in marks:
-            continue
-        if dataclasses.is_dataclass(inner):
-            found += flags(inner, prefix if _INLINE in marks else f"{prefix}{field.name}.", several)  # type: ignore[arg-type]
-        elif not several or typing.get_origin(inner) is tuple:
-            dashed, name = prefix.replace("_", "-"), field.name.replace("_", "-")
-            found += [f"--{dashed}{name}"]
-            found += [f"--{dashed}no-{name}"] if inner is bool else []
-    return found
+def flags(kind: type) -> list[str]:
+    """Return the flags of an options dataclass, as ``--data.train-source``."""
+    return [flag for option in options.listed(kind) for flag in option.flags]
 
 
 def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
-    """The options on a command line. Where ``kind`` has a ``from_file``, ``--config FILE`` gives what the flags do not.
+    """Return the options on a command line.
 
-    Underscores and dashes are one, and of a flag that is given again the last counts, unless it takes several values: that is refused. Raises
-    ConfigError in one line; ``--help`` prints and exits.
+    Underscores in flags are dashes. The last of repeated flags counts, but a flag of several values
+    must not be repeated. If ``kind`` has a ``from_file``, ``--config FILE`` gives what flags leave
+    out. Raises ConfigError.
     """
-    dashed = _dashed(command, arguments, [*flags(kind), "--help"])
-    given = Counter(argument.partition("=")[0] for argument in dashed)
-    for flag in flags(kind, several=True):
-        if given[flag] > 1:
+    known = list(options.listed(kind))
+    dashed = _dashed(command, kind, arguments)
+    counts = Counter(argument.partition("=")[0] for argument in dashed)
+    for option in known:
+        if option.several and counts[option.flag] > 1:
             raise ConfigError(
-                f"{flag} is given {given[flag]} times; give all of its values behind one"
+                f"{option.flag} is given {counts[option.flag]} times: give all values after one"
             )
-    read = getattr(kind, "from_file", None)
-    file = _last(dashed, "--config") if read is not None else None
-    underneath = {"default": read(file)} if read is not None and file is not None else {}
-    said, where = io.StringIO(), f" (with {file} underneath the flags)" if underneath else ""
+    default, where = _underneath(kind, dashed)
+    values = vars(parser.parser(command, known, {}, ()).parse_intermixed_args(dashed))
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
-        with redirect_stderr(said):
-            return tyro.cli(
-                kind,
-                args=dashed,
-                prog=f"jax-transformer {command}",
-                description=kind.__doc__,
-                config=(tyro.conf.EnumChoicesFromValues,),
-                **underneath,
-            )
-    except ConfigError as error:  # the class's own checks, of the values together
+        return options.build(kind, values, default)
+    except ConfigError as error:  # the class's own checks
         raise ConfigError(f"{error}{where}") from None
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise ConfigError(_one_line(said.getvalue()) + where) from None
+
+
+def help_text(name: str, command: Command, arguments: Sequence[str]) -> str:
+    """Return the help of a command, with the defaults of ``--config FILE`` if it is given."""
+    default, _ = _underneath(command.kind, list(arguments))
+    known = list(options.listed(command.kind, default))
+    description = (command.kind.__doc__ or "").partition("\n")[0]
+    return parser.parser(name, known, command.groups, command.examples, description).format_help()
 
 
 def assignments(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -88,42 +65,36 @@ def _value(text: str) -> Any:
         return text
 
 
-def _dashed(command: str, arguments: Sequence[str], known: list[str]) -> list[str]:
-    """The arguments with dashes in the names of flags. Raises ConfigError naming an unknown flag and the nearest known one."""
+def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with today's flags, in dashes. Raises ConfigError for an unknown flag."""
+    known = [*flags(kind), "--help"]
+    renamed = {options.flag(a): options.flag(b) for a, b in options.renamed(kind).items()}
     dashed = []
     for argument in arguments:
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")
             name = name.replace("_", "-")
+            if name in renamed:
+                print(f"{name} is now called {renamed[name]}", file=sys.stderr)
+                name = renamed[name]
             if name not in known:
                 raise ConfigError(
-                    f"unknown option {name}{nearest(name, known)}; jax-transformer {command} --help lists them"
+                    f"unknown option {name}{nearest(name, known)}; "
+                    f"jax-transformer {command} --help lists them"
                 )
             argument = name + equals + value
         dashed.append(argument)
     return dashed
 
 
-def _last(dashed: list[str], flag: str) -> str | None:
-    """The value of a flag where it is given last, None where it is not given or has no value."""
-    found = None
+def _underneath(kind: type, dashed: list[str]) -> tuple[Any, str]:
+    """Return the options of the last ``--config FILE`` or None, and a note for error messages."""
+    read = getattr(kind, "from_file", None)
+    path = None
     for argument, following in zip(dashed, [*dashed, "--"][1:], strict=True):
         name, equals, value = argument.partition("=")
-        if name == flag:
-            found = value if equals else None if following.startswith("--") else following
-    return found
-
-
-def _one_line(box: str) -> str:
-    """tyro's framed message as one line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [re.sub(r"[╭╮╰╯│─]+|-{3,}", " ", line).strip() for line in text.splitlines()]
-    words = [
-        line
-        for line in lines
-        if line
-        and not line.startswith(
-            ("For full helptext", "Parsing error", "Value error", "Argument helptext")
-        )
-    ]
-    return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(" ".join(words).split()))
+        if name == "--config":
+            path = value if equals else None if following.startswith("--") else following
+    if read is None or path is None:
+        return None, ""
+    return read(path), f" (with {path} underneath the flags)"

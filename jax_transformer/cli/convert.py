@@ -3,9 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
-import tyro
-
 from jax_transformer.cli import arguments, output
+from jax_transformer.cli.options import Command, Positional
 from jax_transformer.errors import ConfigError
 
 
@@ -13,10 +12,10 @@ from jax_transformer.errors import ConfigError
 class ConvertOptions:
     """Convert weights between PyTorch, safetensors, Hugging Face folders, runs and checkpoints."""
 
-    source: tyro.conf.Positional[str]
+    source: Positional[str]
     """A .pt, .pth, .bin or .safetensors file, a Hugging Face folder, hf:owner/name, a run folder,
     or one checkpoint of a run; recognised by its content."""
-    destination: tyro.conf.Positional[str]
+    destination: Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
     to: str | None = None
     """Kind of folder to write: hf, which transformers loads, or run (default: run)."""
@@ -71,3 +70,18 @@ def run(options: ConvertOptions) -> int:
     else:
         output.show(exchange.convert(prepared), as_json=options.json)
     return 0
+
+
+COMMAND = Command(
+    ConvertOptions,
+    run,
+    groups={
+        "input and output": "source destination to dtype shard_size force dry_run check json",
+        "source": "weights key strip_prefix training",
+        "model, if the files do not say": "config preset architecture set",
+    },
+    examples=(
+        "convert opus-mt-en-de runs/opus",
+        "convert model.pt model.safetensors --preset lesson10 --set num_heads=4",
+    ),
+)

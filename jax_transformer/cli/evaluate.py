@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 
 from jax_transformer.cli import decoding, output
-from jax_transformer.cli.arguments import Inline
 from jax_transformer.cli.decoding import SearchOptions
+from jax_transformer.cli.options import Command, Inline
 from jax_transformer.generate.generation_config import GenerationConfig
 
 
@@ -59,3 +59,15 @@ def run(options: EvaluateOptions) -> int:
     for line in evaluation.readable(report):
         print(line)
     return 0
+
+
+COMMAND = Command(
+    EvaluateOptions,
+    run,
+    groups={
+        "model": "run weights architecture",
+        "input and output": "source target source_lang target_lang hypotheses bootstrap json",
+        "decoding": "*",
+    },
+    examples=("evaluate --run runs/de-en --source test.de.gz --target test.en.gz --beam 4",),
+)

@@ -2,23 +2,22 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from jax_transformer.cli import output
 from jax_transformer.errors import ConfigError, nearest
 
 _ACTIONS = ["make", "check"]
+from jax_transformer.cli.options import Command, Positional
 
 
 @dataclass(frozen=True)
 class GoldenOptions:
     """Record the outputs of a PyTorch model, to compare with where torch is not installed."""
 
-    action: tyro.conf.Positional[str]
+    action: Positional[str]
     """make: write FILE. check: record again and compare with FILE."""
-    file: tyro.conf.Positional[str]
+    file: Positional[str]
     """The golden, a .safetensors file."""
-    model: tyro.conf.Positional[str | None] = None
+    model: Positional[str | None] = None
     """With make, the model to record: a folder or file of weights to run in the PyTorch twin, or
     package.module:callable, which returns a PyTorch module."""
     batch: str | None = None
@@ -65,3 +64,14 @@ def run(options: GoldenOptions) -> int:
             f"{options.file}: {len(difference.wrong)} arrays differ: {difference.wrong[0]}"
         )
     return 0
+
+
+COMMAND = Command(
+    GoldenOptions,
+    run,
+    groups={},
+    examples=(
+        "golden make outputs.safetensors model.pt",
+        "golden check outputs.safetensors",
+    ),
+)

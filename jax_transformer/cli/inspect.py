@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from jax_transformer.cli import output
+from jax_transformer.cli.options import Command, Positional
 
 
 @dataclass(frozen=True)
 class InspectOptions:
     """List a file or folder of weights: names, shapes, dtypes, ties, hashes. Loads no weights."""
 
-    path: tyro.conf.Positional[str]
+    path: Positional[str]
     """A .safetensors or PyTorch file, the index of a sharded one, a Hugging Face folder,
     hf:owner/name, a run folder, or one checkpoint."""
     json: bool = False
@@ -24,3 +23,11 @@ def run(options: InspectOptions) -> int:
 
     output.show(exchange.inspect(options.path), as_json=options.json)
     return 0
+
+
+COMMAND = Command(
+    InspectOptions,
+    run,
+    groups={},
+    examples=("inspect model.pt", "inspect runs/phrases --json"),
+)

@@ -3,9 +3,8 @@
 import json
 from dataclasses import dataclass
 
-import tyro
-
 from jax_transformer.cli import arguments, output
+from jax_transformer.cli.options import Command, Positional
 from jax_transformer.errors import ConfigError
 
 
@@ -13,10 +12,10 @@ from jax_transformer.errors import ConfigError
 class ParityOptions:
     """Compare a model with PyTorch module by module, and name the first module that differs."""
 
-    model: tyro.conf.Positional[str]
+    model: Positional[str]
     """Weights to run in JAX: a run folder, one checkpoint, a Hugging Face folder, a .safetensors
     or PyTorch file."""
-    other: tyro.conf.Positional[str]
+    other: Positional[str]
     """Weights to run in the PyTorch twin; the word `twin` for the same weights; or a file written
     by `golden make`."""
     config: str | None = None
@@ -74,3 +73,18 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"--lengths {text}: must be lengths separated by commas, as 1,7,31")
     return tuple(map(int, parts))
+
+
+COMMAND = Command(
+    ParityOptions,
+    run,
+    groups={
+        "models": "model other weights config preset architecture set",
+        "comparison": "dtype gradients lengths seed",
+        "output": "html json",
+    },
+    examples=(
+        "parity runs/phrases twin",
+        "parity model.safetensors model.pt --preset lesson10 --lengths 1,7,31 --html report.html",
+    ),
+)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jax_transformer.cli import config_file
-from jax_transformer.cli.arguments import Inline
+from jax_transformer.cli.options import Command, Inline
 from jax_transformer.training.options import TrainOptions
 
 
@@ -30,3 +30,21 @@ def run(command: TrainCommand) -> int:
             from jax_transformer.training import recipe
         print(recipe.train(command.options, stop).path)
     return 0
+
+
+COMMAND = Command(
+    TrainCommand,
+    run,
+    groups={
+        "run": "config run init resume steps seed devices compilation_cache",
+        "validation and checkpoints": "eval_* samples best_by patience keep keep_* average*",
+        "logging": "log_every tensorboard wandb",
+        "model": "model.*",
+        "data": "data.*",
+        "optimizer": "optimizer.*",
+    },
+    examples=(
+        "train --steps 400",
+        "train --config run.yaml --optimizer.learning-rate 1e-3",
+    ),
+)

@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass, field
 
 from jax_transformer.cli import decoding, output
-from jax_transformer.cli.arguments import Inline
 from jax_transformer.cli.decoding import SamplingOptions, SearchOptions
+from jax_transformer.cli.options import Command, Inline
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate.generation_config import GenerationConfig
 
@@ -81,3 +81,20 @@ def run(options: TranslateOptions) -> int:
             title=f"{options.run}, step {model_run.weights.step}",
         )
     return 0
+
+
+COMMAND = Command(
+    TranslateOptions,
+    run,
+    groups={
+        "model": "run weights architecture",
+        "input and output": "input output attention source_lang target_lang",
+        "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
+        "repetition_penalty min_new_tokens",
+        "sampling": "sample temperature top_k top_p seed",
+    },
+    examples=(
+        "translate --run runs/phrases < lines.txt",
+        "translate --run opus-mt-en-de --input lines.txt --output translations.txt --beam 4",
+    ),
+)

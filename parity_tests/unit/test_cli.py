@@ -89,11 +89,14 @@ def documented(module) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", FLAGS)
 def test_help_lists_every_flag_with_its_meaning(console, command):
-    assert cli.flags(cli.COMMANDS[command][0]) == FLAGS[command]
+    assert cli.flags(cli.COMMANDS[command].kind) == FLAGS[command]
     code, out, err = console.say(command, "--help")
     assert (code, err) == (0, "")
-    said = " ".join(out.replace("│", " ").split())
-    assert not [flag for flag in FLAGS[command] if flag not in said]
+    said = " ".join(out.split())
+    positive = [f for f in FLAGS[command] if not f.startswith("--no-") and ".no-" not in f]
+    positive += ["--no-repeat-ngram-size"] if "--no-repeat-ngram-size" in FLAGS[command] else []
+    spoken = said.replace("--[no-]", "--")
+    assert not [flag for flag in positive if f"{flag} " not in spoken]
     nested = {
         "train": [options, optimizer_options, data_options],
         "translate": [decoding],
@@ -104,9 +107,8 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
         meanings |= documented(module)
     if command == "evaluate":
         meanings = {k: text for k, text in meanings.items() if "SamplingOptions." not in k}
-    positive = [f for f in FLAGS[command] if not f.startswith("--no-") and ".no-" not in f]
     assert len(meanings) >= len(positive)
-    assert not [text for text in meanings.values() if text not in said]
+    assert not [text for text in meanings.values() if text.removesuffix(".") not in said]
 
 
 def test_help_shows_values_as_they_are_typed(console):
@@ -234,7 +236,7 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ),
         (
             "train --data.train_source a --data.train-source b",
-            ["--data.train-source is given 2 times", "behind one"],
+            ["--data.train-source is given 2 times", "all values after one"],
         ),
         ("convert a b --set heads=4 --set=dropout=0", ["--set is given 2 times"]),
         ("translate", ["--run"]),
@@ -246,9 +248,10 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ),
         ("translate --run a --top-k 3", ["top_k=3", "sample"]),
         ("evaluate --run a --source b", ["--target"]),
-        ("convert a", ["convert"]),
-        ("inspect", ["inspect"]),
-        ("parity a", ["parity"]),
+        ("convert a", ["convert needs DESTINATION"]),
+        ("convert a b c", ["unexpected arguments: c"]),
+        ("inspect", ["inspect needs PATH"]),
+        ("parity a", ["parity needs OTHER"]),
         ("parity a twin --lengths x", ["--lengths x", "1,7,31"]),
         ("golden mkae a", ["mkae", "did you mean 'make'?"]),
     ],

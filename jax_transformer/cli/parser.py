@@ -1,0 +1,143 @@
+"""An argparse parser of the options of a command, and the layout of its help.
+
+argparse rather than a library for dataclasses: the placeholders, groups and examples of help and
+the words of errors are then ours, and there is one dependency less.
+"""
+
+import argparse
+import enum
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from typing import Any, NoReturn
+
+from jax_transformer.cli.options import Option
+from jax_transformer.errors import ConfigError, nearest
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError in words of ours instead of printing usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        for words, plain in (
+            ("argument ", ""),
+            ("the following arguments are required:", f"{self.prog} needs"),
+            ("expected one argument", "needs a value"),
+            ("unrecognized arguments", "unexpected arguments"),
+        ):
+            message = message.replace(words, plain, 1)
+        raise ConfigError(message)
+
+
+class _Switch(argparse.Action):
+    """A boolean option: its flag is true, the flag with ``no-`` false."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, flag == self.option_strings[0])
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """One line for an option if its text is short: ``--flag METAVAR   text (default: value)``."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, 100)
+        super().__init__(prog, max_help_position=36, width=width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        option = getattr(action, "option", None)
+        if option is None:
+            return super()._format_action_invocation(action)
+        if option.positional:
+            return option.metavar
+        if option.type is bool:
+            return option.flag.replace("--", "--[no-]") if option.default is True else option.flag
+        return f"{option.flag} {option.metavar}{' ...' if option.several else ''}"
+
+
+def parser(
+    command: str,
+    known: Sequence[Option],
+    groups: Mapping[str, str],
+    examples: Sequence[str],
+    description: str | None = None,
+) -> _Parser:
+    """Return a parser that stores only the options that are given."""
+    built = _Parser(
+        prog=f"jax-transformer {command}",
+        usage=" ".join(["%(prog)s", *_usage(known), "[options]"]),
+        description=description,
+        epilog="\n".join(["examples:", *(f"  jax-transformer {each}" for each in examples)]),
+        formatter_class=_Formatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    rest = {option.name: option for option in known}
+    for title, names in {**groups, "other options" if groups else "options": "*"}.items():
+        members = [
+            rest.pop(name)
+            for pattern in names.split()
+            for name in list(rest)
+            if name == pattern or pattern.endswith("*") and name.startswith(pattern[:-1])
+        ]
+        if members:
+            section = built.add_argument_group(title)
+            for option in members:
+                _add(section, option)
+    return built
+
+
+def _usage(known: Sequence[Option]) -> Iterator[str]:
+    """Yield the arguments without a flag, and the options that are required."""
+    for option in known:
+        if option.positional:
+            yield option.metavar if option.default is MISSING else f"[{option.metavar}]"
+        elif option.default is MISSING:
+            yield f"{option.flag} {option.metavar}"
+
+
+def _add(section: "argparse._ArgumentGroup", option: Option) -> None:
+    default = _shown(option.default)
+    text = option.text.removesuffix(".") + (f" (default: {default})" if default else "")
+    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if option.type is bool:
+        settings |= {"action": _Switch, "nargs": 0}
+    else:
+        settings |= {"type": _converter(option), "metavar": option.metavar}
+    if option.several:
+        settings["nargs"] = "*"
+    if option.positional:
+        settings |= {} if option.default is MISSING else {"nargs": "?"}
+        action = section.add_argument(option.name, **settings)
+    else:
+        settings |= {"dest": option.name, "required": option.default is MISSING}
+        action = section.add_argument(*option.flags, **settings)
+    action.option = option  # type: ignore[attr-defined]
+
+
+def _shown(default: Any) -> str | None:
+    """Return a default as it would be typed, or None for one that says nothing."""
+    if default is MISSING or default is None or default is False or default is True:
+        return None
+    if isinstance(default, tuple):
+        return " ".join(map(str, default)) or None
+    return str(default.value if isinstance(default, enum.Enum) else default) or None
+
+
+def _converter(option: Option) -> Callable[[str], Any]:
+    """Return the function from the text of a value to the value."""
+
+    def convert(text: str) -> Any:
+        if option.optional and text == "None":
+            return None
+        try:
+            return option.type(text)
+        except ValueError:
+            if issubclass(option.type, enum.Enum):
+                choices = [str(member.value) for member in option.type]
+                message = f"must be one of {', '.join(choices)}{nearest(text, choices)}"
+            else:
+                message = f"must be {'an integer' if option.type is int else 'a number'}"
+            raise argparse.ArgumentTypeError(f"{message}, not {text!r}") from None
+
+    return convert
