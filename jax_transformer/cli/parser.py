@@ -21,8 +21,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         for words, plain in (
             ("argument ", ""),
-            ("the following arguments are required:", f"{self.prog} needs"),
+            ("the following arguments are required:", f"{self.prog.split()[-1]} needs"),
             ("expected one argument", "needs a value"),
+            ("ignored explicit argument", "takes no value, not"),
             ("unrecognized arguments", "unexpected arguments"),
         ):
             message = message.replace(words, plain, 1)
