@@ -1,4 +1,7 @@
-"""The fixture for other people's tests, on the page's own example: in one process, in two, and with recorded numbers."""
+"""The fixture ``parity`` on the example of docs/parity-report.md.
+
+PyTorch runs in the same process, in another one, or is replaced by goldens.
+"""
 
 import importlib.metadata
 import os
@@ -25,7 +28,11 @@ import pytest
 from our_block import port
 from safetensors.numpy import load_file
 
-RULES = {"layers.{i}": "blocks.{i}", "layers.{i}.layer_norm": "blocks.{i}.norm", "layers.{i}.fc1": "blocks.{i}.up"}
+RULES = {
+    "layers.{i}": "blocks.{i}",
+    "layers.{i}.layer_norm": "blocks.{i}.norm",
+    "layers.{i}.fc1": "blocks.{i}.up",
+}
 batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
@@ -34,8 +41,8 @@ def ours():
     return port(load_file("weights.safetensors"))
 
 
-def test_alone(ours, parity):
-    report = ALONE
+def test_other_process(ours, parity):
+    report = OTHER_PROCESS
     assert len(report.entries) == 6
     assert "torch" not in sys.modules
 
@@ -69,7 +76,10 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
-    """What pytest says in a folder of its own, without this project's settings; the plugin by its name, or as pytest finds it where installed."""
+    """The output of pytest in a folder of its own, without this project's settings.
+
+    The plugin is passed by name, or pytest finds it if the package is installed.
+    """
     environment = os.environ | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": f"{ROOT}",
@@ -79,16 +89,16 @@ def run(folder: Path, *arguments: str, installed: bool = False) -> str:
         del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
     named = () if installed else ("-p", "jax_transformer.parity.plugin")
     command = [sys.executable, "-m", "pytest", *named, "-p", "no:cacheprovider", "-rA", *arguments]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
-    return done.stdout + done.stderr
+    return process.stdout + process.stderr
 
 
-def verdicts(said: str) -> dict[str, str]:
+def verdicts(output: str) -> dict[str, str]:
     return {
         name: verdict
-        for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", said, re.MULTILINE)
+        for verdict, name in re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\S+)", output, re.MULTILINE)
     }
 
 
@@ -115,28 +125,28 @@ def test_the_example_passes_and_its_faults_are_named(tmp_path, files):
             .replace("def test_port", f"def test_{name}")
         )
         (tmp_path / f"test_{name}.py").write_text(text)
-    said = run(tmp_path, "--parity-pages", "pages")
-    assert verdicts(said) == {
+    output = run(tmp_path, "--parity-pages", "pages")
+    assert verdicts(output) == {
         "test_port": "PASSED",
         "test_epsilon": "FAILED",
         "test_gelu": "FAILED",
-    }, said
-    assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in said
+    }, output
+    assert "blocks.0.norm | layers.0.layer_norm: its input agrees and its output differs" in output
     assert (
-        "blocks.0 | layers.0: its input agrees" in said
-        and "the input of down is the first that differs behind up" in said
+        "blocks.0 | layers.0: its input agrees" in output
+        and "the input of down is the first that differs after up" in output
     )
-    assert "plugin.py" not in said, "the message is the report, without a traceback"
+    assert "plugin.py" not in output, "the message is the report, without a traceback"
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == [
         "test_epsilon.py__test_epsilon.html",
         "test_gelu.py__test_gelu.html",
     ]
 
 
-def test_readme_s_snippet_by_the_plugin_that_pytest_finds(tmp_path, files):
-    """The test in README, word for word, on models that fit it; the fixture comes with the installed package, without being asked for."""
+def test_readme_s_snippet_with_the_installed_plugin(tmp_path, files):
+    """README's test on models that fit it; pytest finds the fixture of the installed package."""
     if not importlib.metadata.entry_points(group="pytest11", name="jax_transformer"):
-        pytest.skip("the package is not installed: pytest finds no plugin of it")
+        pytest.skip("the package is not installed, so pytest does not find its plugin")
     section = (
         (ROOT / "README.md")
         .read_text(encoding="utf-8")
@@ -151,43 +161,47 @@ def test_readme_s_snippet_by_the_plugin_that_pytest_finds(tmp_path, files):
     (tmp_path / "test_wrong.py").write_text(
         SNIPPET.replace("CHANGE", "1e-3") + snippet.replace("test_port", "test_wrong")
     )
-    said = run(tmp_path, installed=True)
-    assert verdicts(said) == {"test_port": "PASSED", "test_wrong": "FAILED"}, said
+    output = run(tmp_path, installed=True)
+    assert verdicts(output) == {"test_port": "PASSED", "test_wrong": "FAILED"}, output
     assert (
         "blocks.1.up | layers.1.fc1: its input agrees and its output differs, by 0.001 in float64"
-        in said
+        in output
     )
     assert (
-        re.search(r"^blocks\.0\.up +agrees  agrees", said, re.MULTILINE) and "plugin.py" not in said
+        re.search(r"^blocks\.0\.up +agrees  agrees", output, re.MULTILINE)
+        and "plugin.py" not in output
     )
 
 
 def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, capsys):
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
-    alone, recorded = re.findall(
+    other_process, recorded = re.findall(
         r"```python\n(parity\(.*?\))\n```", PAGE.read_text(encoding="utf-8")
     )
-    assert "torch_python=" in alone and "golden=" in recorded
-    python = tmp_path / ".venv-torch/bin/python"  # the page's own words
+    assert "torch_python=" in other_process and "golden=" in recorded
+    python = tmp_path / ".venv-torch/bin/python"  # as on the page
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    (tmp_path / "test_more.py").write_text(MORE.replace("ALONE", alone).replace("GOLDEN", recorded))
+    (tmp_path / "test_more.py").write_text(
+        MORE.replace("OTHER_PROCESS", other_process).replace("GOLDEN", recorded)
+    )
     theirs: dict[str, object] = {}
     exec(files["their_block.py"], theirs)
     save_file(theirs["make_model"]().state_dict(), tmp_path / "weights.safetensors")  # type: ignore[operator]
-    said = run(tmp_path, "--parity-make-goldens")
+    output = run(tmp_path, "--parity-make-goldens")
     failed = ("test_missing", "test_nothing_to_compare_with")
-    assert verdicts(said) == {"test_alone": "PASSED", "test_golden": "PASSED"} | dict.fromkeys(
-        failed, "FAILED"
-    ), said
+    assert verdicts(output) == {
+        "test_other_process": "PASSED",
+        "test_golden": "PASSED",
+    } | dict.fromkeys(failed, "FAILED"), output
     assert (
-        "nowhere.safetensors: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens"
-        in said
+        "nowhere.safetensors: no such golden: pass torch_factory and batch, and run pytest"
+        " --parity-make-goldens" in output
     )
-    assert "give torch_module and batch, or torch_factory and batch, or golden" in said
-    # Made again by the command, the same bits
+    assert "pass torch_module and batch, or torch_factory and batch, or golden" in output
+    # The command records the same bits again
     monkeypatch.chdir(tmp_path)
     assert cli.main(["golden", "check", "golden.safetensors", "--python", sys.executable]) == 0
     assert re.fullmatch(
@@ -201,5 +215,8 @@ def test_the_plugin_is_declared_and_loads_neither_framework():
         "pytest11"
     ]
     assert declared == {"jax_transformer": "jax_transformer.parity.plugin"}
-    code = "import sys, jax_transformer.parity.plugin; assert not {'jax', 'torch', 'numpy'} & sys.modules.keys()"
+    code = (
+        "import sys, jax_transformer.parity.plugin;"
+        " assert not {'jax', 'torch', 'numpy'} & sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

@@ -1,4 +1,7 @@
-"""The comparison itself, on this project's models and their twins: right ones agree, and a seeded fault is named at its module; and the commands."""
+"""Comparisons of this project's models with their twins, and the commands.
+
+Correct models agree; a fault is named at its module.
+"""
 
 import dataclasses
 import json
@@ -19,7 +22,7 @@ from parity_tests.huggingface import in_float64  # noqa: F401
 from parity_tests.test_dropout import DrawnDropout, GivenDropout, dropping, inject
 from parity_tests.twins import Pair, pair
 
-# Square, so that a transposed kernel has the right shape; three layers' places without three layers' compiling
+# Square, so that a transposed kernel has the right shape; one layer, which compiles fastest
 CONFIG = jt.preset(
     "lesson10_repaired", **(SQUARE | dict(num_layers=1, d_model=8, d_ff=8, num_heads=2))
 )
@@ -31,7 +34,7 @@ def both() -> Pair:
 
 
 def encoded(model: Any, source: Any) -> Any:
-    """The encoder alone: half of what there is to compile."""
+    """The encoder's output: half as much to compile."""
     return (
         model.encode(source)
         if isinstance(model, jt.Transformer)
@@ -40,7 +43,7 @@ def encoded(model: Any, source: Any) -> Any:
 
 
 def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:
-    """The encoder of a model of these weights beside the right PyTorch module's."""
+    """The report on the encoders of a model with these weights and of the correct twin."""
     model = jt.convert.from_torch(both.torch.state_dict() if state is None else state, config)
     return jt.parity.compare(
         model, both.torch, [both.source], gradients=False, call_flax=encoded, call_torch=encoded
@@ -63,13 +66,15 @@ def queries_and_keys_swapped(packed: np.ndarray) -> np.ndarray:
     return np.concatenate([key, query, value])
 
 
-def test_the_same_model_agrees_with_gradients_and_says_so(both):
+def test_a_correct_model_agrees_in_outputs_and_gradients(both):
     report = jt.parity.compare(both.flax, both.torch, (both.source, both.target))
     report.check()
     assert report.summary().startswith("the models agree: largest difference ")
     assert max(entry.output.times for entry in report.entries) < 30
     gradients = [entry.gradients for entry in report.entries if entry.gradients is not None]
-    assert max(found.times for found in gradients) < 30 and len(gradients) == len(report.entries)
+    assert max(gradient.times for gradient in gradients) < 30 and len(gradients) == len(
+        report.entries
+    )
     named = {entry.ours: entry.theirs for entry in report.entries}
     assert (
         named["decoder.blocks.0.cross_attention"] == "decoder.layers.0.multihead_attn"
@@ -128,13 +133,13 @@ def test_another_gelu_is_named_between_two_linear_layers(both):
     report = compared(both, config=CONFIG.with_sizes(**{"encoder.activation": "gelu"}))
     assert report.summary().startswith("encoder.blocks.0 | encoder.layers.0: ")
     assert (
-        "in it, the input of feed_forward.down is the first that differs behind feed_forward.up"
+        "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
         in report.summary()
     )
 
 
 @pytest.mark.parametrize("name", ["deep_dive", "blog2023"])
-def test_documents_agree_where_rows_are_as_many_as_places(name):
+def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
     sizes = dict(
         source_vocab_size=11,
         target_vocab_size=13,
@@ -151,8 +156,8 @@ def test_documents_agree_where_rows_are_as_many_as_places(name):
     )
 
 
-def of_a_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
-    """The comparison of one of transformers' models."""
+def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
+    """The report on one of transformers' models."""
     source, target = huggingface.batch(both.config, source=7, target=5)
 
     def call(model: Any, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -162,12 +167,12 @@ def of_a_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
     return jt.parity.compare(ours, both.theirs, (source, target), call_torch=call, gradients=False)
 
 
-def test_a_table_whose_rows_one_side_adds_by_itself_is_not_named_for_a_fault_behind_it():
-    """BART's embed_positions gives rows, ours gives what they were added to: neither is wrong."""
+def test_a_position_table_is_not_named_for_a_later_fault():
+    """BART's embed_positions returns rows, ours returns x plus rows: neither is wrong."""
     both = huggingface.pair("bart")
     state = {name: tensor.numpy().copy() for name, tensor in both.theirs.state_dict().items()}
     state["model.encoder.layers.0.fc2.bias"][3] += 0.5
-    report = of_a_family(both, jt.convert.from_torch(state, both.config))
+    report = compare_family(both, jt.convert.from_torch(state, both.config))
     assert report.summary().startswith(
         "encoder.blocks.0.feed_forward.down | model.encoder.layers.0.fc2: "
     )
@@ -176,7 +181,7 @@ def test_a_table_whose_rows_one_side_adds_by_itself_is_not_named_for_a_fault_beh
 @pytest.mark.parametrize("name", [pytest.param("t5", marks=pytest.mark.slow), "marian"])
 def test_families_of_transformers_agree(name, in_float64):  # noqa: F811
     both = huggingface.pair(name)
-    report = of_a_family(both, both.ours)
+    report = compare_family(both, both.ours)
     report.check()
     assert len(report.entries) > 40
     assert {entry.ours.partition(".")[2] for entry in report.entries if entry.note} <= {
@@ -234,14 +239,17 @@ def test_the_command_names_the_first_fault_and_exits_with_1(run, capsys):
         )
         == 1
     )
-    said = capsys.readouterr()
-    # On this batch ReLU stops what it changes, so that the results are the same: a wrong weight none the less
-    line = "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1: its input agrees and its output differs"
-    assert said.err.startswith(f"jax-transformer: {line}") and said.err.count("\n") == 1
-    assert said.err.endswith("; the results agree on this batch\n")
-    assert max(map(len, said.out.splitlines()[:-1])) <= 100 and "feed_forward.up" in page.read_text(
-        encoding="utf-8"
+    output = capsys.readouterr()
+    # On this batch ReLU stops the difference, so the results are equal; the weight is wrong anyway
+    line = (
+        "decoder.blocks.0.feed_forward.up | decoder.layers.0.linear1:"
+        " its input agrees and its output differs"
     )
+    assert output.err.startswith(f"jax-transformer: {line}") and output.err.count("\n") == 1
+    assert output.err.endswith("; the results agree on this batch\n")
+    assert max(
+        map(len, output.out.splitlines()[:-1])
+    ) <= 100 and "feed_forward.up" in page.read_text(encoding="utf-8")
 
 
 def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
@@ -258,8 +266,8 @@ def test_the_command_agrees_with_the_twin_at_a_length(run, capsys):
     assert "--lengths 21: this model takes 1 to 20" in capsys.readouterr().err
 
 
-def test_a_sweep_of_lengths_says_at_which_the_models_differ(run, both, capsys):
-    """Biases of queries change nothing where there is one key."""
+def test_a_sweep_of_lengths_shows_at_which_the_models_differ(run, both, capsys):
+    """Biases of queries change nothing if there is one key."""
     name = "decoder.layers.0.self_attn.in_proj_bias"
     wrong = changed(both, name, lambda bias: bias + np.repeat([1e-3, 0, 0], len(bias) // 3))
     torch.save(
@@ -278,18 +286,21 @@ def test_a_sweep_of_lengths_says_at_which_the_models_differ(run, both, capsys):
         )
         == 1
     )
-    said = capsys.readouterr()
-    found = "decoder.blocks.0.self_attention | decoder.layers.0.self_attn: its input agrees and its output differs"
-    assert (
-        "queries.pt, length 1: the models agree" in said.out
-        and f"queries.pt, length 7: {found}" in said.out
+    output = capsys.readouterr()
+    fault = (
+        "decoder.blocks.0.self_attention | decoder.layers.0.self_attn:"
+        " its input agrees and its output differs"
     )
-    assert f"queries.pt, length 2: {found}" in said.err and said.err.count("\n") == 1
+    assert (
+        "queries.pt, length 1: the models agree" in output.out
+        and f"queries.pt, length 7: {fault}" in output.out
+    )
+    assert f"queries.pt, length 2: {fault}" in output.err and output.err.count("\n") == 1
 
 
 def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys):
     x = np.zeros((2, 3))
-    golden.make(
+    golden.create(
         run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"}
     )
     assert cli.main(["parity", str(run / "run"), str(run / "other.safetensors")]) == 2

@@ -1,4 +1,4 @@
-"""Which module of two models that should be one is the first to differ, and by how much more than rounding."""
+"""Comparison of two models, module by module: the first that differs, and by how much."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from jax_transformer.parity.comparison import compare, compare_recorded
     from jax_transformer.parity.report import DifferentError, Report
 
-_HOMES = {
+_MODULES = {
     "compare": "comparison",
     "compare_recorded": "comparison",
     "Report": "report",
@@ -18,6 +18,6 @@ __all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"jax_transformer.parity.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"jax_transformer.parity.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'jax_transformer.parity' has no attribute {name!r}")

@@ -201,7 +201,7 @@ def make_golden(
                 f"--batch {batch_file}: its arrays are {', '.join(sorted(arrays))}, and not 0, 1, ..."
             )
         given: list[np.ndarray] = [arrays[str(i)] for i in range(len(arrays))]
-        return golden.make(
+        return golden.create(
             path, OtherProcess(model, python), given, source={"factory": model}, seed=seed
         )
     if batch_file is not None:
@@ -216,7 +216,7 @@ def make_golden(
         )
     state = _state(source.config, source)
     how = {"config": source.config.to_json()}
-    return golden.make(
+    return golden.create(
         path,
         _twin_of(source.config, state),
         batch(source.config, seed),
@@ -226,17 +226,17 @@ def make_golden(
     )
 
 
-def check_golden(path: str, python: str | None) -> golden.Again:
+def check_golden(path: str, python: str | None) -> golden.GoldenCheck:
     """Make a golden's numbers again, of what it was made of, and compare."""
     found = golden.load(path)
     if "factory" in found.source:
-        return golden.again(found, OtherProcess(found.source["factory"], python))
-    return golden.again(
+        return golden.recheck(found, OtherProcess(found.source["factory"], python))
+    return golden.recheck(
         found, _twin_of(TransformerConfig.from_json(found.source["config"]), found.state)
     )
 
 
-def _twin_of(config: TransformerConfig, state: Mapping[str, np.ndarray]) -> comparison.Theirs:
+def _twin_of(config: TransformerConfig, state: Mapping[str, np.ndarray]) -> comparison.TorchRecorder:
     _check_torch()
     from jax_transformer import torch_bridge
 

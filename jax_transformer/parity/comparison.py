@@ -13,22 +13,23 @@ from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import difference, pairs, parameters, recording
-from jax_transformer.parity.measuring import Measuring
+from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.pairs import Pair
-from jax_transformer.parity.recording import Recording, Subject
+from jax_transformer.parity.recording import FlaxFunction, Recording
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 
-Constraints = Mapping[str, str] | Sequence[tuple[str, str]]
-Theirs = Callable[[str, int | None, Sequence[np.ndarray]], Any]
-"""A PyTorch model as what it records, of a dtype, a seed and a batch: in this process or in another."""
+Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
+TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
+"""Records a PyTorch model for a dtype, a seed and a batch, in this process or in another one."""
 
 
 def compare(
     flax_model: Any,
     torch_module: Any,
     batch: Sequence[np.ndarray],
-    rules_or_pairs: Constraints | None = None,
+    rules_or_pairs: Patterns | None = None,
     *,
     dtype: str | None = None,
     gradients: bool = True,
@@ -36,26 +37,34 @@ def compare(
     call_flax: Callable[..., Any] | None = None,
     call_torch: Callable[..., Any] | None = None,
 ) -> Report:
-    """Where two models that should be one begin to differ.
+    """A report on the first module in which two models that should be equal differ.
 
-    Both run twice, in float64 and in float32, to tell a fault from rounding, and in ``dtype`` where that is another. Neither is changed.
+    Both run in float64 and in float32, to tell a fault from rounding, and in ``dtype`` if that is
+    another one. Neither model is changed.
 
     Args:
-        flax_model: an NNX module, or a Linen one as ``(module, variables)``. Of this project's models the weight table pairs the modules.
-        torch_module: the PyTorch module with the weights that should give the same, in the mode (train, eval) that it is meant to run in.
+        flax_model: an NNX module, or a Linen module as ``(module, variables)``. The modules of this
+            project's models are paired by the weight table.
+        torch_module: the PyTorch module with the corresponding weights, in the mode (train, eval)
+            that it is meant to run in.
         batch: the arguments of both models' calls, as NumPy arrays.
-        rules_or_pairs: ``{"encoder.layer.{i}": "encoder.layers_{i}"}``: names of PyTorch modules to names of Flax modules; each ``{word}``
-            stands for one part of a name. Needed for models of others.
-        dtype: of the figures that are shown; the Flax model's own where None.
-        gradients: whether to compare those of ``sum(R * output)``, R normal numbers of ``seed``.
-        call_flax, call_torch: ``call(model, *batch)`` in the place of ``model(*batch)``: another method, or dropout with masks that are given.
+        rules_or_pairs: ``{"encoder.layer.{i}": "encoder.layers_{i}"}``: names of PyTorch modules to
+            names of Flax modules; each ``{word}`` stands for one part of a name. Required for
+            models that have no weight table.
+        dtype: dtype of the figures that are shown; the Flax model's own if None.
+        gradients: compare the gradients of ``sum(R * output)`` too, with R standard normal.
+        seed: seed of R.
+        call_flax, call_torch: ``call(model, *batch)`` instead of ``model(*batch)``: another method,
+            or dropout with given masks.
 
-    Raises ConfigError where modules cannot be paired, the models do not give outputs of one shape, or the dtype is none to compare in.
+    Raises:
+        ConfigError: modules cannot be paired, the models' outputs differ in shape, or the dtype is
+            not one of float64, float32, float16 and bfloat16.
     """
     from jax_transformer import torch_bridge
 
-    def record(kind: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        return torch_bridge.recorded(torch_module, batch, dtype=kind, seed=seed, call=call_torch)
+    def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
+        return torch_bridge.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
 
     return compare_recorded(
         flax_model,
@@ -71,70 +80,78 @@ def compare(
 
 def compare_recorded(
     flax_model: Any,
-    theirs: Theirs,
+    recorder: TorchRecorder,
     batch: Sequence[np.ndarray],
-    rules_or_pairs: Constraints | None = None,
+    rules_or_pairs: Patterns | None = None,
     *,
     dtype: str | None = None,
     gradients: bool = True,
     seed: int = 0,
     call: Callable[..., Any] | None = None,
 ) -> Report:
-    """As :func:`compare`, with a PyTorch model that runs anywhere: ``theirs`` gives what ``torch_reference.recording`` records."""
-    subject = _subject(flax_model, call)
-    native = dtype or _native(subject)
-    if native not in difference.DTYPES:
-        raise ConfigError(f"dtype {native!r}: give one of {', '.join(difference.DTYPES)}")
-    drawn = seed if gradients else None
+    """As :func:`compare`, with a PyTorch model that may run anywhere.
+
+    ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
+    """
+    function = _function(flax_model, call)
+    native_dtype = dtype or _native_dtype(function)
+    if native_dtype not in difference.DTYPES:
+        raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
+    gradient_seed = seed if gradients else None
     batch = [np.asarray(array) for array in batch]
     runs: dict[str, tuple[Recording, Any]] = {}
-    for kind in dict.fromkeys(("float64", "float32", native)):
-        with _precisely(kind):
-            runs[kind] = (
-                recording.record(subject, batch, dtype=kind, seed=drawn),
-                theirs(kind, drawn, batch),
-            )
-    ours, other = runs["float64"]
-    found = _pairs(flax_model, rules_or_pairs, ours, other)
-    notes = []
-    if narrow := sorted(
-        {place for place, array in ours.arrays.items() if array.dtype != np.float64}
-    ):
-        notes.append(
-            f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever they are given: their rounding is not known"
-        )
-    made = Measuring(runs, native, _split(flax_model))
+    for kind in dict.fromkeys(("float64", "float32", native_dtype)):
+        with _precision(kind):
+            ours = recording.record(function, batch, dtype=kind, seed=gradient_seed)
+            runs[kind] = ours, recorder(kind, gradient_seed, batch)
+    paired = _pairs(flax_model, rules_or_pairs, *runs["float64"])
+    compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
+    getters = parameters.gradient_getters(flax_model, function, paired)
     return Report(
-        entries=tuple(made.entries(found, parameters.of_pairs(flax_model, subject, found))),
-        result=made.result(),
-        dtype=native,
+        entries=tuple(compared.entries(paired, getters)),
+        result=compared.result(),
+        dtype=native_dtype,
         about={
             "jax": jax.__version__,
             "batch": [list(array.shape) for array in batch],
-            "seed": drawn,
-            "pairs": len(found),
+            "seed": gradient_seed,
+            "pairs": len(paired),
         },
-        notes=tuple(notes),
+        notes=_notes(runs["float64"][0]),
     )
 
 
-def _subject(model: Any, call: Callable[..., Any] | None) -> Subject:
+def _notes(wide: Recording) -> tuple[str, ...]:
+    narrow = sorted(name for name, array in wide.arrays.items() if array.dtype != np.float64)
+    if not narrow:
+        return ()
+    return (
+        f"{narrow[0]} and {len(narrow) - 1} more are computed below float64 whatever their inputs"
+        " are: their rounding is not known",
+    )
+
+
+def _function(model: Any, call: Callable[..., Any] | None) -> FlaxFunction:
     if isinstance(model, Transformer | Encoder) and model.config.compute_dtype is not None:
-        # A compute_dtype would make every run one of that dtype
+        # With a compute_dtype every run would be in that dtype
         config = dataclasses.replace(model.config, compute_dtype=None)
         model = transformer.unflatten_part(config, transformer.flatten(model), type(model))
     if isinstance(model, nnx.Module):
-        return recording.of_nnx(model, call)
+        return recording.from_nnx(model, call)
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], linen.Module):
-        return recording.of_linen(*model, call)
+        return recording.from_linen(*model, call)
     raise ConfigError(
         f"a {type(model).__name__} is neither an nnx.Module nor (linen.Module, variables)"
     )
 
 
-def _split(model: Any) -> set[str]:
-    """Modules that are called with a part of their work done: this project's attention is given keys and values, so that a cache can hold them.
-    The gradient of its input is then that of the queries alone; those of its weights, and of what stands before it, are compared."""
+def _split_modules(model: Any) -> set[str]:
+    """The modules that are called with a part of their work already done.
+
+    This project's attention is given projected keys and values, so that a cache can hold them. The
+    gradient of its input is then only that of the queries; the gradients of its weights, and of the
+    modules before it, are compared.
+    """
     if not isinstance(model, Transformer | Encoder):
         return set()
     return {
@@ -144,39 +161,36 @@ def _split(model: Any) -> set[str]:
     }
 
 
-def _native(subject: Subject) -> str:
-    kinds = {np.dtype(array.dtype).name for array in subject.parameters.values()} & {
-        "float64",
-        "float32",
-        "bfloat16",
-        "float16",
-    }
-    return min(kinds, key=lambda name: np.dtype(jax.numpy.dtype(name)).itemsize, default="float32")
+def _native_dtype(function: FlaxFunction) -> str:
+    """The narrowest dtype of the parameters."""
+    dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
+    return min(
+        dtypes.intersection(difference.DTYPES),
+        key=lambda name: np.dtype(jax.numpy.dtype(name)).itemsize,
+        default="float32",
+    )
 
 
 @contextlib.contextmanager
-def _precisely(kind: str) -> Iterator[None]:
+def _precision(dtype: str) -> Iterator[None]:
     with (
-        jax.enable_x64(kind == "float64" or bool(jax.config.read("jax_enable_x64"))),
+        jax.enable_x64(dtype == "float64" or bool(jax.config.read("jax_enable_x64"))),
         jax.default_matmul_precision("highest"),
     ):
         yield
 
 
-def _pairs(model: Any, rules: Constraints | None, ours: Recording, theirs: Any) -> list[Pair]:
+def _pairs(model: Any, patterns: Patterns | None, ours: Recording, theirs: Any) -> list[Pair]:
     called = [
         dict.fromkeys(key.rpartition("#")[0] for key in order)
         for order in (ours.order, theirs.order)
     ]
-    if rules is not None:
-        return pairs.of_rules(rules, *called)
+    if patterns is not None:
+        return pairs.from_patterns(patterns, *called)
     if isinstance(model, Transformer | Encoder):
-        return pairs.of_table(
-            convert.weight_table(
-                model.config, "encoder" if isinstance(model, Encoder) else "model"
-            ),
-            *called,
-        )
+        part = "encoder" if isinstance(model, Encoder) else "model"
+        return pairs.from_table(convert.weight_table(model.config, part), *called)
     raise ConfigError(
-        "say which modules are which: only this project's models have a weight table; {'torch.name.{i}': 'flax.name.{i}'}"
+        "say which modules are which: only this project's models have a weight table; for others"
+        " pass {'torch.name.{i}': 'flax.name.{i}'}"
     )

@@ -1,6 +1,7 @@
-"""How two arrays differ, and by how much more than rounding explains. NumPy only."""
+"""The difference of two arrays, and its size in multiples of rounding. NumPy only."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,49 +9,60 @@ import numpy as np
 from jaxtyping import Float
 
 FAULT = 1000.0
-"""Times the rounding floor from which on a difference is a fault. Correct twins measured so far stay under 30, the smallest fault known (an
-epsilon of 1e-6 for 1e-5) is at 1e9."""
+"""Multiple of the rounding floor from which a difference counts as a fault.
+
+Correct twins measured so far stay under 30; the smallest known fault (an epsilon of 1e-6 for 1e-5)
+is at 1e9.
+"""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of ``ours`` from ``theirs``, element by element; NaN in the same place on both sides agrees, and so does an infinity of one sign."""
+    """Element-wise difference of ``ours`` from ``theirs``.
+
+    NaN in the same place on both sides agrees, and so does an infinity of the same sign.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     max_abs: float
-    """Over the elements that are finite on both sides; infinite where only one side is not finite."""
+    """Maximum over the elements that are finite on both sides; infinite if an element is finite
+    on one side only."""
     max_relative: float
-    """The largest difference over the largest absolute value of theirs."""
+    """``max_abs`` divided by the largest absolute value of ``theirs``."""
     ulps: float
-    """The largest difference in units of the last place of the larger of the two numbers."""
+    """Largest difference in units in the last place of the larger of the two numbers."""
     cosine: float
-    """Between the two as vectors; 1 where both are zero."""
+    """Cosine similarity of the flattened arrays; 1 if both are zero."""
     where: tuple[int, ...]
-    """The element of the largest difference,"""
+    """Index of the element with the largest difference."""
     ours: float
+    """Our number at ``where``."""
     theirs: float
-    """and the numbers there."""
+    """Their number at ``where``."""
     nan_ours: int
     nan_theirs: int
     infinite_ours: int
     infinite_theirs: int
     agreeing_nan: int
-    """How many elements are NaN on both sides."""
+    """Number of elements that are NaN on both sides."""
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON, which has no NaN and no infinity: these become text."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        """The fields for JSON, which has no NaN and no infinity: these become text."""
+        return {name: _json_value(value) for name, value in asdict(self).items()}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, dtype: str | None = None) -> Difference:
-    """The difference of two arrays of one shape. ``dtype`` names the precision that both were computed in, where the arrays are wider."""
+    """The difference of two arrays of one shape.
+
+    ``dtype`` names the precision that both were computed in, if the arrays are wider.
+    """
     assert ours.shape == theirs.shape, f"{ours.shape} and {theirs.shape}"
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     both_nan = np.isnan(a) & np.isnan(b)
@@ -81,54 +93,56 @@ def difference(ours: np.ndarray, theirs: np.ndarray, dtype: str | None = None) -
     )
 
 
-_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-DTYPES = tuple(_DIGITS)
-"""What models are compared in."""
+_MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+DTYPES = tuple(_MANTISSA_BITS)
+"""The dtypes that models can be compared in."""
 
 
 def epsilon(dtype: str) -> float:
-    """The distance from 1 to the next number."""
-    return 2.0 ** -_DIGITS[dtype]
+    """The distance from 1 to the next larger number."""
+    return 2.0 ** -_MANTISSA_BITS[dtype]
 
 
 def _ulps(a: np.ndarray, b: np.ndarray, gap: np.ndarray, dtype: str) -> float:
     larger = np.maximum(np.abs(a), np.abs(b))
-    ok = np.isfinite(larger) & (gap > 0)
-    if not ok.any():
+    counted = np.isfinite(larger) & (gap > 0)
+    if not counted.any():
         return math.inf if np.isinf(gap).any() else 0.0
-    _, exponent = np.frexp(larger[ok])
-    return (
-        float((gap[ok] / np.ldexp(epsilon(dtype), exponent - 1)).max())
-        if np.isfinite(gap).all()
-        else math.inf
-    )
+    if not np.isfinite(gap).all():
+        return math.inf
+    _, exponent = np.frexp(larger[counted])
+    return float((gap[counted] / np.ldexp(epsilon(dtype), exponent - 1)).max())
 
 
 def _cosine(a: Float[np.ndarray, " n"], b: Float[np.ndarray, " n"]) -> float:
-    one, other = np.linalg.norm(a), np.linalg.norm(b)
-    if one == 0 or other == 0:
-        return 1.0 if one == other else 0.0
-    return float(np.dot(a / one, b / other))
+    norm_a, norm_b = np.linalg.norm(a), np.linalg.norm(b)
+    if norm_a == 0 or norm_b == 0:
+        return 1.0 if norm_a == norm_b else 0.0
+    return float(np.dot(a / norm_a, b / norm_b))
 
 
-def floor(pairs: list[tuple[np.ndarray, np.ndarray]], dtype: str) -> float:
-    """What rounding in ``dtype`` does to an array: the largest difference between its values in float32 and in float64, of either framework, by
-    ``(narrow, wide)``, carried over to ``dtype``; at least half a unit in the last place of the largest value."""
+def rounding_floor(sides: Sequence[tuple[np.ndarray, np.ndarray]], dtype: str) -> float:
+    """The largest difference that rounding in ``dtype`` explains.
+
+    ``sides`` holds, for each framework, one array as computed in (float32, float64). The larger of
+    their differences is scaled from float32 to ``dtype``; the result is at least half a unit in the
+    last place of the largest value.
+    """
     measured, largest = 0.0, 0.0
-    for narrow, wide in pairs:
-        measured = max(measured, error(narrow, wide))
+    for narrow, wide in sides:
+        measured = max(measured, rounding_error(narrow, wide))
         largest = max(largest, float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0)))
     return max(measured * epsilon(dtype) / epsilon("float32"), largest * epsilon(dtype) / 2)
 
 
-def error(narrow: np.ndarray, wide: np.ndarray) -> float:
-    """How far an array is from the same in float64, where both are finite."""
+def rounding_error(narrow: np.ndarray, wide: np.ndarray) -> float:
+    """The largest difference of an array from the same in float64, where both are finite."""
     finite = np.isfinite(narrow) & np.isfinite(wide)
     return float(np.abs(narrow[finite].astype(np.float64) - wide[finite]).max(initial=0.0))
 
 
-def times(found: Difference, rounding: float) -> float:
-    """A difference as so many times the floor."""
-    if found.max_abs == 0:
+def times_floor(measured: Difference, floor: float) -> float:
+    """``max_abs`` as a multiple of the rounding floor."""
+    if measured.max_abs == 0:
         return 0.0
-    return found.max_abs / rounding if rounding else math.inf
+    return measured.max_abs / floor if floor else math.inf

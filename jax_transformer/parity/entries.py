@@ -1,4 +1,4 @@
-"""What is known of two paired modules: of each array the differences, and what they say of the module."""
+"""Measurements of two paired modules: the differences of their arrays, and the verdict."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,39 +8,38 @@ from jax_transformer.parity.difference import FAULT, Difference
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One array of both models."""
+class Measurement:
+    """The difference of one array between the two models."""
 
     wide: Difference
-    """In float64,"""
+    """In float64."""
     times: float
-    """that as so many times the floor of rounding: this tells faults from rounding."""
+    """``wide`` as a multiple of the rounding floor: this tells faults from rounding."""
     narrow: Difference
-    """In the dtype that was asked for,"""
+    """In the dtype that was asked for."""
     narrow_times: float
-    """and as so many times its floor."""
+    """``narrow`` as a multiple of its own rounding floor."""
     error_ours: float
-    """How far the Flax model is from its own float64 there,"""
+    """Largest difference of the Flax model's narrow array from its own float64 array."""
     error_theirs: float
-    """and the PyTorch model from its own."""
+    """The same for the PyTorch model."""
 
     @property
     def agrees(self) -> bool:
-        """Whether rounding explains it; NaN on one side alone, in either dtype, nothing explains."""
+        """True if rounding explains the difference; a NaN on one side only never agrees."""
         return (
             self.times < FAULT
             and self.narrow.nan_ours == self.narrow.nan_theirs == self.narrow.agreeing_nan
         )
 
     def to_data(self) -> dict[str, Any]:
+        """The measurement for JSON."""
+        errors = [self.error_ours, self.error_theirs]
         return {
             "agrees": self.agrees,
             "float64": self.wide.to_data() | {"times_floor": _number(self.times)},
             "run": self.narrow.to_data()
-            | {
-                "times_floor": _number(self.narrow_times),
-                "errors": [self.error_ours, self.error_theirs],
-            },
+            | {"times_floor": _number(self.narrow_times), "errors": errors},
         }
 
 
@@ -55,33 +54,34 @@ class Entry:
     ours: str
     theirs: str
     call: int
-    input: Measured | None = None
-    """Of several inputs, the one that is furthest apart. None where nothing that is a number goes in, as into an embedding."""
-    output: Measured | None = None
-    input_gradient: Measured | None = None
-    output_gradient: Measured | None = None
-    parameters: dict[str, Measured] = field(default_factory=dict)
-    """The gradients of its own parameters, by their name here."""
+    input: Measurement | None = None
+    """The input that is furthest apart; None if no floating-point input exists on both sides, as
+    for an embedding."""
+    output: Measurement | None = None
+    input_gradient: Measurement | None = None
+    output_gradient: Measurement | None = None
+    parameters: dict[str, Measurement] = field(default_factory=dict)
+    """Gradients of the module's own parameters, by PyTorch's names; by the Flax leaf if the model
+    has no weight table."""
     note: str = ""
-    """Why something could not be compared."""
+    """The reason why something was not compared."""
 
     @property
     def title(self) -> str:
-        """Both names, and which call where there are several."""
+        """Both names, and the number of the call after the first."""
         return f"{self.ours} | {self.theirs}" + (f" (call {self.call + 1})" if self.call else "")
 
     @property
-    def gradients(self) -> Measured | None:
-        """Of the gradients of its input and its parameters, the one that is furthest apart."""
-        found = [
-            *self.parameters.values(),
-            *([self.input_gradient] if self.input_gradient is not None else []),
-        ]
-        return max(found, key=lambda measured: measured.times, default=None)
+    def gradients(self) -> Measurement | None:
+        """The gradient of the input or of a parameter that is furthest apart."""
+        measurements = list(self.parameters.values())
+        if self.input_gradient is not None:
+            measurements.append(self.input_gradient)
+        return max(measurements, key=lambda measurement: measurement.times, default=None)
 
     @property
     def faulty(self) -> bool:
-        """Whether what goes in agrees and what comes out does not."""
+        """True if the input agrees and the output does not."""
         return (
             (self.input is None or self.input.agrees)
             and self.output is not None
@@ -90,8 +90,9 @@ class Entry:
 
     @property
     def faulty_backward(self) -> bool:
-        """The same of gradients, of a module that computes the same: that of the output agrees, that of the input or of its parameters does not."""
-        if any(found is not None and not found.agrees for found in (self.input, self.output)):
+        """True if the forward pass and the gradient of the output agree, and the gradient of the
+        input or of a parameter does not."""
+        if any(side is not None and not side.agrees for side in (self.input, self.output)):
             return False
-        agree_above = self.output_gradient is not None and self.output_gradient.agrees
-        return agree_above and self.gradients is not None and not self.gradients.agrees
+        agrees_above = self.output_gradient is not None and self.output_gradient.agrees
+        return agrees_above and self.gradients is not None and not self.gradients.agrees

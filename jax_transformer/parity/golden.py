@@ -1,4 +1,7 @@
-"""Recorded numbers of a PyTorch model in one .safetensors file: where torch is not installed, a Flax model is held to these."""
+"""Goldens: recorded numbers of a PyTorch model in one .safetensors file.
+
+A Flax model can be compared with them where torch is not installed.
+"""
 
 import hashlib
 import json
@@ -13,9 +16,9 @@ import numpy as np
 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import difference
-from jax_transformer.parity.comparison import Theirs
+from jax_transformer.parity.comparison import TorchRecorder
 from jax_transformer.parity.difference import FAULT
-from jax_transformer.parity.other_process import recording_of
+from jax_transformer.parity.other_process import recording_from_arrays
 from jax_transformer.storage import safetensors
 
 DTYPES = ("float64", "float32")
@@ -24,22 +27,26 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Golden:
-    """What a file holds. Called, it is the PyTorch model of :func:`jax_transformer.parity.compare_recorded`."""
+    """The content of a golden file.
+
+    It can be called as the recorder of :func:`jax_transformer.parity.compare_recorded`.
+    """
 
     path: Path
     batch: tuple[np.ndarray, ...]
     seed: int
-    """Of the numbers R in ``sum(R * output)``, whose gradients are recorded."""
+    """Seed of R in ``sum(R * output)``, whose gradients are recorded."""
     state: dict[str, np.ndarray]
-    """The weights under PyTorch's names; empty where the module's own factory gives them."""
+    """Weights under PyTorch's names; empty if the module's own factory sets them."""
     arrays: dict[str, np.ndarray]
     order: dict[str, list[str]]
     source: dict[str, Any]
-    """How it is made again: ``{"factory": "package.module:callable"}``, or ``{"config": ...}`` for a PyTorch twin."""
+    """The recorded model: ``{"factory": "package.module:callable"}``, or ``{"config": ...}`` of a
+    PyTorch twin."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        """Raises ConfigError for another dtype, seed or batch than the recorded."""
+        """The recording. Raises ConfigError for another dtype, seed or batch than the recorded."""
         if dtype not in self.order:
             raise ConfigError(f"{self.path}: has {' and '.join(self.order)}, not {dtype}")
         if seed not in (None, self.seed):
@@ -49,150 +56,179 @@ class Golden:
         if len(batch) != len(self.batch) or not all(
             np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)
         ):
-            raise ConfigError(f"{self.path}: was recorded on another batch: take the golden's own")
-        return recording_of(self.arrays, dtype, self.order[dtype])
+            raise ConfigError(f"{self.path}: was recorded on another batch: use the golden's own")
+        return recording_from_arrays(self.arrays, dtype, self.order[dtype])
 
 
-def make(
+def create(
     path: str | Path,
-    theirs: Theirs,
+    recorder: TorchRecorder,
     batch: Sequence[np.ndarray],
     *,
     source: Mapping[str, Any],
     seed: int = 0,
     state: Mapping[str, np.ndarray] | None = None,
 ) -> Golden:
-    """Record a PyTorch model in float64 and float32, with gradients, and write it: whole or not at all, and read back.
+    """Record a PyTorch model in float64 and float32 with gradients, and write the file atomically.
 
-    ``theirs`` as of :func:`jax_transformer.parity.compare_recorded`; ``source`` says how to make it again.
+    Args:
+        path: the file.
+        recorder: as for :func:`jax_transformer.parity.compare_recorded`.
+        batch: arguments of the model's call.
+        source: see :class:`Golden`; :func:`recheck` needs it.
+        seed: seed of the gradients' weights.
+        state: the model's weights, if ``source`` does not bring them.
+
+    Returns the golden as read back from the file.
     """
     batch = [np.asarray(array) for array in batch]
-    recorded = {dtype: theirs(dtype, seed, batch) for dtype in DTYPES}
+    recordings = {dtype: recorder(dtype, seed, batch) for dtype in DTYPES}
     arrays = {
-        f"{dtype}/{name}": array for dtype, made in recorded.items() for name, array in _named(made)
+        f"{dtype}/{name}": array
+        for dtype, recording in recordings.items()
+        for name, array in _named_arrays(recording)
     }
-    arrays |= {f"batch/{i}": array for i, array in enumerate(batch)} | {
-        f"state/{name}": array for name, array in (state or {}).items()
-    }
-    about = {
+    arrays |= {f"batch/{i}": array for i, array in enumerate(batch)}
+    arrays |= {f"state/{name}": array for name, array in (state or {}).items()}
+    description = {
         "version": VERSION,
         "seed": seed,
         "source": dict(source),
-        "order": {dtype: made.order for dtype, made in recorded.items()},
-        "versions": getattr(theirs, "versions", None) or _versions(),
+        "order": {dtype: recording.order for dtype, recording in recordings.items()},
+        "versions": getattr(recorder, "versions", None) or _versions(),
         "sha256": _hashes(arrays),
     }
-    safetensors.write(path, arrays, {"golden": json.dumps(about)})
+    safetensors.write(path, arrays, {"golden": json.dumps(description)})
     return load(path)
 
 
 def is_golden(path: str | Path) -> bool:
-    """Whether a file is one."""
+    """True if the file is a golden."""
     return safetensors.is_safetensors(path) and "golden" in safetensors.metadata(path)
 
 
 def load(path: str | Path) -> Golden:
-    """Raises InputError where the file is no golden, of another version, or not as it was written."""
+    """The golden in a file.
+
+    Raises InputError if the file is not a golden, has another version, or has changed since it was
+    written.
+    """
     text = safetensors.metadata(path).get("golden")
     if text is None:
         raise InputError(
             f"{path}: is no golden: it was not written by `jax-transformer golden make`"
         )
     try:
-        about = json.loads(text)
-        version, hashes = about["version"], about["sha256"]
-        parts = about["seed"], about["order"], about["source"], about["versions"]
+        description = json.loads(text)
+        version, hashes = description["version"], description["sha256"]
+        seed, order = description["seed"], description["order"]
+        source, versions = description["source"], description["versions"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: its description as a golden cannot be read: {error!r}") from None
     if version != VERSION:
         raise InputError(
-            f"{path}: is a golden of version {version}, and this reads version {VERSION}: make it again"
+            f"{path}: is a golden of version {version}, this program reads version {VERSION}:"
+            " make it again"
         )
     arrays = safetensors.read(path)
-    if wrong := [group for group, found in _hashes(arrays).items() if hashes.get(group) != found]:
-        raise InputError(
-            f"{path}: {', '.join(wrong)} are not as they were written: their SHA-256 differs"
-        )
-    seed, order, source, versions = parts
-    batch = tuple(
-        arrays[f"batch/{i}"] for i in range(sum(name.startswith("batch/") for name in arrays))
+    if changed := [
+        group for group, digest in _hashes(arrays).items() if hashes.get(group) != digest
+    ]:
+        raise InputError(f"{path}: changed since it was written: SHA-256 of {', '.join(changed)}")
+    count = sum(name.startswith("batch/") for name in arrays)
+    return Golden(
+        path=Path(path),
+        batch=tuple(arrays[f"batch/{i}"] for i in range(count)),
+        seed=seed,
+        state=_below("state", arrays),
+        arrays=arrays,
+        order=order,
+        source=source,
+        versions=versions,
     )
-    state = {
-        name.removeprefix("state/"): array
-        for name, array in arrays.items()
-        if name.startswith("state/")
-    }
-    return Golden(Path(path), batch, seed, state, arrays, order, source, versions)
 
 
 @dataclass(frozen=True)
-class Again:
-    """A golden beside what its model gives now."""
+class GoldenCheck:
+    """A comparison of a golden with a new run of its model."""
 
     exact: int
-    """Arrays that are the same bit for bit,"""
+    """Number of arrays that are equal bit for bit."""
     rounded: int
-    """that differ within rounding,"""
+    """Number of arrays that differ within rounding."""
     wrong: tuple[str, ...]
-    """and that differ by more, or are on one side alone: the first places, with how much."""
+    """A line for each array that differs by more, or that one side lacks."""
 
     def lines(self) -> list[str]:
-        """What is printed."""
-        counted = f"{self.exact} arrays are the same bit for bit, {self.rounded} within rounding, {len(self.wrong)} differ"
-        return [*self.wrong[:20], counted]
+        """The text to print: the first differences and the counts."""
+        return [
+            *self.wrong[:20],
+            f"{self.exact} arrays are the same bit for bit, {self.rounded} within rounding,"
+            f" {len(self.wrong)} differ",
+        ]
 
 
-def again(golden: Golden, theirs: Theirs) -> Again:
-    """Run the model again and compare."""
+def recheck(golden: Golden, recorder: TorchRecorder) -> GoldenCheck:
+    """Record the model again and compare with the golden."""
     exact, rounded, wrong = 0, 0, []
-    made = {dtype: dict(_named(theirs(dtype, golden.seed, golden.batch))) for dtype in golden.order}
-    for dtype, now in made.items():
-        then = {
-            n.removeprefix(f"{dtype}/"): a
-            for n, a in golden.arrays.items()
-            if n.startswith(f"{dtype}/")
-        }
+    recordings = {dtype: recorder(dtype, golden.seed, golden.batch) for dtype in golden.order}
+    for dtype, recording in recordings.items():
+        now, then = dict(_named_arrays(recording)), _below(dtype, golden.arrays)
         wrong += [
-            f"{dtype} {name}: only {'recorded' if name in then else 'made now'}"
+            f"{dtype} {name}: {'only in the golden' if name in then else 'not in the golden'}"
             for name in sorted(then.keys() ^ now.keys())
         ]
         for name in sorted(then.keys() & now.keys()):
-            if then[name].shape != now[name].shape:
-                wrong.append(
-                    f"{dtype} {name}: {then[name].shape} was recorded, {now[name].shape} is made now"
-                )
-            elif then[name].tobytes() == now[name].tobytes():
+            if then[name].tobytes() == now[name].tobytes() and then[name].shape == now[name].shape:
                 exact += 1
+            elif (problem := _problem(golden, dtype, name, now[name])) is None:
+                rounded += 1
             else:
-                sides = [(golden.arrays[f"float32/{name}"], golden.arrays[f"float64/{name}"])]
-                found = difference.difference(now[name], then[name], dtype)
-                times = difference.times(found, difference.floor(sides, dtype))
-                if times < FAULT:
-                    rounded += 1
-                else:
-                    wrong.append(
-                        f"{dtype} {name}: differs by {found.max_abs:.3g} at {found.where}, {times:.0e}× rounding"
-                    )
-    return Again(exact, rounded, tuple(wrong))
+                wrong.append(problem)
+    return GoldenCheck(exact, rounded, tuple(wrong))
 
 
-def _named(made: Any) -> list[tuple[str, np.ndarray]]:
+def _problem(golden: Golden, dtype: str, name: str, now: np.ndarray) -> str | None:
+    """The difference of an array from the recorded one, None if rounding explains it."""
+    then = golden.arrays[f"{dtype}/{name}"]
+    if then.shape != now.shape:
+        return f"{dtype} {name}: shape {then.shape} in the golden, {now.shape} now"
+    sides = [(golden.arrays[f"float32/{name}"], golden.arrays[f"float64/{name}"])]
+    measured = difference.difference(now, then, dtype)
+    times = difference.times_floor(measured, difference.rounding_floor(sides, dtype))
+    if times < FAULT:
+        return None
+    return (
+        f"{dtype} {name}: differs by {measured.max_abs:.3g} at {measured.where},"
+        f" {times:.0e}× rounding"
+    )
+
+
+def _named_arrays(recording: Any) -> list[tuple[str, np.ndarray]]:
     groups = [
         (f"{group}/{name}", array)
         for group in ("arrays", "parameters")
-        for name, array in getattr(made, group).items()
+        for name, array in getattr(recording, group).items()
     ]
-    return [*groups, ("result", made.result)]
+    return [*groups, ("result", recording.result)]
+
+
+def _below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix(f"{group}/"): array
+        for name, array in arrays.items()
+        if name.startswith(f"{group}/")
+    }
 
 
 def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """By group: batch, state, and each dtype."""
-    made: dict[str, Any] = {}
+    """SHA-256 by group: batch, state, and each dtype."""
+    digests: dict[str, Any] = {}
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        digest = made.setdefault(name.partition("/")[0], hashlib.sha256())
+        digest = digests.setdefault(name.partition("/")[0], hashlib.sha256())
         digest.update(f"{name}\n{array.dtype}\n{array.shape}\n".encode() + array.tobytes())
-    return {group: digest.hexdigest() for group, digest in made.items()}
+    return {group: digest.hexdigest() for group, digest in digests.items()}
 
 
 def _versions() -> dict[str, str]:

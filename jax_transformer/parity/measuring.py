@@ -1,181 +1,180 @@
-"""What is measured of two models' recordings: the arrays of each pair of calls, set side by side."""
+"""Measurements of two models' recordings: the arrays of each pair of calls, compared."""
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference
-from jax_transformer.parity.entries import Entry, Measured
+from jax_transformer.parity.entries import Entry, Measurement
 from jax_transformer.parity.pairs import Pair
-from jax_transformer.parity.parameters import Parameters
+from jax_transformer.parity.parameters import Getter, GradientGetters
 from jax_transformer.parity.recording import Recording
 
+_ANOTHER_INPUT = "its input is of another kind in the two models: its output is not compared"
 
-class Measuring:
-    """Runs of both models by dtype, and what is measured of them."""
+
+class PairedRuns:
+    """Recordings of both models by dtype, float64 among them.
+
+    ``split`` names modules whose input gradients cannot be compared.
+    """
 
     def __init__(
-        self, runs: Mapping[str, tuple[Recording, Any]], native: str, split: Collection[str]
+        self,
+        runs: Mapping[str, tuple[Recording, Any]],
+        native_dtype: str,
+        split: Collection[str],
     ):
-        self.runs, self.native, self.split = runs, native, split
+        self.runs, self.native_dtype, self.split = runs, native_dtype, split
+        self.ours, self.theirs = runs["float64"]
 
-    def result(self) -> Measured:
-        shapes = [None if run.result is None else run.result.shape for run in self.runs["float64"]]
-        if shapes[0] != shapes[1]:
+    def result(self) -> Measurement:
+        """The measurement of the models' results. Raises ConfigError if their shapes differ."""
+        results = self.ours.result, self.theirs.result
+        ours, theirs = (None if array is None else array.shape for array in results)
+        if ours != theirs:
             raise ConfigError(
-                f"the Flax model gives {shapes[0]} and the PyTorch model {shapes[1]}: give call_flax= or call_torch= to make them one"
+                f"the Flax model returns shape {ours} and the PyTorch model {theirs}: pass"
+                " call_flax= or call_torch= to make them equal"
             )
-        measured = self._measured(lambda run: run.result, lambda run: run.result)
-        assert measured is not None
-        return measured
+        result = operator.attrgetter("result")
+        measurement = self._measure(result, result)
+        assert measurement is not None
+        return measurement
 
-    def entries(self, found: Sequence[Pair], parameters: Parameters) -> Iterator[Entry]:
-        by_name = {pair.ours: pair for pair in found}
-        calls = set(self.runs["float64"][1].order)
-        for key in self.runs["float64"][0].order:
+    def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
+        """An entry for each call of a paired module, in the order in which the calls ended."""
+        by_name = {pair.ours: pair for pair in pairs}
+        their_calls = set(self.theirs.order)
+        for key in self.ours.order:
             name, _, number = key.rpartition("#")
             if name not in by_name:
                 continue
-            other = f"{by_name[name].theirs}#{number}"
-            if other not in calls:
-                yield Entry(
-                    name,
-                    by_name[name].theirs,
-                    int(number),
-                    note="called more often here than there",
-                )
+            pair, their_key = by_name[name], f"{by_name[name].theirs}#{number}"
+            if their_key not in their_calls:
+                note = "called more often by the Flax model than by the PyTorch model"
+                yield Entry(*pair, int(number), note=note)
                 continue
-            own = (
-                {leaf: self._measured(*get) for leaf, get in parameters.get(name, {}).items()}
-                if number == "0"
-                else {}
-            )
-            parameters_found = {
-                leaf: measured for leaf, measured in own.items() if measured is not None
-            }
-            inputs = self._inputs(key, other)
-            given = self._worst([(f"{key}/{a}", f"{other}/{b}") for a, b in inputs])
-            if (
-                given is None
-                and self._takes_numbers(key, other)
-                and not any(pair.ours.startswith(f"{name}.") for pair in found)
-            ):
-                # As a table of positions whose rows one side adds to what it is given, and the other gives alone
-                note = "what goes in is of another kind here than there: what comes out is not compared"
-                yield Entry(
-                    name, by_name[name].theirs, int(number), parameters=parameters_found, note=note
-                )
-                continue
-            yield Entry(
-                name,
-                by_name[name].theirs,
-                int(number),
-                input=given,
-                output=self._worst([(f"{key}/output", f"{other}/output")]),
-                input_gradient=None
-                if name in self.split
-                else self._worst(
-                    [(f"{key}/{a} gradient", f"{other}/{b} gradient") for a, b in inputs]
-                ),
-                output_gradient=self._worst(
-                    [(f"{key}/output gradient", f"{other}/output gradient")]
-                ),
-                parameters=parameters_found,
-                note=self._note(f"{key}/output", f"{other}/output"),
-            )
+            gradients = self._parameters(getters.get(name, {})) if number == "0" else {}
+            has_paired_parts = any(other.ours.startswith(f"{name}.") for other in pairs)
+            yield self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
 
-    def _takes_numbers(self, ours: str, theirs: str) -> bool:
-        """Whether either call took floating-point numbers, and not ids alone."""
-        return any(
-            f"{call}/input" in run.arrays
-            for run, call in zip(self.runs["float64"], (ours, theirs), strict=True)
+    def _entry(
+        self,
+        pair: Pair,
+        number: int,
+        calls: tuple[str, str],
+        gradients: dict[str, Measurement],
+        has_paired_parts: bool,
+    ) -> Entry:
+        ours, theirs = calls
+        inputs = [(f"{ours}/{a}", f"{theirs}/{b}") for a, b in self._inputs(ours, theirs)]
+        outputs = (f"{ours}/output", f"{theirs}/output")
+        into = self._worst(inputs)
+        if into is None and self._takes_floats(ours, theirs) and not has_paired_parts:
+            # For example a position table that adds its rows to x on one side and returns them on
+            # the other
+            return Entry(*pair, number, parameters=gradients, note=_ANOTHER_INPUT)
+        input_gradients = [(f"{a} gradient", f"{b} gradient") for a, b in inputs]
+        return Entry(
+            *pair,
+            number,
+            input=into,
+            output=self._worst([outputs]),
+            input_gradient=None if pair.ours in self.split else self._worst(input_gradients),
+            output_gradient=self._worst([(f"{outputs[0]} gradient", f"{outputs[1]} gradient")]),
+            parameters=gradients,
+            note=self._note(*outputs),
         )
 
+    def _parameters(self, getters: Mapping[str, tuple[Getter, Getter]]) -> dict[str, Measurement]:
+        measurements = {leaf: self._measure(*pair) for leaf, pair in getters.items()}
+        return {leaf: value for leaf, value in measurements.items() if value is not None}
+
+    def _takes_floats(self, ours: str, theirs: str) -> bool:
+        """True if either call took floating-point arrays, not only ids."""
+        return f"{ours}/input" in self.ours.arrays or f"{theirs}/input" in self.theirs.arrays
+
     def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
-        """Which input is which: the first of either call, then of the others the first with the first of its shape, and so on."""
+        """Pairs of inputs of two calls.
+
+        The first belongs to the first; each further one to the first free one of its shape.
+        """
         pairs = [("input", "input")]
-        mine, other = (run.arrays for run in self.runs["float64"])
-        free = list(_further(other, theirs))
-        for name in _further(mine, ours):
-            meant = next(
-                (
-                    b
-                    for b in free
-                    if _aligned(mine[f"{ours}/{name}"], other[f"{theirs}/{b}"]) is not None
-                ),
-                None,
+        our_arrays, their_arrays = self.ours.arrays, self.theirs.arrays
+        free = list(_further_inputs(their_arrays, theirs))
+        for name in _further_inputs(our_arrays, ours):
+            array = our_arrays[f"{ours}/{name}"]
+            fitting = (
+                b for b in free if _aligned(array, their_arrays[f"{theirs}/{b}"]) is not None
             )
-            if meant is not None:
-                free.remove(meant)
-                pairs.append((name, meant))
+            if (other := next(fitting, None)) is not None:
+                free.remove(other)
+                pairs.append((name, other))
         return pairs
 
-    def _worst(self, places: Sequence[tuple[str, str]]) -> Measured | None:
-        """Of the arrays at these places, what is measured of the one that is furthest apart."""
-        found = [
-            self._measured(operator.methodcaller("at", a), operator.methodcaller("at", b))
-            for a, b in places
+    def _worst(self, names: Sequence[tuple[str, str]]) -> Measurement | None:
+        """The measurement of the pair of arrays that is furthest apart."""
+        measurements = [
+            self._measure(operator.methodcaller("get", a), operator.methodcaller("get", b))
+            for a, b in names
         ]
         return max(
-            (measured for measured in found if measured is not None),
-            key=lambda measured: measured.times,
+            (measurement for measurement in measurements if measurement is not None),
+            key=lambda measurement: measurement.times,
             default=None,
         )
 
     def _note(self, ours: str, theirs: str) -> str:
-        a, b = (
-            run.arrays.get(place)
-            for run, place in zip(self.runs["float64"], (ours, theirs), strict=True)
-        )
-        return (
-            ""
-            if a is None or b is None or _aligned(a, b) is not None
-            else f"outputs of shapes {a.shape} and {b.shape} are not compared"
-        )
+        a, b = self.ours.get(ours), self.theirs.get(theirs)
+        if a is None or b is None or _aligned(a, b) is not None:
+            return ""
+        return f"outputs of shapes {a.shape} and {b.shape} are not compared"
 
-    def _measured(
-        self, get_ours: Callable[[Any], Any], get_theirs: Callable[[Any], Any]
-    ) -> Measured | None:
-        arrays = {kind: (get_ours(run[0]), get_theirs(run[1])) for kind, run in self.runs.items()}
-        wide_ours, wide_theirs = arrays["float64"]
-        if wide_ours is None or wide_theirs is None:
+    def _measure(self, get_ours: Getter, get_theirs: Getter) -> Measurement | None:
+        arrays = {dtype: (get_ours(run[0]), get_theirs(run[1])) for dtype, run in self.runs.items()}
+        ours, theirs = arrays["float64"]
+        if ours is None or theirs is None:
             return None
-        aligned = _aligned(wide_ours, wide_theirs)
+        aligned = _aligned(ours, theirs)
         if aligned is None:
             return None
-        swapped = aligned is not wide_ours
+        swapped = aligned is not ours
         sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
 
-        def measured(kind: str) -> tuple[difference.Difference, float]:
-            ours, theirs = arrays[kind]
-            found = difference.difference(
-                np.swapaxes(ours, 0, 1) if swapped else ours, theirs, kind
-            )
-            return found, difference.times(found, difference.floor(sides, kind))
+        def in_dtype(dtype: str) -> tuple[difference.Difference, float]:
+            ours, theirs = arrays[dtype]
+            ours = np.swapaxes(ours, 0, 1) if swapped else ours
+            measured = difference.difference(ours, theirs, dtype)
+            floor = difference.rounding_floor(sides, dtype)
+            return measured, difference.times_floor(measured, floor)
 
         errors = (
-            difference.error(narrow, wide)
-            for narrow, wide in zip(arrays[self.native], arrays["float64"], strict=True)
+            difference.rounding_error(narrow, wide)
+            for narrow, wide in zip(arrays[self.native_dtype], arrays["float64"], strict=True)
         )
-        return Measured(*measured("float64"), *measured(self.native), *errors)
+        return Measurement(*in_dtype("float64"), *in_dtype(self.native_dtype), *errors)
 
 
-def _further(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:
+def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:
     return itertools.takewhile(
-        lambda place: f"{call}/{place}" in arrays, (f"input {i}" for i in itertools.count(1))
+        lambda name: f"{call}/{name}" in arrays, (f"input {i}" for i in itertools.count(1))
     )
 
 
 def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Ours in the shape of theirs: some PyTorch modules put the length before the batch. None where that does not make them one shape."""
+    """Our array in the shape of theirs: some PyTorch modules put the length before the batch.
+
+    None if neither order has their shape.
+    """
     if ours.ndim < 2 or np.swapaxes(ours, 0, 1).shape != theirs.shape:
         return ours if ours.shape == theirs.shape else None
     swapped = np.swapaxes(ours, 0, 1)
-    # As many rows as places: only the numbers tell which order it is
+    # If the batch is as long as the sequence, only the numbers tell the order
     return ours if ours.shape == theirs.shape and not _nearer(swapped, ours, theirs) else swapped
 
 

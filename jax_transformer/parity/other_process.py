@@ -1,4 +1,7 @@
-"""A PyTorch model that runs in another Python environment, which need not have JAX: arrays go there and come back as safetensors."""
+"""A PyTorch model in another Python environment, which need not have JAX.
+
+Arrays travel in both directions as safetensors.
+"""
 
 import importlib.util
 import json
@@ -16,100 +19,112 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity.recording import Recording
 from jax_transformer.storage import safetensors
 
-LIMIT = 1800
+TIMEOUT = 1800
 """Seconds that one run in the other environment may take."""
 
 
 @dataclass
 class OtherProcess:
-    """A PyTorch model as :func:`jax_transformer.parity.compare_recorded` asks for one, in the mode (train, eval) that its factory leaves it in."""
+    """A recorder for :func:`jax_transformer.parity.compare_recorded` that starts another Python.
+
+    The model runs in the mode (train, eval) in which its factory leaves it.
+    """
 
     factory: str
-    """``package.module:callable``, which gives the module; imported there, with the current folder on the path."""
+    """``package.module:callable``, which returns the module. It is imported in the other process,
+    with the current folder on the path."""
     python: str | None = None
-    """The other environment's interpreter, which needs torch and safetensors; this one where None."""
+    """Interpreter of the other environment, which needs torch and safetensors; this one if None."""
     state: Mapping[str, np.ndarray] | None = None
-    """The weights, under PyTorch's names; those that the factory gives where None."""
+    """Weights under PyTorch's names; those of the factory if None."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of torch, NumPy and Python there, after the first run."""
-    _made: dict[str, Recording] = field(default_factory=dict)
-    _of: tuple = ()
+    """Versions of torch, NumPy and Python there, after the first run."""
+    _recordings: dict[str, Recording] = field(default_factory=dict)
+    _recorded_inputs: tuple = ()
 
     def __call__(self, dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Recording:
-        """Raises ConfigError, with the last line that the other process said, where it fails."""
-        asked = seed, *(array.tobytes() for array in batch)
-        if self._of != asked:
-            self._made, self._of = {}, asked
-        if dtype not in self._made:
-            # Starting the other process takes longer than a run: both of a comparison's in one
-            self._run(
-                ("float64", "float32")
-                if not self._made and dtype in ("float64", "float32")
-                else (dtype,),
-                seed,
-                batch,
-            )
-        return self._made[dtype]
+        """The recording in ``dtype``.
+
+        Raises ConfigError with the last line of the other process's stderr if it fails.
+        """
+        recorded_inputs = seed, *(array.tobytes() for array in batch)
+        if self._recorded_inputs != recorded_inputs:
+            self._recordings, self._recorded_inputs = {}, recorded_inputs
+        if dtype not in self._recordings:
+            # Starting the process takes longer than a run, so one start serves both usual dtypes
+            usual = ("float64", "float32")
+            together = not self._recordings and dtype in usual
+            self._run(usual if together else (dtype,), seed, batch)
+        return self._recordings[dtype]
 
     def _run(self, dtypes: Sequence[str], seed: int | None, batch: Sequence[np.ndarray]) -> None:
         if ":" not in self.factory:
             raise ConfigError(
-                f"{self.factory}: say which callable gives the PyTorch module, as package.module:callable"
+                f"{self.factory}: name the callable that returns the PyTorch module, as"
+                " package.module:callable"
             )
-        arrays = {f"batch/{i}": array for i, array in enumerate(batch)} | {
-            f"state/{name}": a for name, a in (self.state or {}).items()
-        }
+        arrays = {f"batch/{i}": array for i, array in enumerate(batch)}
+        arrays |= {f"state/{name}": array for name, array in (self.state or {}).items()}
         settings = json.dumps({"batch": len(batch), "dtypes": dtypes, "seed": seed})
         with tempfile.TemporaryDirectory() as folder:
-            request, result = (
-                Path(folder, "request.safetensors"),
-                Path(folder, "result.safetensors"),
-            )
+            request = Path(folder, "request.safetensors")
+            result = Path(folder, "result.safetensors")
             safetensors.write(request, arrays, {"settings": settings})
             self._execute([str(request), str(result), self.factory])
-            about, found = safetensors.metadata(result), safetensors.read(result)
-        self.versions = json.loads(about["versions"])
-        for dtype, order in json.loads(about["order"]).items():
-            self._made[dtype] = recording_of(found, dtype, order)
+            metadata, recorded = safetensors.metadata(result), safetensors.read(result)
+        self.versions = json.loads(metadata["versions"])
+        for dtype, order in json.loads(metadata["order"]).items():
+            self._recordings[dtype] = recording_from_arrays(recorded, dtype, order)
 
     def _execute(self, arguments: list[str]) -> None:
         python = self.python or sys.executable
         command = [python, str(script()), *arguments]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
-                timeout=LIMIT,
+                timeout=TIMEOUT,
                 env=os.environ | {"PYTHONUTF8": "1"},
             )
         except OSError as error:
             raise ConfigError(f"{python}: cannot be run: {error.strerror or error}") from None
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"{python}: {self.factory} took more than {LIMIT} seconds") from None
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise ConfigError(f"{python}: {self.factory}: {said[-1]}")
+            raise ConfigError(
+                f"{python}: {self.factory} took more than {TIMEOUT} seconds"
+            ) from None
+        if process.returncode:
+            lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+            raise ConfigError(f"{python}: {self.factory}: {lines[-1]}")
 
 
 def script() -> Path:
-    """The file that the other interpreter runs: plain PyTorch. Finding it imports no torch."""
-    found = importlib.util.find_spec("torch_reference")
-    assert found is not None and found.submodule_search_locations, (
+    """The file that the other interpreter runs: plain PyTorch. This does not import torch."""
+    spec = importlib.util.find_spec("torch_reference")
+    assert spec is not None and spec.submodule_search_locations, (
         "torch_reference comes with this package"
     )
-    return Path(found.submodule_search_locations[0]) / "recording.py"
+    return Path(spec.submodule_search_locations[0]) / "recording.py"
 
 
-def recording_of(arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]) -> Recording:
-    """What a file holds of one dtype, under ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``."""
-    own = {
+def recording_from_arrays(
+    arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]
+) -> Recording:
+    """The recording of one dtype in a file's arrays.
+
+    Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
+    """
+    of_dtype = {
         name.removeprefix(f"{dtype}/"): array
         for name, array in arrays.items()
         if name.startswith(f"{dtype}/")
     }
-    groups = [
-        {n.partition("/")[2]: a for n, a in own.items() if n.startswith(f"{group}/")}
+    values, gradients = (
+        {
+            name.removeprefix(f"{group}/"): array
+            for name, array in of_dtype.items()
+            if name.startswith(f"{group}/")
+        }
         for group in ("arrays", "parameters")
-    ]
-    return Recording(list(order), groups[0], groups[1], own["result"])
+    )
+    return Recording(list(order), values, gradients, of_dtype["result"])

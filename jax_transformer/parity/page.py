@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing but a browser: a map of modules and places, coloured by how far each is apart."""
+"""A report as one self-contained HTML page: a map of modules, coloured by their difference."""
 
 from importlib import resources
 from pathlib import Path
@@ -9,13 +9,11 @@ from jax_transformer.parity.report import Report
 
 
 def write(path: str | Path, report: Report, *, title: str) -> None:
-    """Write the page of a report, whole or not at all."""
+    """Write the page of a report, atomically."""
     webpage.write(path, render(report.to_data() | {"title": title}))
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page's text."""
-    return webpage.render(
-        resources.files("jax_transformer.parity").joinpath("page.html").read_text(encoding="utf-8"),
-        data,
-    )
+    """The text of the page."""
+    template = resources.files("jax_transformer.parity").joinpath("page.html")
+    return webpage.render(template.read_text(encoding="utf-8"), data)

@@ -1,4 +1,4 @@
-"""Which module of a Flax model is which of a PyTorch model: read off a weight table, or said by rules with placeholders."""
+"""Pairs of Flax and PyTorch modules: derived from a weight table, or given by patterns."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -9,79 +9,87 @@ from jax_transformer.weights.rules import Rule, Table
 
 
 class Pair(NamedTuple):
-    """Two modules that should be one, by their dotted names."""
+    """Two modules that should be equal, by their dotted names."""
 
     ours: str
     theirs: str
 
 
-def of_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> list[Pair]:
-    """The pairs that a weight table implies among the modules that were called: a module of either side is paired with that of the other which
-    has exactly the same weights.
+def from_table(table: Table, ours: Collection[str], theirs: Collection[str]) -> list[Pair]:
+    """The pairs that a weight table implies among the modules that were called.
 
-    So blocks, attentions, norms and linear layers find each other whatever they are called. Of several modules around the same weights the
-    innermost is taken. What has no weights, and what one side packs into another's, is not paired.
+    Two modules are a pair if they hold exactly the same weights, so blocks, attentions, norms and
+    linear layers are paired whatever their names are. Of several modules around the same weights
+    the innermost is taken. Modules without weights, and those whose weights the other side packs
+    into a larger tensor, are not paired.
     """
-    # A table of relative positions counts for no block: T5 keeps the whole stack's in the first
+    # Tables of relative positions are left out: T5 keeps that of the stack in its first block
     rules = [rule for rule in table if isinstance(rule, Rule)]
     numbered = [
         (i, rule)
         for i, rule in enumerate(rules)
         if not any(".relative." in name for name in rule.flax)
     ]
-    own = _owners([(name, (i, name)) for i, rule in numbered for name in rule.flax], ours)
-    found = {
-        frozenset(rule for rule, _ in held): name
-        for name, held in _owners([(r.torch, (i, "")) for i, r in numbered], theirs).items()
+    our_weights = _weights_of_modules(
+        [(name, (i, name)) for i, rule in numbered for name in rule.flax], ours
+    )
+    their_weights = _weights_of_modules([(rule.torch, (i, "")) for i, rule in numbered], theirs)
+    by_rules = {
+        frozenset(i for i, _ in weights): module for module, weights in their_weights.items()
     }
     pairs = {}
-    for name, held in own.items():
-        weights = frozenset(i for i, _ in held)
-        # A module that holds a part of what a rule packs has no counterpart
-        if weights in found and len(held) == sum(len(rules[i].flax) for i in weights):
-            pairs[weights] = Pair(name, found[weights])
+    for module, weights in our_weights.items():
+        key = frozenset(i for i, _ in weights)
+        # A module that holds a part of a packed tensor has no counterpart
+        if key in by_rules and len(weights) == sum(len(rules[i].flax) for i in key):
+            pairs[key] = Pair(module, by_rules[key])
     return list(pairs.values())
 
 
-def _owners(
+def _weights_of_modules(
     weights: Sequence[tuple[str, tuple[int, str]]], modules: Collection[str]
 ) -> dict[str, set[tuple[int, str]]]:
-    """What each module holds, outer modules before those within."""
+    """The weights of each module that has some; outer modules come before inner ones."""
     owned: dict[str, set[tuple[int, str]]] = {
         name: set() for name in sorted(modules, key=lambda name: name.count("."))
     }
     for name, weight in weights:
-        words = name.split(".")
-        for end in range(1, len(words)):
-            if (module := ".".join(words[:end])) in owned:
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            if (module := ".".join(parts[:end])) in owned:
                 owned[module].add(weight)
-    return {name: held for name, held in owned.items() if held}
+    return {name: members for name, members in owned.items() if members}
 
 
-def of_rules(
-    rules: Mapping[str, str] | Sequence[tuple[str, str]],
+def from_patterns(
+    patterns: Mapping[str, str] | Sequence[tuple[str, str]],
     ours: Collection[str],
     theirs: Collection[str],
 ) -> list[Pair]:
-    """The pairs that ``{"their.layers.{i}": "our.blocks.{i}"}`` names; each ``{word}`` stands for one part of a name, the same on both sides.
+    """The pairs that patterns such as ``{"their.layers.{i}": "our.blocks.{i}"}`` name.
 
-    Raises ConfigError for a rule that meets no module, naming the nearest.
+    Each ``{word}`` stands for one part of a dotted name, the same on both sides. Raises ConfigError
+    if a pattern matches no module, with the nearest name.
     """
     pairs: list[Pair] = []
-    for their_rule, our_rule in rules.items() if isinstance(rules, Mapping) else rules:
-        words = re.findall(r"\{(\w+)\}", their_rule)
-        if sorted(words) != sorted(re.findall(r"\{(\w+)\}", our_rule)):
+    for torch_pattern, flax_pattern in (
+        patterns.items() if isinstance(patterns, Mapping) else patterns
+    ):
+        placeholders = re.findall(r"\{(\w+)\}", torch_pattern)
+        if sorted(placeholders) != sorted(re.findall(r"\{(\w+)\}", flax_pattern)):
             raise ConfigError(
-                f"the rule {their_rule!r}: {our_rule!r} has different placeholders on its two sides"
+                f"the rule {torch_pattern!r}: {flax_pattern!r} has different placeholders on its"
+                " two sides"
             )
-        pattern = re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(their_rule)))
-        met = [match for match in map(pattern.fullmatch, theirs) if match]
-        if not met:
+        regex = re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(torch_pattern)))
+        matches = [match for match in map(regex.fullmatch, theirs) if match]
+        if not matches:
             raise ConfigError(
-                f"the PyTorch model has no module {their_rule!r}{nearest(their_rule, sorted(theirs))}"
+                f"the PyTorch model has no module {torch_pattern!r}"
+                f"{nearest(torch_pattern, sorted(theirs))}"
             )
-        for match in met:
-            name = our_rule.format(**match.groupdict())
+        for match in matches:
+            name = flax_pattern.format(**match.groupdict())
             if name not in ours:
                 raise ConfigError(
                     f"the Flax model has no module {name!r}{nearest(name, sorted(ours))}"

@@ -1,4 +1,4 @@
-"""Of each paired module's own parameters, how to get the gradients of either side: by the weight table, or as Flax names them."""
+"""Getters of parameter gradients, by module: from the weight table, or by Flax's usual names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,72 +7,78 @@ import numpy as np
 
 from jax_transformer import convert
 from jax_transformer.parity.pairs import Pair
-from jax_transformer.parity.recording import Subject
+from jax_transformer.parity.recording import FlaxFunction
 from jax_transformer.transformer import Encoder, Transformer
-from jax_transformer.weights import rules as tables
+from jax_transformer.weights import rules
 
-Parameters = dict[
-    str, dict[str, tuple[Callable[[Any], np.ndarray | None], Callable[[Any], np.ndarray | None]]]
-]
+Getter = Callable[[Any], np.ndarray | None]
+"""Takes a recording and returns one of its gradients, in PyTorch's layout; None if it has none."""
+GradientGetters = dict[str, dict[str, tuple[Getter, Getter]]]
+"""By Flax module and by parameter, the getter for the Flax and for the PyTorch recording."""
 _LEAVES = {
     "kernel": ("weight", True),
     "bias": ("bias", False),
     "scale": ("weight", False),
     "embedding": ("weight", False),
 }
+"""Flax leaf to PyTorch leaf, and True if it is transposed."""
 
 
-def of_pairs(model: Any, subject: Subject, found: Sequence[Pair]) -> Parameters:
-    """Of each paired module's own parameters, how to get the gradients of either side: by the weight table, or as Flax names them."""
-    made: Parameters = {}
+def gradient_getters(model: Any, function: FlaxFunction, pairs: Sequence[Pair]) -> GradientGetters:
+    """The getters for the parameters that each paired module owns itself."""
     if isinstance(model, Transformer | Encoder):
-        table = convert.weight_table(
-            model.config, "encoder" if isinstance(model, Encoder) else "model"
-        )
-        for rule in tables.restrict(table, subject.parameters):
-            assert isinstance(rule, tables.Rule)
-            owner = min(
-                (
-                    pair.ours
-                    for pair in found
-                    if all(n.startswith(f"{pair.ours}.") for n in rule.flax)
-                ),
-                key=lambda n: -len(n),
-                default=None,
-            )
-            if owner is not None:
-                made.setdefault(owner, {})[rule.torch] = (_ruled(rule), _named(rule.torch))
-        return made
-    for pair in found:
-        for name in subject.parameters:
+        return _from_table(model, function, pairs)
+    getters: GradientGetters = {}
+    for pair in pairs:
+        for name, value in function.parameters.items():
             owner, _, leaf = name.rpartition(".")
-            if owner == pair.ours and leaf in _LEAVES and np.ndim(subject.parameters[name]) <= 2:
-                their_leaf, transposed = _LEAVES[leaf]
-                made.setdefault(owner, {})[leaf] = (
-                    _leaf(name, transposed),
-                    _named(f"{pair.theirs}.{their_leaf}"),
+            if owner == pair.ours and leaf in _LEAVES and np.ndim(value) <= 2:
+                torch_leaf, transposed = _LEAVES[leaf]
+                getters.setdefault(owner, {})[leaf] = (
+                    _flax_getter(name, transposed),
+                    _torch_getter(f"{pair.theirs}.{torch_leaf}"),
                 )
-    return made
+    return getters
 
 
-def _ruled(rule: tables.Rule) -> Callable[[Any], np.ndarray | None]:
-    def get(run: Any) -> np.ndarray | None:
-        return (
-            rule.to_torch([run.parameters[name] for name in rule.flax])
-            if all(name in run.parameters for name in rule.flax)
-            else None
-        )
+def _from_table(
+    model: Transformer | Encoder, function: FlaxFunction, pairs: Sequence[Pair]
+) -> GradientGetters:
+    part = "encoder" if isinstance(model, Encoder) else "model"
+    getters: GradientGetters = {}
+    for rule in rules.restrict(convert.weight_table(model.config, part), function.parameters):
+        assert isinstance(rule, rules.Rule)
+        owners = [
+            pair.ours
+            for pair in pairs
+            if all(name.startswith(f"{pair.ours}.") for name in rule.flax)
+        ]
+        if owners:
+            innermost = max(owners, key=len)
+            getters.setdefault(innermost, {})[rule.torch] = (
+                _rule_getter(rule),
+                _torch_getter(rule.torch),
+            )
+    return getters
+
+
+def _rule_getter(rule: rules.Rule) -> Getter:
+    def get(recording: Any) -> np.ndarray | None:
+        gradients = recording.parameters
+        if not all(name in gradients for name in rule.flax):
+            return None
+        return rule.to_torch([gradients[name] for name in rule.flax])
 
     return get
 
 
-def _named(name: str) -> Callable[[Any], np.ndarray | None]:
-    return lambda run: run.parameters.get(name)
+def _torch_getter(name: str) -> Getter:
+    return lambda recording: recording.parameters.get(name)
 
 
-def _leaf(name: str, transposed: bool) -> Callable[[Any], np.ndarray | None]:
-    def get(run: Any) -> np.ndarray | None:
-        array = run.parameters.get(name)
+def _flax_getter(name: str, transposed: bool) -> Getter:
+    def get(recording: Any) -> np.ndarray | None:
+        array = recording.parameters.get(name)
         return array.T if array is not None and transposed else array
 
     return get

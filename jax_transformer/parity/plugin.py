@@ -9,10 +9,12 @@ import pytest
 if TYPE_CHECKING:
     from jax_transformer.parity.report import Report
 
+_USAGE = "parity: pass torch_module and batch, or torch_factory and batch, or golden"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's options."""
-    group = parser.getgroup("parity", "Flax models beside PyTorch models")
+    """Add the plugin's options."""
+    group = parser.getgroup("parity", "Flax models compared with PyTorch models")
     group.addoption(
         "--parity-pages",
         metavar="FOLDER",
@@ -21,12 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--parity-make-goldens",
         action="store_true",
-        help="record goldens that a test names and that are not there",
+        help="record goldens that a test names and that do not exist",
     )
 
 
 class Parity:
-    """Called, it asserts that a Flax and a PyTorch model are one; see :meth:`__call__`."""
+    """An assertion that a Flax and a PyTorch model are equal; see :meth:`__call__`."""
 
     def __init__(self, name: str, pages: str | None, make_goldens: bool):
         self._name, self._pages, self._make_goldens = name, pages, make_goldens
@@ -47,75 +49,72 @@ class Parity:
         call_flax: Callable[..., Any] | None = None,
         call_torch: Callable[..., Any] | None = None,
     ) -> "Report":
-        """Fail, with the report as the message, unless the models agree; the report where they do.
+        """The report if the models agree; otherwise the test fails with the report as its message.
 
         Args:
-            flax_model, torch_module, batch, rules: as of :func:`jax_transformer.parity.compare`.
-            torch_factory: in the place of ``torch_module``: ``package.module:callable``, which gives the module in another process,
-            torch_python: that of this interpreter, where not of another environment's.
-            golden: a file of recorded numbers in the place of a PyTorch model. With ``--parity-make-goldens`` it is made of ``torch_factory`` and
-                ``batch`` where it is not there.
-            dtype, gradients, seed, call_flax, call_torch: as of :func:`jax_transformer.parity.compare`.
+            flax_model, torch_module, batch, rules: as for :func:`jax_transformer.parity.compare`.
+            torch_factory: ``package.module:callable``, which returns the module in another process;
+                instead of ``torch_module``.
+            torch_python: interpreter of that process; this one if None.
+            golden: file of recorded numbers, instead of a PyTorch model. With
+                ``--parity-make-goldens`` a missing file is made from ``torch_factory`` and
+                ``batch``.
+            dtype, gradients, seed, call_flax, call_torch: as for
+                :func:`jax_transformer.parity.compare`.
         """
         import numpy as np
 
         from jax_transformer.parity import compare, compare_recorded
 
-        options = {"dtype": dtype, "gradients": gradients, "seed": seed}
+        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
-                raise pytest.UsageError(
-                    "parity: give torch_module and batch, or torch_factory and batch, or golden"
-                )
-            report = compare(
-                flax_model,
-                torch_module,
-                batch,
-                rules,
-                **options,
-                call_flax=call_flax,
-                call_torch=call_torch,
-            )  # type: ignore[arg-type]
+                raise pytest.UsageError(_USAGE)
+            options |= {"call_flax": call_flax, "call_torch": call_torch}
+            report = compare(flax_model, torch_module, batch, rules, **options)
         else:
             if call_torch is not None:
                 raise pytest.UsageError(
-                    "parity: call_torch cannot cross to another process: let the factory give a module that takes the batch"
+                    "parity: call_torch cannot cross to another process: let the factory return a"
+                    " module that takes the batch"
                 )
             arrays = None if batch is None else [np.asarray(array) for array in batch]
-            theirs, given = self._recorded(torch_factory, torch_python, arrays, golden, seed)
-            report = compare_recorded(flax_model, theirs, given, rules, **options, call=call_flax)  # type: ignore[arg-type]
+            recorder, arrays = self._recorder(torch_factory, torch_python, arrays, golden, seed)
+            report = compare_recorded(
+                flax_model, recorder, arrays, rules, **options, call=call_flax
+            )
         if not report.agrees:
             self._write(report)
             pytest.fail("\n".join(report.lines()), pytrace=False)
         return report
 
-    def _recorded(
+    def _recorder(
         self,
         factory: str | None,
         python: str | None,
         batch: Sequence[Any] | None,
         golden: str | Path | None,
         seed: int,
-    ) -> tuple[Any, Sequence[Any]]:
+    ) -> tuple[Any, Any]:
+        """The recorder of the PyTorch model, and its batch."""
         from jax_transformer.parity import golden as goldens
         from jax_transformer.parity.other_process import OtherProcess
 
-        other = None if factory is None else OtherProcess(factory, python)
+        process = None if factory is None else OtherProcess(factory, python)
         if golden is None:
-            if other is None or batch is None:
-                raise pytest.UsageError(
-                    "parity: give torch_module and batch, or torch_factory and batch, or golden"
-                )
-            return other, batch
+            if process is None or batch is None:
+                raise pytest.UsageError(_USAGE)
+            return process, batch
         if not Path(golden).exists():
-            if not self._make_goldens or other is None or batch is None:
+            if not self._make_goldens or process is None or batch is None:
                 pytest.fail(
-                    f"{golden}: no such golden: give torch_factory and batch, and run pytest --parity-make-goldens",
+                    f"{golden}: no such golden: pass torch_factory and batch, and run pytest"
+                    " --parity-make-goldens",
                     pytrace=False,
                 )
-            goldens.make(golden, other, batch, source={"factory": factory}, seed=seed)
-        found = goldens.load(golden)
-        return found, found.batch
+            goldens.create(golden, process, batch, source={"factory": factory}, seed=seed)
+        loaded = goldens.load(golden)
+        return loaded, loaded.batch
 
     def _write(self, report: "Report") -> None:
         if self._pages is not None:
@@ -130,7 +129,10 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree, with the first module that differs in its message."""
+    """``parity(flax_model, torch_module, batch, rules)`` fails unless the two models agree.
+
+    The message names the first module that differs.
+    """
     return Parity(
         request.node.nodeid,
         request.config.getoption("--parity-pages"),

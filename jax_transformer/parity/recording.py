@@ -1,4 +1,7 @@
-"""What every module of a Flax model takes and gives on one batch, and the gradients there: NNX and Linen, under jit."""
+"""Recording of a Flax model on one batch: each module's inputs, outputs and gradients.
+
+NNX and Linen models are both recorded, under jit. ``torch_reference.recording`` is the counterpart.
+"""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,42 +16,53 @@ from flax import linen, nnx
 from jax_transformer.errors import ConfigError
 
 Tree = Any
-_WITHIN = "what goes in and out there cannot be had. The comparison runs under jit by itself: compare without that, as by call_flax="
+_INSIDE = (
+    "its inputs and outputs cannot be recorded there. The comparison uses jit itself: compare a"
+    " call without these transformations, for example with call_flax="
+)
 
 
 @dataclass
 class Recording:
-    """As of ``torch_reference.recording``: arrays by ``CALL/what``, calls in the order in which they ended, gradients of parameters by path."""
+    """Arrays of one run, as in ``torch_reference.recording``.
+
+    ``arrays`` are named ``CALL/input`` and so on, ``order`` lists the calls in the order in which
+    they ended, and ``parameters`` holds gradients by path.
+    """
 
     order: list[str] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     result: np.ndarray | None = None
 
-    def at(self, place: str) -> np.ndarray | None:
-        """The array there, if one was recorded."""
-        return self.arrays.get(place)
+    def get(self, name: str) -> np.ndarray | None:
+        """The array of that name, or None."""
+        return self.arrays.get(name)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A Flax model as functions of its arrays."""
+class FlaxFunction:
+    """A Flax model as a function of its arrays."""
 
     parameters: Mapping[str, Any]
-    """What gradients are taken of, by dotted path,"""
+    """Arrays that gradients are taken of, by dotted path."""
     others: Mapping[str, Any]
-    """and all other arrays."""
+    """All other arrays."""
     names: tuple[str, ...]
-    """The dotted paths of its modules."""
+    """Dotted paths of the modules."""
     run: Callable[[Mapping[str, Any], "Tape", Sequence[Any]], Any]
-    """Calls it with these arrays and a batch while the tape listens."""
+    """Calls the model with the given arrays and batch, and records its modules on the tape."""
 
 
 class Tape:
-    """Listens to modules while a model is traced: keeps what goes in and out, and adds ``nudges``, whose gradients are those of the places."""
+    """Records module calls while a model is traced.
 
-    def __init__(self, names: Collection[str] | None, nudges: Mapping[str, Any]):
-        self.names, self.nudges = names, nudges
+    ``perturbations`` (zeros) are added to the recorded arrays, so that the gradient with respect to
+    a perturbation is the gradient with respect to that array.
+    """
+
+    def __init__(self, names: Collection[str] | None, perturbations: Mapping[str, Any]):
+        self.names, self.perturbations = names, perturbations
         self.order: list[str] = []
         self.arrays: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
@@ -57,7 +71,7 @@ class Tape:
     def call(
         self, name: str, module: object, method: Callable[..., Any], args: tuple, kwargs: dict
     ) -> Any:
-        """``method(*args, **kwargs)``, which is the call of the module of that name."""
+        """``method(*args, **kwargs)``, recorded as a call of the module of that name."""
         if (
             not name
             or (self.names is not None and name not in self.names)
@@ -67,57 +81,54 @@ class Tape:
         key = f"{name}#{self._counts.get(name, 0)}"
         self._counts[name] = self._counts.get(name, 0) + 1
         for i, array in enumerate({id(leaf): leaf for leaf in _floats((args, kwargs))}.values()):
-            args, kwargs = self._watched(
-                (args, kwargs), array, f"{key}/input{f' {i}' if i else ''}"
-            )
+            args, kwargs = self._record((args, kwargs), array, f"{key}/input{f' {i}' if i else ''}")
         self._open.add(id(module))
         try:
             result = method(*args, **kwargs)
         finally:
             self._open.discard(id(module))
         self.order.append(key)
-        found = next(_floats(result), None)
-        return result if found is None else self._watched(result, found, f"{key}/output")
+        output = next(_floats(result), None)
+        return result if output is None else self._record(result, output, f"{key}/output")
 
-    def _watched(self, value: Tree, array: Any, place: str) -> Tree:
-        """``value`` with the array recorded, and nudged wherever it stands in it."""
-        nudged = array + self.nudges[place].astype(array.dtype) if place in self.nudges else array
-        self.arrays[place] = nudged
+    def _record(self, tree: Tree, array: Any, name: str) -> Tree:
+        """``tree`` with the array recorded, and perturbed wherever it occurs."""
+        perturbed = array
+        if name in self.perturbations:
+            perturbed = array + self.perturbations[name].astype(array.dtype)
+        self.arrays[name] = perturbed
         return jax.tree.map(
-            lambda leaf: nudged if leaf is array else leaf, value, is_leaf=_is_module
+            lambda leaf: perturbed if leaf is array else leaf, tree, is_leaf=_is_module
         )
 
 
 def record(
-    subject: Subject,
+    function: FlaxFunction,
     batch: Sequence[Any],
     *,
     names: Collection[str] | None = None,
     dtype: str = "float64",
     seed: int | None = 0,
 ) -> Recording:
-    """Run the model in ``dtype``, with its floating-point arrays and the batch's cast, in one jitted function.
+    """Run the model in ``dtype`` in one jitted function and record it.
 
-    Arguments as of ``torch_reference.recording.record``. JAX must be in 64-bit mode for float64.
+    The model's and the batch's floating-point arrays are cast. The other arguments are those of
+    ``torch_reference.recording.record``. float64 needs JAX in 64-bit mode.
     """
-
-    def cast(value: Any) -> jax.Array:
-        array = jnp.asarray(value)
-        return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
     parameters, others = (
-        {name: cast(array) for name, array in group.items()}
-        for group in (subject.parameters, subject.others)
+        {name: _cast(array, dtype) for name, array in group.items()}
+        for group in (function.parameters, function.others)
     )
-    inputs = [cast(array) for array in batch]
+    inputs = [_cast(array, dtype) for array in batch]
     order: list[str] = []
 
-    def run(parameters: Tree, nudges: Tree) -> tuple[Any, tuple[dict[str, Any], Any]]:
-        tape = Tape(names, nudges)
-        output = next(_floats(subject.run({**parameters, **others}, tape, inputs)), None)
+    def run(parameters: Tree, perturbations: Tree) -> tuple[Any, tuple[dict[str, Any], Any]]:
+        tape = Tape(names, perturbations)
+        output = next(_floats(function.run({**parameters, **others}, tape, inputs)), None)
         if output is None:
             raise ConfigError(
-                "the Flax model gives no floating-point array: give call_flax= a function that does"
+                "the Flax model returns no floating-point array: pass call_flax= a function that"
+                " does"
             )
         order[:] = tape.order
         if seed is None:
@@ -131,48 +142,46 @@ def record(
             _, (arrays, output) = jax.jit(run)(parameters, {})
         else:
             shapes = jax.eval_shape(run, parameters, {})[1][0]
-            nudges = {place: jnp.zeros(leaf.shape, leaf.dtype) for place, leaf in shapes.items()}
+            zeros = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
             gradients, (arrays, output) = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))(
-                parameters, nudges
+                parameters, zeros
             )
     except jax.errors.UnexpectedTracerError:
         raise ConfigError(
-            f"a module is called within jit, scan or the like of the model's own: {_WITHIN}"
+            f"a module is called inside jit, scan or a similar transformation: {_INSIDE}"
         ) from None
-    places = {f"{place} gradient": array for place, array in gradients[1].items()}
-    return Recording(
-        order,
-        {name: _array(value) for name, value in (arrays | places).items()},
-        _arrays(gradients[0]),
-        _array(output),
-    )
+    arrays |= {f"{name} gradient": array for name, array in gradients[1].items()}
+    return Recording(order, _numpy(arrays), _numpy(gradients[0]), _to_numpy(output))
 
 
-def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: _array(value) for name, value in values.items()}
+def _cast(value: Any, dtype: str) -> jax.Array:
+    array = jnp.asarray(value)
+    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def _array(value: Any) -> np.ndarray:
-    """A copy; 16-bit floats as float32, which holds them exactly."""
+def _numpy(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: _to_numpy(value) for name, value in values.items()}
+
+
+def _to_numpy(value: Any) -> np.ndarray:
+    """A copy; 16-bit floats become float32, which holds them exactly."""
     array = np.array(value)
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(
-        value, nnx.Pytree
-    )  # a model's part that is an argument stays the part that it is
+    return isinstance(value, nnx.Pytree)  # a module passed as an argument must stay that object
 
 
-def _floats(value: Tree) -> Iterator[Any]:
+def _floats(tree: Tree) -> Iterator[Any]:
     """The floating-point arrays in nested containers, in order."""
-    for leaf in jax.tree.leaves(value, is_leaf=_is_module):
+    for leaf in jax.tree.leaves(tree, is_leaf=_is_module):
         if isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating):
             yield leaf
 
 
-def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject:
-    """An NNX model; ``call(model, *batch)`` in the place of ``model(*batch)``."""
+def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> FlaxFunction:
+    """An NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
     graphdef, state = nnx.split(model)
     flat = list(nnx.to_flat_state(state))
     leaves = {".".join(map(str, path)): variable for path, variable in flat}
@@ -183,13 +192,13 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
         pairs = [
             (path, variable.replace(arrays[".".join(map(str, path))])) for path, variable in flat
         ]
-        made = nnx.merge(graphdef, nnx.from_flat_state(pairs))
-        paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(made)}
-        with _listening({type(part) for _, part in nnx.iter_modules(made)}, paths, tape):
-            return call(made, *batch) if call is not None else made(*batch)
+        merged = nnx.merge(graphdef, nnx.from_flat_state(pairs))
+        paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(merged)}
+        with _intercepted({type(part) for _, part in nnx.iter_modules(merged)}, paths, tape):
+            return call(merged, *batch) if call is not None else merged(*batch)
 
     names = tuple(".".join(map(str, path)) for path, _ in nnx.iter_modules(model) if path)
-    return Subject(
+    return FlaxFunction(
         {name: value for name, value in values.items() if name in trained},
         {name: value for name, value in values.items() if name not in trained},
         names,
@@ -198,31 +207,35 @@ def of_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> Subject
 
 
 @contextlib.contextmanager
-def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) -> Iterator[None]:
-    """While it lasts, calls of these classes' modules go by the tape. NNX has no hook of its own for what goes into a call."""
+def _intercepted(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) -> Iterator[None]:
+    """Route calls of these classes' modules through the tape while the context is open.
+
+    NNX has no hook of its own for a call's inputs.
+    """
     originals = {
         kind: vars(base)["__call__"]
         for kind in kinds
-        for base in [_caller(kind)]
+        for base in [_defining_class(kind)]
         if base is not None
     }
     own = {kind: "__call__" in vars(kind) for kind in originals}
 
-    def listening(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if id(self) not in paths and jax.tree.leaves(nnx.state(self, nnx.Param)):
                 raise ConfigError(
-                    f"a copy of a {type(self).__name__} is called, as nnx.jit, nnx.remat and nnx.scan make them: {_WITHIN}"
+                    f"a copy of a {type(self).__name__} is called, as nnx.jit, nnx.remat and"
+                    f" nnx.scan make them: {_INSIDE}"
                 )
             return tape.call(
                 paths.get(id(self), ""), self, lambda *a, **k: original(self, *a, **k), args, kwargs
             )
 
-        return called
+        return call
 
     try:
         for kind, original in originals.items():
-            kind.__call__ = listening(original)  # type: ignore[method-assign]
+            kind.__call__ = recorded(original)  # type: ignore[method-assign]
         yield
     finally:
         for kind, original in originals.items():
@@ -232,29 +245,32 @@ def _listening(kinds: Collection[type], paths: Mapping[int, str], tape: Tape) ->
                 del kind.__call__
 
 
-def _caller(kind: type) -> type | None:
-    """The class that gives ``kind`` its ``__call__``."""
+def _defining_class(kind: type) -> type | None:
+    """The class that ``kind`` inherits its ``__call__`` from."""
     return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
 
 
-def of_linen(
+def from_linen(
     module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None
-) -> Subject:
-    """A Linen module and its variables; ``call(bound_module, *batch)`` in the place of ``bound_module(*batch)``."""
-    flat, form = jax.tree_util.tree_flatten_with_path(dict(variables))
+) -> FlaxFunction:
+    """A Linen module and its variables as a function.
+
+    ``call(bound_module, *batch)`` replaces ``bound_module(*batch)``.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(dict(variables))
     paths = [tuple(str(getattr(key, "key", key)) for key in path) for path, _ in flat]
     names = [".".join(path[1:]) if path[0] == "params" else ".".join(path) for path in paths]
     values = dict(zip(names, (leaf for _, leaf in flat), strict=True))
     trained = {name for name, path in zip(names, paths, strict=True) if path[0] == "params"}
 
     def run(arrays: Mapping[str, Any], tape: Tape, batch: Sequence[Any]) -> Any:
-        def listen(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
+        def intercept(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
             if context.method_name != "__call__":
                 return method(*args, **kwargs)
             return tape.call(".".join(context.module.path), context.module, method, args, kwargs)
 
-        tree = jax.tree.unflatten(form, [arrays[name] for name in names])
-        with linen.intercept_methods(listen):
+        tree = jax.tree.unflatten(treedef, [arrays[name] for name in names])
+        with linen.intercept_methods(intercept):
             return module.apply(tree, *batch, method=call)
 
     modules = dict.fromkeys(
@@ -263,9 +279,9 @@ def of_linen(
         if path[0] == "params"
         for end in range(2, len(path))
     )
-    return Subject(
-        {n: v for n, v in values.items() if n in trained},
-        {n: v for n, v in values.items() if n not in trained},
+    return FlaxFunction(
+        {name: value for name, value in values.items() if name in trained},
+        {name: value for name, value in values.items() if name not in trained},
         tuple(modules),
         run,
     )

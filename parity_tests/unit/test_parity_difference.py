@@ -1,4 +1,4 @@
-"""What is measured of two arrays, on numbers worked out by hand; and what is made of it: the pairs, the verdicts, the page."""
+"""Differences of arrays on hand-made numbers, and the pairs, verdicts and page made of them."""
 
 import json
 import math
@@ -10,28 +10,39 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity import page, pairs
 from jax_transformer.parity.difference import difference
-from jax_transformer.parity.entries import Entry, Measured
+from jax_transformer.parity.entries import Entry, Measurement
 from jax_transformer.parity.report import DifferentError, Report
 
 NAN, INF = math.nan, math.inf
 
 
 def test_equal_arrays():
-    found = difference(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
-    assert (found.max_abs, found.max_relative, found.ulps, found.dtype, found.shape) == (
+    measured = difference(np.array([[1.0, -2.0]]), np.array([[1.0, -2.0]]))
+    assert (
+        measured.max_abs,
+        measured.max_relative,
+        measured.ulps,
+        measured.dtype,
+        measured.shape,
+    ) == (
         0,
         0,
         0,
         "float64",
         (1, 2),
     )
-    assert found.cosine == pytest.approx(1)
+    assert measured.cosine == pytest.approx(1)
 
 
 def test_the_largest_difference_is_placed_and_scaled():
-    found = difference(np.array([[1.0, 2.0], [3.0, 4.5]]), np.array([[1.0, 2.25], [3.0, 5.0]]))
-    assert (found.max_abs, found.where, found.ours, found.theirs) == (0.5, (1, 1), 4.5, 5.0)
-    assert found.max_relative == 0.1
+    measured = difference(np.array([[1.0, 2.0], [3.0, 4.5]]), np.array([[1.0, 2.25], [3.0, 5.0]]))
+    assert (measured.max_abs, measured.where, measured.ours, measured.theirs) == (
+        0.5,
+        (1, 1),
+        4.5,
+        5.0,
+    )
+    assert measured.max_relative == 0.1
 
 
 @pytest.mark.parametrize(
@@ -61,40 +72,40 @@ def test_cosine():
     ],
     ids=["same NaN", "swapped NaN", "same infinity", "opposite infinities", "one infinity"],
 )
-def test_what_is_not_finite(ours, theirs, largest, agreeing):
-    found = difference(np.array(ours), np.array(theirs))
-    assert (found.max_abs, found.agreeing_nan) == (largest, agreeing)
-    json.dumps(found.to_data(), allow_nan=False)
+def test_nan_and_infinity_agree_only_with_themselves(ours, theirs, largest, agreeing):
+    measured = difference(np.array(ours), np.array(theirs))
+    assert (measured.max_abs, measured.agreeing_nan) == (largest, agreeing)
+    json.dumps(measured.to_data(), allow_nan=False)
 
 
-def test_a_nan_that_agrees_hides_no_difference_beside_it():
+def test_an_agreeing_nan_does_not_hide_other_differences():
     assert difference(np.array([NAN, 1.0]), np.array([NAN, 1.5])).max_abs == 0.5
 
 
-def test_the_floor_is_the_float32_error_of_either_side_carried_over():
+def test_the_rounding_floor_is_the_larger_float32_error_scaled_to_the_dtype():
     wide = np.array([1.0, 2.0])
-    floor = differences.floor(
+    floor = differences.rounding_floor(
         [(np.float32([1.0, 2.0]), wide), ((wide + 2e-6).astype(np.float32), wide)], "float64"
     )
     assert floor == pytest.approx(2e-6 * 2.0**-29, rel=0.1)
-    # Where float32 happens to be exact, half a unit in the last place of the largest value
-    assert differences.floor([(np.float32([1.0, 2.0]), wide)], "float64") == 2.0**-52
+    # If float32 happens to be exact, half a unit in the last place of the largest value
+    assert differences.rounding_floor([(np.float32([1.0, 2.0]), wide)], "float64") == 2.0**-52
 
 
 # Pairs
 
 
-def test_rules_pair_by_placeholders():
-    found = pairs.of_rules(
+def test_patterns_pair_by_placeholders():
+    paired = pairs.from_patterns(
         {"layers.{i}": "blocks.{i}", "head": "out"},
         ["blocks.0", "blocks.1", "out"],
         ["layers.0", "layers.1", "head"],
     )
-    assert found == [("blocks.0", "layers.0"), ("blocks.1", "layers.1"), ("out", "head")]
+    assert paired == [("blocks.0", "layers.0"), ("blocks.1", "layers.1"), ("out", "head")]
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("patterns", "message"),
     [
         ({"layer.{i}": "blocks.{i}"}, "no module 'layer.{i}' (did you mean 'layers.0'?)"),
         ({"layers.{i}": "block.{i}"}, "no module 'block.0' (did you mean 'blocks.0'?)"),
@@ -102,27 +113,32 @@ def test_rules_pair_by_placeholders():
     ],
     ids=["theirs", "ours", "placeholders"],
 )
-def test_a_rule_that_meets_nothing_is_refused_with_the_nearest_name(rules, said):
+def test_a_pattern_without_a_match_is_refused_with_the_nearest_name(patterns, message):
     with pytest.raises(ConfigError) as error:
-        pairs.of_rules(rules, ["blocks.0"], ["layers.0"])
-    assert said in str(error.value)
+        pairs.from_patterns(patterns, ["blocks.0"], ["layers.0"])
+    assert message in str(error.value)
 
 
-# Verdicts, on numbers that stand for models
+# Verdicts on made-up measurements
 
 
-def measured(error: float, floor: float = 1e-16, **changes) -> Measured:
+def measured(error: float, floor: float = 1e-16, **changes) -> Measurement:
     ours, theirs = np.array([1.0 + error, changes.pop("nan", 0.0)]), np.array([1.0, 0.0])
     wide = difference(np.array([1.0 + error, 0.0]), theirs)
-    return Measured(
-        wide, differences.times(wide, floor), difference(ours, theirs, "float32"), 1.0, 0.0, 0.0
+    return Measurement(
+        wide,
+        differences.times_floor(wide, floor),
+        difference(ours, theirs, "float32"),
+        1.0,
+        0.0,
+        0.0,
     )
 
 
 GOOD, BAD = measured(2e-16), measured(1e-3)
 
 
-def report(*entries: Entry, result: Measured = BAD) -> Report:
+def report(*entries: Entry, result: Measurement = BAD) -> Report:
     return Report(entries, result, "float32", {})
 
 
@@ -131,35 +147,38 @@ def entry(name: str, into=GOOD, out=GOOD, **more) -> Entry:
 
 
 def test_the_first_module_whose_input_agrees_and_output_does_not():
-    found = report(entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD))
-    assert found.first_fault is found.entries[1] and not found.agrees
-    assert found.summary().startswith(
-        "flax.b | torch.b: its input agrees and its output differs, by 0.001 in float64, 1e+13× rounding, at (0)"
+    compared = report(
+        entry("a"), entry("b", GOOD, BAD), entry("c", BAD, BAD), entry("d", GOOD, BAD)
+    )
+    assert compared.first_fault is compared.entries[1] and not compared.agrees
+    assert compared.summary().startswith(
+        "flax.b | torch.b: its input agrees and its output differs, by 0.001 in float64,"
+        " 1e+13× rounding, at (0)"
     )
     with pytest.raises(DifferentError):
-        found.check()
+        compared.check()
 
 
-def test_a_part_is_not_named_where_what_goes_into_the_whole_differs_already():
+def test_a_part_is_not_named_if_the_input_of_its_parent_differs():
     """Cross-attention's queries agree and its memory, which came through the block, does not."""
-    found = report(
+    compared = report(
         entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
     )
-    assert found.first_fault is None and "pair more of them" in found.summary()
+    assert compared.first_fault is None and "pair more of them" in compared.summary()
 
 
-def test_a_part_is_named_where_the_whole_takes_something_else_by_nature():
-    """One encoder adds positions itself, the other is given them: nothing before it differs, and its blocks take the same."""
-    found = report(
+def test_a_part_is_named_if_the_parents_take_different_inputs_by_nature():
+    """One encoder adds positions itself, the other receives them: nothing before it differs."""
+    compared = report(
         entry("embedding"),
         entry("encoder.block.norm", GOOD, BAD),
         entry("encoder.block", GOOD, BAD),
         entry("encoder", BAD, BAD),
     )
-    assert found.first_fault is found.entries[1]
+    assert compared.first_fault is compared.entries[1]
 
 
-def test_a_part_whose_inputs_are_not_known_is_not_named_behind_a_difference():
+def test_a_part_with_unknown_inputs_is_not_named_after_a_difference():
     parts = [
         entry("block.norm", BAD, BAD),
         entry("block.cross", None, BAD),
@@ -168,53 +187,57 @@ def test_a_part_whose_inputs_are_not_known_is_not_named_behind_a_difference():
     assert report(*parts).first_fault is parts[2] and report(*parts[1:]).first_fault is parts[1]
 
 
-def test_between_two_parts():
-    found = report(entry("block.up"), entry("block.down", BAD, BAD), entry("block", GOOD, BAD))
+def test_the_summary_names_the_two_parts_between_which_a_module_differs():
+    compared = report(entry("block.up"), entry("block.down", BAD, BAD), entry("block", GOOD, BAD))
     assert (
-        "flax.block | torch.block" in found.summary()
-        and "the input of down is the first that differs behind up" in found.summary()
+        "flax.block | torch.block" in compared.summary()
+        and "the input of down is the first that differs after up" in compared.summary()
     )
 
 
-def test_backward_the_last_module_is_the_first():
+def test_backward_the_last_module_that_differs_is_named():
     parts = [
         entry(name, output_gradient=g, input_gradient=i)
         for name, g, i in (("a", BAD, BAD), ("b", GOOD, BAD), ("c", GOOD, GOOD))
     ]
-    found = report(*parts, result=GOOD)
-    assert found.first_gradient_fault is parts[1] and found.first_fault is None and not found.agrees
+    compared = report(*parts, result=GOOD)
     assert (
-        "flax.b | torch.b: outputs agree, and so does the gradient of its output; that of its input differs"
-        in found.summary()
+        compared.first_gradient_fault is parts[1]
+        and compared.first_fault is None
+        and not compared.agrees
+    )
+    assert (
+        "flax.b | torch.b: outputs agree, and so does the gradient of its output;"
+        " that of its input differs" in compared.summary()
     )
 
 
-def test_a_module_that_differs_is_a_difference_though_the_results_agree():
-    found = report(entry("a"), entry("b", GOOD, BAD), entry("c"), result=GOOD)
-    assert not found.agrees and found.first_fault is found.entries[1]
-    assert found.summary().endswith("; the results agree on this batch")
+def test_models_differ_if_a_module_differs_although_the_results_agree():
+    compared = report(entry("a"), entry("b", GOOD, BAD), entry("c"), result=GOOD)
+    assert not compared.agrees and compared.first_fault is compared.entries[1]
+    assert compared.summary().endswith("; the results agree on this batch")
 
 
-def test_a_nan_on_one_side_in_the_dtype_that_is_shown_is_a_difference():
+def test_a_nan_on_one_side_in_the_narrow_dtype_is_a_difference():
     assert measured(0.0).agrees and not measured(0.0, nan=NAN).agrees
 
 
 def test_the_table_fits_100_columns_and_marks_the_first():
-    found = report(
+    compared = report(
         entry("a" * 90, GOOD, BAD),
         entry("b", note="outputs of shapes (3, 4) and (4, 5) are not compared " * 3),
     )
-    *rows, summary = found.lines()
-    assert max(map(len, rows)) <= 100 and summary == found.summary()
+    *rows, summary = compared.lines()
+    assert max(map(len, rows)) <= 100 and summary == compared.summary()
     assert [row[0] for row in rows if row.endswith("<")] == ["…"]
 
 
 # The page
 
 
-def test_the_page_holds_the_report_and_no_text_gets_out_of_its_place():
-    found = report(entry("</script><script>alert(1)</script>", GOOD, BAD))
-    text = page.render(found.to_data() | {"title": "<b>"})
+def test_the_page_escapes_the_report():
+    compared = report(entry("</script><script>alert(1)</script>", GOOD, BAD))
+    text = page.render(compared.to_data() | {"title": "<b>"})
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<b>" not in text
     assert (
         "default-src 'none'" in text

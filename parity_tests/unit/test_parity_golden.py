@@ -1,4 +1,4 @@
-"""Recorded numbers and another Python, without torch: what stands in the file, and what is refused."""
+"""Goldens and models in another Python, without torch: the file's content, and refusals."""
 
 import json
 import stat
@@ -17,8 +17,8 @@ from jax_transformer.storage import safetensors
 BATCH = [np.array([[1.0, 2.0]])]
 
 
-class Theirs:
-    """Stands for a PyTorch model: its one layer doubles, and adds ``wrong``."""
+class FakeRecorder:
+    """A stand-in for a PyTorch model: its only layer doubles its input and adds ``wrong``."""
 
     versions: ClassVar[dict[str, str]] = {"torch": "2.0", "numpy": "2.0", "python": "3.11"}
 
@@ -37,9 +37,9 @@ class Theirs:
 
 @pytest.fixture
 def path(tmp_path):
-    golden.make(
+    golden.create(
         tmp_path / "golden.safetensors",
-        Theirs(),
+        FakeRecorder(),
         BATCH,
         source={"factory": "a:b"},
         seed=3,
@@ -48,21 +48,23 @@ def path(tmp_path):
     return tmp_path / "golden.safetensors"
 
 
-def test_a_golden_gives_back_what_was_recorded(path):
-    found = golden.load(path)
-    assert golden.is_golden(path) and (found.seed, found.source, found.versions) == (
+def test_a_golden_returns_the_recorded_arrays(path):
+    loaded = golden.load(path)
+    assert golden.is_golden(path) and (loaded.seed, loaded.source, loaded.versions) == (
         3,
         {"factory": "a:b"},
-        Theirs.versions,
+        FakeRecorder.versions,
     )
     assert (
-        found("float64", 3, BATCH).order == ["layer#0"]
-        and found("float32", None, BATCH).result.dtype == np.float32
+        loaded("float64", 3, BATCH).order == ["layer#0"]
+        and loaded("float32", None, BATCH).result.dtype == np.float32
     )
-    np.testing.assert_array_equal(found("float64", 3, BATCH).arrays["layer#0/output"], [[2.0, 4.0]])
-    np.testing.assert_array_equal(found.state["layer.weight"], [1.0, 1.0])
-    about = json.loads(safetensors.metadata(path)["golden"])
-    assert about["versions"] == Theirs.versions and set(about["sha256"]) == {
+    np.testing.assert_array_equal(
+        loaded("float64", 3, BATCH).arrays["layer#0/output"], [[2.0, 4.0]]
+    )
+    np.testing.assert_array_equal(loaded.state["layer.weight"], [1.0, 1.0])
+    description = json.loads(safetensors.metadata(path)["golden"])
+    assert description["versions"] == FakeRecorder.versions and set(description["sha256"]) == {
         "batch",
         "state",
         "float64",
@@ -70,43 +72,41 @@ def test_a_golden_gives_back_what_was_recorded(path):
     }
 
 
-def test_what_a_golden_does_not_have_is_refused(path):
-    found = golden.load(path)
-    for asked, said in (
+def test_other_dtypes_seeds_and_batches_are_refused(path):
+    loaded = golden.load(path)
+    for arguments, message in (
         (("bfloat16", 3, BATCH), "has float64 and float32, not bfloat16"),
         (("float64", 4, BATCH), "are those of seed 3, not 4"),
         (("float64", 3, [BATCH[0] + 1]), "was recorded on another batch"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            found(*asked)
+        with pytest.raises(ConfigError, match=message):
+            loaded(*arguments)
 
 
-def test_one_changed_number_is_noticed_when_the_file_is_read(path):
-    about = safetensors.metadata(path)
+def test_a_changed_number_is_refused_on_load(path):
+    description = safetensors.metadata(path)
     arrays = safetensors.read(path)
     arrays["float32/arrays/layer#0/output"][0, 1] += 1e-6
-    safetensors.write(path, arrays, about)
-    with pytest.raises(
-        InputError, match="float32 are not as they were written: their SHA-256 differs"
-    ):
+    safetensors.write(path, arrays, description)
+    with pytest.raises(InputError, match=r"changed since it was written: SHA-256 of float32$"):
         golden.load(path)
 
 
-def test_made_again(path):
-    found = golden.load(path)
-    same = golden.again(found, Theirs())
+def test_recheck_counts_exact_rounded_and_wrong_arrays(path):
+    loaded = golden.load(path)
+    same = golden.recheck(loaded, FakeRecorder())
     assert (same.exact, same.rounded, same.wrong) == (8, 0, ())
     assert (
-        golden.again(found, Theirs(1e-16)).wrong == ()
-        and golden.again(found, Theirs(4e-16)).rounded == 3
+        golden.recheck(loaded, FakeRecorder(1e-16)).wrong == ()
+        and golden.recheck(loaded, FakeRecorder(4e-16)).rounded == 3
     )
-    wrong = golden.again(found, Theirs(1e-3))
+    wrong = golden.recheck(loaded, FakeRecorder(1e-3))
     assert len(wrong.wrong) == 6 and wrong.wrong[0].startswith(
         "float64 arrays/layer#0/output: differs by 0.001 at (0, "
     )
 
 
-def test_a_file_that_is_no_golden(tmp_path, capsys):
+def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
     safetensors.write(tmp_path / "weights.safetensors", {"a": np.ones(2)})
     assert not golden.is_golden(tmp_path / "weights.safetensors") and not golden.is_golden(tmp_path)
     assert cli.main(["golden", "check", str(tmp_path / "weights.safetensors")]) == 3
@@ -147,7 +147,7 @@ def python(tmp_path, text: str) -> str:
     return str(path)
 
 
-def test_the_last_line_that_the_other_python_says_is_the_refusal(tmp_path):
+def test_the_error_is_the_last_line_of_the_other_python(tmp_path):
     with pytest.raises(ConfigError, match=r"a:b: ModuleNotFoundError: No module named 'a'$"):
         OtherProcess(
             "a:b",
@@ -158,7 +158,7 @@ def test_the_last_line_that_the_other_python_says_is_the_refusal(tmp_path):
         )("float64", 0, BATCH)
 
 
-def test_a_python_that_is_not_there_and_a_factory_without_its_name():
+def test_a_missing_python_and_a_factory_without_a_callable_are_refused():
     with pytest.raises(ConfigError, match="/nowhere/python: cannot be run: No such file"):
         OtherProcess("a:b", "/nowhere/python")("float64", 0, BATCH)
     with pytest.raises(ConfigError, match=r"package\.module:callable"):
