@@ -22,41 +22,65 @@ MUTANTS = [
     Mutant(
         "Adam's epsilon inside the root",
         _RULE,
-        "optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)",
-        "optax.scale_by_adam(options.beta1, options.beta2, 0.0, options.epsilon)",
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)"
+        ),
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.scale_by_adam(options.beta1, options.beta2, 0.0, options.epsilon)"
+        ),
         _BY_HAND,
         met="Optax has both forms, torch one",
     ),
     Mutant(
         "weight decay within the gradient",
         _RULE,
-        "        optax.scale_by_adam(options.beta1, options.beta2, options.epsilon),\n        optax.add_decayed_weights(options.weight_decay),",
-        "        optax.add_decayed_weights(options.weight_decay),\n        optax.scale_by_adam(options.beta1, options.beta2, options.epsilon),",
+        "return adam, optax.add_decayed_weights(options.weight_decay)",
+        "return optax.add_decayed_weights(options.weight_decay), adam",
         _BY_HAND,
         met="decoupled decay: Adam's L2 and AdamW",
     ),
     Mutant(
         "weight decay not times the rate",
         _RULE,
-        "        optax.add_decayed_weights(options.weight_decay),\n        optax.scale_by_learning_rate(schedule(options, steps)),",
-        "        optax.scale_by_learning_rate(schedule(options, steps)),\n        optax.add_decayed_weights(-options.weight_decay),",
+        (
+            "*_CHAINS[options.name](options),\n"
+            "        optax.scale_by_learning_rate(schedule(options, steps)),"
+        ),
+        (
+            "_CHAINS[options.name](options)[0],\n"
+            "        optax.scale_by_learning_rate(schedule(options, steps)),\n"
+            "        optax.add_decayed_weights(-options.weight_decay),"
+        ),
         _BY_HAND,
         met="decoupled decay in the paper and in torch",
     ),
     Mutant(
         "betas exchanged",
         _RULE,
-        "options.beta1, options.beta2, options.epsilon",
-        "options.beta2, options.beta1, options.epsilon",
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.scale_by_adam(options.beta1, options.beta2, "
+        ),
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.scale_by_adam(options.beta2, options.beta1, "
+        ),
         _BY_HAND,
         met="order of arguments",
     ),
     Mutant(
         "no correction of Adam's bias",
         _RULE,
-        "optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)",
-        "optax.chain(optax.scale_by_adam(options.beta1, options.beta2, options.epsilon), "
-        "optax.scale_by_schedule(lambda count: 1 - options.beta1 ** (count + 1)))",
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)"
+        ),
+        (
+            "def _adamw(options: OptimizerOptions) -> Chain:\n"
+            "    adam = optax.chain(optax.scale_by_adam(options.beta1, options.beta2, options.epsilon), optax.scale_by_schedule(lambda count: 1 - options.beta1 ** (count + 1)))"
+        ),
         _BY_HAND,
         met="bias correction left out, as in BERT's Adam",
     ),

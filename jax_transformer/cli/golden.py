@@ -40,12 +40,12 @@ def run(options: GoldenOptions) -> int:
         raise ConfigError(
             "usage: golden make FILE MODEL, or golden check FILE (FILE names its own model)"
         )
-    from jax_transformer.parity import command
+    from jax_transformer.parity import from_files
     from jax_transformer.parity.report import DifferentError
 
     if options.action == "make":
         output.check_folder(options.file)
-        golden = command.make_golden(
+        golden = from_files.create_golden(
             options.file,
             options.model or "",
             options.weights,
@@ -56,13 +56,11 @@ def run(options: GoldenOptions) -> int:
         torch = golden.versions["torch"]
         print(f"{options.file}: {len(golden.arrays)} arrays, seed {golden.seed}, torch {torch}")
         return 0
-    difference = command.check_golden(options.file, options.python)
-    for line in difference.lines():
+    check = from_files.check_golden(options.file, options.python)
+    for line in check.lines():
         print(line)
-    if difference.wrong:
-        raise DifferentError(
-            f"{options.file}: {len(difference.wrong)} arrays differ: {difference.wrong[0]}"
-        )
+    if check.wrong:
+        raise DifferentError(f"{options.file}: {len(check.wrong)} arrays differ: {check.wrong[0]}")
     return 0
 
 

@@ -45,25 +45,27 @@ def run(options: ParityOptions) -> int:
     lengths = _lengths(options.lengths)
     output.check_folder(options.html)
     from jax_transformer.convert import exchange
-    from jax_transformer.parity import command
+    from jax_transformer.parity import from_files, page
 
     description = exchange.Description(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
-    shared = {
-        name: getattr(options, name)
-        for name in ("model", "other", "weights", "dtype", "gradients", "seed", "html")
-    }
-    reports = command.compare(command.Asked(description=description, lengths=lengths, **shared))
+    names = ("weights", "dtype", "gradients", "seed")
+    shared = {name: getattr(options, name) for name in names}
+    reports = from_files.compare_files(
+        options.model, options.other, description, lengths=lengths, **shared
+    )
+    shown = from_files.report_to_show(reports)
+    if options.html is not None:
+        page.write(options.html, shown[1], title=shown[0])
     if options.json:
         print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
     else:
-        shown = command.chosen(reports)
         for title, report in reports:
             full = (title, report) == shown
             for line in report.lines() if full else [f"{title}: {report.summary()}"]:
                 print(line)
-    command.check(reports)
+    from_files.raise_if_different(reports)
     return 0
 
 

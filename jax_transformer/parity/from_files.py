@@ -1,0 +1,242 @@
+"""Comparisons of models in files with their PyTorch twins and with goldens."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import conversion, planning, sources
+from jax_transformer.convert.conversion import Description
+from jax_transformer.convert.sources import Source
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import comparison, golden
+from jax_transformer.parity.golden import Golden, GoldenCheck
+from jax_transformer.parity.other_process import OtherProcess
+from jax_transformer.parity.random_batch import random_batch
+from jax_transformer.parity.report import DifferentError, Report
+from jax_transformer.storage import safetensors
+from jax_transformer.weights import rules
+
+TWIN = "twin"
+
+TitledReport = tuple[str, Report]
+
+
+def compare_files(
+    model: str,
+    other: str,
+    description: Description,
+    *,
+    weights: str = "auto",
+    dtype: str | None = None,
+    gradients: bool = True,
+    lengths: Sequence[int] = (),
+    seed: int | None = None,
+) -> list[TitledReport]:
+    """Run the model at ``model`` in JAX and compare it with ``other``.
+
+    Args:
+        model: path of weights of any kind.
+        other: path of weights, which run in their PyTorch twin; ``twin`` for the same weights; or
+            path of a golden.
+        description: the model's configuration, if neither path has one.
+        weights: the weights of a run folder at ``model``.
+        dtype, gradients: as for :func:`jax_transformer.parity.compare`.
+        lengths: lengths of source and target; a report is made for each, one if empty.
+        seed: seed of the batch and of the gradients' weights; 0, or the golden's, if None.
+
+    Returns (title, report) for each length.
+    """
+    jax.config.update("jax_enable_x64", True)  # float64 weights are read as they are
+    source = sources.find(model, weights=weights)
+    if golden.is_golden(other):
+        if lengths:
+            raise ConfigError(f"--lengths: {other} is a golden, and has a batch of its own")
+        loaded = golden.load(other)
+        _check_golden_fits(loaded, seed)
+        flax_model = _flax_model(_config(description, source, None), source)
+        report = comparison.compare_recorded(
+            flax_model, loaded, loaded.batch, dtype=dtype, gradients=gradients, seed=loaded.seed
+        )
+        return [(f"{model} and {other}", report)]
+    title = f"{model} and {'its PyTorch twin' if other == TWIN else other}"
+    other_source = source if other == TWIN else sources.find(other)
+    reports = _compare_with_twin(
+        source, other_source, description, lengths, seed or 0, dtype=dtype, gradients=gradients
+    )
+    return [
+        (title if length is None else f"{title}, length {length}", report)
+        for length, report in reports
+    ]
+
+
+def report_to_show(reports: Sequence[TitledReport]) -> TitledReport:
+    """The first report in which the models differ, otherwise the last."""
+    return next((pair for pair in reports if not pair[1].agrees), reports[-1])
+
+
+def raise_if_different(reports: Sequence[TitledReport]) -> None:
+    """Raise DifferentError, in one line, unless the models agree in all reports."""
+    title, report = report_to_show(reports)
+    if not report.agrees:
+        prefix = f"{title}: " if len(reports) > 1 else ""
+        raise DifferentError(f"{prefix}{report.summary()}")
+
+
+def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
+    """Raise ConfigError if a model of this project cannot be compared with the golden."""
+    if seed not in (None, loaded.seed):
+        raise ConfigError(
+            f"--seed {seed}: {loaded.path} is a golden, whose batch and gradients are those of seed"
+            f" {loaded.seed}"
+        )
+    if [(array.ndim, array.dtype.kind) for array in loaded.batch] != [(2, "i"), (2, "i")]:
+        shapes = ", ".join(f"{array.dtype} {array.shape}" for array in loaded.batch)
+        raise ConfigError(
+            f"{loaded.path}: its batch is {shapes}, but the model takes two arrays of ids, source"
+            " and target"
+        )
+
+
+def _compare_with_twin(
+    source: Source,
+    other: Source,
+    description: Description,
+    lengths: Sequence[int],
+    seed: int,
+    **options: Any,
+) -> Iterator[tuple[int | None, Report]]:
+    _check_torch()
+    from jax_transformer import torch_bridge
+
+    config = _config(description, source, None if other is source else other)
+    flax_model = _flax_model(config, source)
+    twin_config = other.config or config
+    twin = torch_bridge.fill(
+        torch_bridge.twin(twin_config), _read(twin_config, other, flax=False)
+    ).eval()
+    for length in lengths or (None,):
+        batch = random_batch(config, seed, length)
+        yield length, comparison.compare(flax_model, twin, batch, seed=seed, **options)
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "the PyTorch twin needs torch: pip install 'jax-transformer[torch]', or compare with a"
+            " golden made where torch is installed"
+        )
+
+
+def _config(description: Description, source: Source, other: Source | None) -> TransformerConfig:
+    """The configuration of the source's own files, then of the other's, then of the command line.
+
+    Raises ConfigError if the command line describes a source that has its own config.json.
+    """
+    described = description.config is not None or description.preset is not None
+    if source.config is not None:
+        if described:
+            raise ConfigError(
+                f"{source.path} has its own config.json: --config and --preset are for bare files"
+                " of weights"
+            )
+        return source.config
+    if other is not None and other.config is not None and not described:
+        return other.config
+    return description.settle(source).config
+
+
+def _read(config: TransformerConfig, source: Source, *, flax: bool) -> dict[str, np.ndarray]:
+    """The weights under this project's names or PyTorch's.
+
+    Raises one error with everything that does not fit the configuration.
+    """
+    model = conversion.model_of(config)
+    names = "torch" if source.kind.has_torch_names else "flax"
+    problems = planning.problems(source.tensors, model.shapes[names])
+    planning.refuse(problems)
+    state = source.read()
+    if names == "torch":
+        planning.refuse(planning.differing_ties(model.table, state))
+        return rules.to_flax(model.table, state, model.shapes["flax"]) if flax else state
+    return state if flax else rules.to_torch(model.table, state)
+
+
+def _flax_model(config: TransformerConfig, source: Source) -> Any:
+    from jax_transformer import state_dict, transformer
+
+    state = _read(config, source, flax=True)
+    return transformer.unflatten(
+        config, {name: state_dict.as_jax(name, array, None) for name, array in state.items()}
+    )
+
+
+# Goldens
+
+
+def create_golden(
+    path: str, model: str, weights: str, python: str | None, batch_file: str | None, seed: int
+) -> Golden:
+    """Record a golden of a model's PyTorch twin, or of the module of ``package.module:callable``.
+
+    ``batch_file`` holds the arguments of the latter's call, as arrays named 0, 1, and so on.
+    """
+    if ":" in model and not Path(model).exists() and not model.startswith("hf:"):
+        recorder, batch = OtherProcess(model, python), _batch_from_file(batch_file)
+        return golden.create(path, recorder, batch, source={"factory": model}, seed=seed)
+    if batch_file is not None:
+        raise ConfigError(
+            f"--batch {batch_file}: is for package.module:callable only; the batch of {model} is"
+            " random"
+        )
+    jax.config.update("jax_enable_x64", True)
+    source = sources.find(model, weights=weights)
+    if source.config is None:
+        raise ConfigError(f"{model}: has no configuration: convert it to a run folder first")
+    state = _read(source.config, source, flax=False)
+    return golden.create(
+        path,
+        _twin_recorder(source.config, state),
+        random_batch(source.config, seed),
+        source={"config": source.config.to_json()},
+        seed=seed,
+        state=state,
+    )
+
+
+def _batch_from_file(path: str | None) -> list[np.ndarray]:
+    if path is None:
+        raise ConfigError(
+            "--batch: give a .safetensors file with the arguments of the model's call, named"
+            " 0, 1, ..."
+        )
+    arrays = safetensors.read(path)
+    names = [str(i) for i in range(len(arrays))]
+    if set(names) != set(arrays):
+        raise ConfigError(
+            f"--batch {path}: its arrays must be named 0, 1, ..., not {', '.join(sorted(arrays))}"
+        )
+    return [arrays[name] for name in names]
+
+
+def check_golden(path: str, python: str | None) -> GoldenCheck:
+    """Record the model of a golden again and compare."""
+    loaded = golden.load(path)
+    if "factory" in loaded.source:
+        return golden.recheck(loaded, OtherProcess(loaded.source["factory"], python))
+    config = TransformerConfig.from_json(loaded.source["config"])
+    return golden.recheck(loaded, _twin_recorder(config, loaded.state))
+
+
+def _twin_recorder(
+    config: TransformerConfig, state: Mapping[str, np.ndarray]
+) -> comparison.TorchRecorder:
+    _check_torch()
+    from jax_transformer import torch_bridge
+
+    twin = torch_bridge.fill(torch_bridge.twin(config), dict(state)).eval()
+    return lambda dtype, seed, batch: torch_bridge.recorded(twin, batch, dtype=dtype, seed=seed)
