@@ -177,7 +177,7 @@ def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, caps
     for name in ("their_block.py", "our_block.py"):
         (tmp_path / name).write_text(files[name])
     other_process, recorded = re.findall(
-        r"```python\n(parity\(.*?\))\n```", PAGE.read_text(encoding="utf-8")
+        r"```python\n(parity\(\n.*?\n\))\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL
     )
     assert "torch_python=" in other_process and "golden=" in recorded
     python = tmp_path / ".venv-torch/bin/python"  # as on the page

@@ -1,1 +1,1 @@
-"""Plain PyTorch twins of the architectures that jax_transformer knows: the reference that its numbers are held to."""
+"""PyTorch twins of the architectures of jax_transformer: the reference for its numbers."""

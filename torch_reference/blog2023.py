@@ -1,18 +1,23 @@
-"""PyTorch twin of the post "Transformer" of 2023-06-05: attention without biases, GELU, one block that both stacks share.
+"""PyTorch twin of the post "Transformer" of 2023-06-05.
 
-Repaired to run at all: ``PositionalEncoding`` is used there and not given (here sinusoids in a buffer ``pe`` and a dropout), and nothing joins
-encoder and decoder (here :class:`Transformer`, which also decides which attention is masked: faithful, the decoder's causal self-attention alone).
+Attention without biases, GELU, and one kind of block in both stacks.
+
+Repaired to run at all: ``PositionalEncoding`` is used there but not printed (here sinusoids in a
+buffer ``pe`` and a dropout), and nothing joins encoder and decoder (here :class:`Transformer`,
+which also decides which attention is masked: faithful, the decoder's causal self-attention only).
 
 Faults, kept unless ``repaired=True``:
 
-- Mixing: the einsum gives the keys of the weights and of the values two different letters, so the weights are summed by themselves, to 1, and
-  every query gets the plain sum of all values. No mask has an effect but to make NaN of a query that may see no key. Repaired: the values are
-  mixed by the weights, and a query that may see no key gets 0.
-- Shape and residual of the shared block are the key's. In the decoder that is the memory, so source and target must be equally long, and
-  together with the mixing no target token reaches the logits. Repaired: both are the query's.
-- The decoder block's mask arguments are named the wrong way round, and no padding is masked. Repaired: source padding is masked in the
-  encoder's self-attention and in cross-attention.
-- The decoder block's dropout is made without a rate, which is 0.5. Repaired: the model's rate.
+- Mixing: the einsum gives the keys of the weights and of the values two different letters, so the
+  weights are summed by themselves, to 1, and every query gets the plain sum of all values. No mask
+  has an effect but to make NaN of a query that may see no key. Repaired: the values are mixed by
+  the weights, and a query that may see no key gets 0.
+- Shape and residual of the shared block are the key's. In the decoder that is the memory, so source
+  and target must be equally long, and together with the mixing no target token reaches the logits.
+  Repaired: both are the query's.
+- The decoder block's mask arguments are named the wrong way round, and no padding is masked.
+  Repaired: source padding is masked in the encoder's self-attention and in cross-attention.
+- The decoder block's dropout has no rate, so it is 0.5. Repaired: the model's rate.
 """
 
 import torch
@@ -37,7 +42,11 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, key: Tensor, query: Tensor, value: Tensor, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(b, q, d), and the weights (b, h, q, k), from (b, k, d), (b, q, d) and (b, k, d); ``hidden`` is True where a query may not look."""
+        """The output (b, q, d) and the weights (b, h, q, k).
+
+        ``key`` and ``value`` are (b, k, d), ``query`` (b, q, d); ``hidden`` is True for a key that
+        a query must not attend to.
+        """
         root = self.embed_size**0.25
         k, q, v = (
             self._heads(self.keys(key)) / root,
@@ -66,7 +75,8 @@ class MultiHeadAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention and feed-forward, each summed with what went in and normed; also the second half of a decoder block."""
+    """Attention and feed-forward, each with residual and norm; also the second half of a decoder
+    block."""
 
     def __init__(self, embed_size: int, heads: int, bias: bool = False, *, repaired: bool = False):
         super().__init__()
@@ -111,7 +121,10 @@ class DecoderBlock(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds the sinusoids of Vaswani et al. 2017, kept in the buffer ``pe`` (length, d), to (b, n, d), then dropout."""
+    """Add the sinusoids of Vaswani et al. 2017 to (b, n, d), then dropout.
+
+    They are stored in the buffer ``pe`` (length, d).
+    """
 
     def __init__(self, embed_size: int, max_len: int, dropout: float):
         super().__init__()
@@ -215,7 +228,7 @@ class Transformer(nn.Module):
         self.decoder = Decoder(tgt_vocab_size, embed_size, max_len, dropout, decoder)
 
     def source_padding(self, src: Tensor) -> Tensor | None:
-        """What is hidden of the source, (b, 1, 1, s); nothing where faithful."""
+        """The mask of source padding (b, 1, 1, s); None unless repaired."""
         return (src == self.src_pad_idx)[:, None, None, :] if self.repaired else None
 
     def encode(self, src: Tensor) -> Tensor:
@@ -223,11 +236,13 @@ class Transformer(nn.Module):
         return self.encoder(src, self.source_padding(src))
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        """Raises ValueError where the faithful one gets source and target of different lengths."""
+        """Logits. Raises ValueError if source and target differ in length and the model is not
+        repaired."""
         if not self.repaired and src.shape[1] != tgt.shape[1]:
             lengths = f"source has {src.shape[1]} tokens and target {tgt.shape[1]}"
             raise ValueError(
-                f"{lengths}: this decoder adds the memory position by position, so both must be equally long"
+                f"{lengths}: this decoder adds the memory position by position, so both must be"
+                " equally long"
             )
         future = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).triu(1)
         return self.decoder(tgt, self.encode(src), future, self.source_padding(src))

@@ -1,15 +1,18 @@
-"""PyTorch twin of "Transformer Deep Dive": an encoder-decoder whose every head is as wide as the model.
+"""PyTorch twin of "Transformer Deep Dive": an encoder-decoder with heads as wide as the model.
 
-Needed no repair to run: its code runs as printed. Faults, each kept by default and mended by ``repaired=True``:
+The code runs as printed. Faults, kept by default and corrected by ``repaired=True``:
 
-- Positions are truncated cosines: row 1 of the table at position 0, row 0 at the 49 after it, row -1 at position 50, where the document raises
-  an IndexError and this file says why. Repaired: row p at position p.
+- Positions are truncated cosines: row 1 of the table at position 0, row 0 at the 49 after it, row
+  -1 at position 50, where the document raises an IndexError and this file an error that explains
+  it. Repaired: row p at position p.
 - Source padding is attended to, by the encoder and by the decoder. Repaired: both mask it.
-- The decoder's block computes no feed-forward, but owns a whole encoder block, ``transformer_block``, that it never calls. Repaired: the
-  feed-forward and the second norm of that block close the decoder's block; its attention and first norm stay idle.
+- The decoder's block computes no feed-forward, but owns a whole encoder block,
+  ``transformer_block``, that it never calls. Repaired: the feed-forward and the second norm of that
+  block close the decoder's block; its attention and first norm stay unused.
 
-Scores are masked before they are scaled, with -1e20 and not with minus infinity: a query that may see no key gets the mean of all values.
-Target padding is masked in neither form: behind the causal mask, no token sees the padding after it.
+Scores are masked before they are scaled, with -1e20 and not with minus infinity: a query that may
+see no key gets the mean of all values. Target padding is masked in neither form: the causal
+mask hides the padding after a token.
 """
 
 import math
@@ -23,7 +26,10 @@ MASKED = -1e20
 def attend(
     query: Tensor, key: Tensor, value: Tensor, heads: int, visible: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The mixed values (b, q, h*e) and the weights (b, h, q, k), from (b, q, h*e) and (b, k, h*e). ``visible`` (b, 1, q, k), axes of 1 allowed."""
+    """The mixed values (b, q, h*e) and the weights (b, h, q, k), from (b, q, h*e) and (b, k, h*e).
+
+    ``visible`` is (b, 1, q, k); axes may have length 1.
+    """
     query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
     scores = query @ key.transpose(-2, -1)
     if visible is not None:
@@ -66,7 +72,10 @@ class CrossAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward, each followed by sum, norm and dropout, in this order; one dropout module stands at both places."""
+    """Self-attention and feed-forward, each followed by residual, norm and dropout.
+
+    Both use the same dropout module.
+    """
 
     def __init__(self, embed_size: int, heads: int, dropout: float):
         super().__init__()
@@ -90,7 +99,8 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention and cross-attention; the feed-forward within ``transformer_block`` only where repaired."""
+    """Causal self-attention and cross-attention; the feed-forward of ``transformer_block`` only if
+    repaired."""
 
     def __init__(self, embed_size: int, heads: int, dropout: float, repaired: bool):
         super().__init__()
@@ -115,7 +125,10 @@ class DecoderBlock(nn.Module):
 
 
 def truncated_cosines(length: int) -> Tensor:
-    """The document's row of each position: cos(2 pi 0.73 p), rounded to float32 and cut to an integer. Raises ValueError where one is negative."""
+    """The row of each position in the document: cos(2 pi 0.73 p) in float32, truncated.
+
+    Raises ValueError if a row is negative.
+    """
     index = torch.cos(2 * math.pi * 0.73 * torch.arange(length, dtype=torch.float64)).float().long()
     if length and index.min() < 0:
         place = int(index.argmin())
@@ -125,7 +138,7 @@ def truncated_cosines(length: int) -> Tensor:
 
 
 class Embedded(nn.Module):
-    """What both stacks begin with: words and positions, summed, then dropout."""
+    """The sum of word and position embeddings, then dropout: the input of either stack."""
 
     def __init__(
         self, vocab_size: int, embed_size: int, max_length: int, dropout: float, repaired: bool
@@ -218,7 +231,8 @@ class TransformerArchitecture(nn.Module):
         super().__init__()
         if max_length < 2 and not repaired:
             raise ValueError(
-                f"max_length={max_length}: position 0 has index 1 in the table of positions, so it needs two rows"
+                f"max_length={max_length}: must be at least 2, since position 0 reads row 1 of the"
+                " table of positions"
             )
         sizes = (embed_size, num_layers, heads, dropout, max_length)
         self.encoder = EncoderStack(source_vocab_size, *sizes, repaired=repaired)
@@ -230,7 +244,7 @@ class TransformerArchitecture(nn.Module):
         )
 
     def source_visible(self, src: Tensor) -> Tensor | None:
-        """The keys (b, 1, 1, s) that are tokens; None in the faithful form, where all are seen."""
+        """The mask of source tokens (b, 1, 1, s); None unless repaired: then all are visible."""
         return (src != self.source_pad_idx)[:, None, None] if self.repaired else None
 
     def encode(self, src: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
-"""PyTorch twin of "Transformer from scratch": an encoder-decoder described by diagrams, with its code behind links.
+"""PyTorch twin of "Transformer from scratch": an encoder-decoder shown in diagrams, code linked.
 
-The document prints no code, so this follows what the commit that it links computes (its names, shapes and arithmetic): post-norm blocks with dropout
-after each norm, learned positions, no final norm, no scale on the embeddings, no dropout on attention weights.
+The document prints no code, so this follows what the commit that it links computes (its names,
+shapes and arithmetic): post-norm blocks with dropout after each norm, learned positions, no final
+norm, no scale on the embeddings, no dropout on attention weights.
 
-Fault: the document's formula divides the scores by sqrt(d_k), the width of a head; the linked code divides by sqrt(embed_size), which makes
-attention flatter. Faithful: the code, since that is what a checkpoint was trained with; ``repaired=True``: the formula.
-No repair was needed for it to run.
+Fault: the document's formula divides the scores by sqrt(d_k), the width of a head; the linked code
+divides by sqrt(embed_size), which makes attention flatter. Faithful: the code, since that is what a
+checkpoint was trained with; ``repaired=True``: the formula. No repair was needed for it to run.
 
-A masked score becomes -1e20 before it is divided. A query that may see no key therefore weighs all keys alike and gets the mean of all values.
-Target padding is not masked: it stands behind the tokens, where causality hides it. Masks are True where a key may be seen, as the document has them.
+A masked score becomes -1e20 before it is divided. A query that may see no key therefore weighs all
+keys alike and gets the mean of all values. Target padding is not masked: it comes after the
+tokens, so causality hides it. Masks are True for visible keys, as in the document.
 """
 
 import torch
@@ -34,7 +36,11 @@ class MultiHeadSelfAttentionBlock(nn.Module):
     def forward(
         self, values: Tensor, keys: Tensor, queries: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """``values`` and ``keys`` are (b, k, d), ``queries`` (b, q, d), ``mask`` broadcasts to (b, h, q, k)."""
+        """The output (b, q, d).
+
+        ``values`` and ``keys`` are (b, k, d), ``queries`` (b, q, d); ``mask`` broadcasts to
+        (b, h, q, k).
+        """
         v, k, q = (
             self._heads(self.values_transform(values)),
             self._heads(self.keys_transform(keys)),
@@ -51,7 +57,10 @@ class MultiHeadSelfAttentionBlock(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each added to its query, normed and dropped out: an encoder's layer, and the second half of a decoder's."""
+    """Attention and feed-forward, each with residual, norm and dropout.
+
+    An encoder layer, and the second half of a decoder layer.
+    """
 
     def __init__(
         self,
@@ -77,7 +86,10 @@ class TransformerBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, then a transformer block that reads the memory with the result as its query."""
+    """Causal self-attention, then a transformer block.
+
+    The block's query is the result, its keys and values are the memory.
+    """
 
     def __init__(
         self,
@@ -109,7 +121,7 @@ class DecoderBlock(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """What encoder and decoder share: token and position embeddings, summed and dropped out."""
+    """The sum of token and position embeddings, then dropout: the input of either stack."""
 
     def __init__(self, vocab_size: int, embed_size: int, max_length: int, dropout: float):
         super().__init__()

@@ -1,13 +1,17 @@
-"""PyTorch twin of "Lesson 10: Transformers II": torch.nn.Transformer for translation, keeping the cross-attention weights.
+"""PyTorch twin of "Lesson 10: Transformers II": torch.nn.Transformer for translation.
 
-The document subclasses torch.nn.Transformer (post-norm, sequence first inside, a final norm on both stacks). This file computes the same with
-the same ``state_dict`` and writes every step out, so that dropout masks can be injected anywhere and one numerical path is pinned.
+It returns the cross-attention weights.
 
-Repaired to run at all: torch.nn.Transformer passes ``memory_key_padding_mask``, ``tgt_is_causal`` and ``memory_is_causal`` to the document's
-decoder, whose forward lacks them; here nothing is passed that is not used.
-Faithful: cross-attention is not masked, so the decoder attends to source padding; ``repaired=True`` masks it. ``activation`` reaches the decoder
-only. A query that may see no key gets 0 from attention (what scaled_dot_product_attention gives in the document's encoder; the document's
-decoder, which asks for weights, would give NaN: one rule is kept for both).
+The document subclasses torch.nn.Transformer (post-norm, sequence first inside, a final norm on both
+stacks). This file computes the same with the same ``state_dict`` and writes every step out, so that
+dropout masks can be injected anywhere and one numerical path is pinned.
+
+Repaired to run at all: torch.nn.Transformer passes ``memory_key_padding_mask``, ``tgt_is_causal``
+and ``memory_is_causal`` to the document's decoder, whose forward lacks them; here nothing is passed
+that is not used. Faithful: cross-attention is not masked, so the decoder attends to source padding;
+``repaired=True`` masks it. ``activation`` reaches the decoder only. A query that may see no key
+gets 0 from attention (what scaled_dot_product_attention gives in the document's encoder; the
+document's decoder, which asks for weights, would give NaN: one rule is kept for both).
 """
 
 import math
@@ -17,7 +21,10 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """What torch.nn.MultiheadAttention computes, written out. Inputs (length, batch, d); masks are True where a key is hidden."""
+    """torch.nn.MultiheadAttention, written out.
+
+    Inputs are (length, batch, d); masks are True for hidden keys.
+    """
 
     def __init__(self, d_model: int, nhead: int, dropout: float):
         super().__init__()
@@ -31,7 +38,10 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, padding: Tensor | None, future: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The attended values (t, b, d), and the weights (b, h, t, s) after dropout. ``padding`` is (b, s), ``future`` (t, s)."""
+        """The attended values (t, b, d), and the weights (b, h, t, s) after dropout.
+
+        ``padding`` is (b, s), ``future`` (t, s).
+        """
         parts = zip(
             self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), (query, key, key), strict=True
         )
@@ -84,7 +94,10 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(EncoderLayer):
-    """Masked self-attention, cross-attention, feed-forward; gives its cross-attention weights too, averaged over heads."""
+    """Masked self-attention, cross-attention and feed-forward.
+
+    Also returns the cross-attention weights, averaged over heads.
+    """
 
     def __init__(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation):
         super().__init__(d_model, nhead, dim_feedforward, dropout, activation)
@@ -106,7 +119,10 @@ class DecoderLayer(EncoderLayer):
 
 
 class Stack(nn.Module):
-    """Layers and a final norm; a decoder's ``attention_weights`` holds one (b, t, s) a layer after each call."""
+    """Layers and a final norm.
+
+    After a call, ``attention_weights`` of a decoder holds one (b, t, s) array per layer.
+    """
 
     def __init__(self, layers: list[nn.Module], d_model: int):
         super().__init__()
@@ -115,7 +131,10 @@ class Stack(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds the sinusoids of Vaswani et al. 2017, kept in the buffer ``pe`` (length, 1, d), to (n, b, d), then dropout."""
+    """Add the sinusoids of Vaswani et al. 2017 to (n, b, d), then dropout.
+
+    They are stored in the buffer ``pe`` (length, 1, d).
+    """
 
     def __init__(self, d_model: int, dropout: float, max_len: int):
         super().__init__()
@@ -161,9 +180,8 @@ class TranslationTransformer(nn.Module):
             ],
             d_model,
         )
-        for (
-            parameter
-        ) in self.parameters():  # as torch.nn.Transformer does, before the layers around it exist
+        # As torch.nn.Transformer does, before the layers around it exist
+        for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         self.src_emb, self.tgt_emb = (

@@ -1,23 +1,31 @@
-"""PyTorch twin of "Transformers from scratch part - 2": an encoder with a fused query-key-value layer and its own layer norm.
+"""PyTorch twin of "Transformers from scratch part - 2".
 
-The document prints an encoder that reads embeddings, and promises a decoder that it does not print. :class:`Encoder` has the document's
-``state_dict``; :class:`EncoderDecoder` makes a translation model of it, with token embeddings in front and the decoder of "Lesson 10" behind.
+An encoder with a fused query-key-value layer and its own layer norm.
 
-Repaired to run at all: ``super().__init()``; a stack that builds itself and takes other arguments than it is called with (here it builds layers
-and takes the maximum length too); ``drop_prob`` passed in the place of ``sequence_length`` (both are passed); ``d_model`` undefined in the
-encoding; ``v`` for ``V``; ``if mask:`` on a tensor; and an encoding that does not broadcast to inputs shorter than the maximum (its first rows are
-taken).
+The document prints an encoder that reads embeddings, and promises a decoder that it does not print.
+:class:`Encoder` has the document's ``state_dict``; :class:`EncoderDecoder` makes a translation
+model of it, with token embeddings and the decoder of "Lesson 10".
+
+Repaired to run at all: ``super().__init()``; a stack that builds itself and takes other arguments
+than it is called with (here it builds layers and takes the maximum length too); ``drop_prob``
+passed instead of ``sequence_length`` (both are passed); ``d_model`` undefined in the encoding;
+``v`` for ``V``; ``if mask:`` on a tensor; and an encoding that does not broadcast to inputs shorter
+than the maximum (its first rows are taken).
 
 Faithful, and what ``repaired=True`` does instead, as the document's text has it:
-- the heads' values (b, h, n, e) are reshaped to (b, n, h·e) as they lie in memory, so that one output position holds pieces of several positions
-  of one head; repaired: the heads are moved back behind the positions first;
-- the feed-forward adds the encoding of positions to its input, at every call; repaired: it is added once, to what the encoder is given;
+- the heads' values (b, h, n, e) are reshaped to (b, n, h·e) as they lie in memory, so that one
+  output position holds pieces of several positions of one head; repaired: the heads are moved back
+  after the positions first;
+- the feed-forward adds the encoding of positions to its input, at every call; repaired: it is added
+  once, to the encoder's input;
 - the encoding's exponent is twice the paper's, 10000^(4j/d) for pair j; repaired: 10000^(2j/d);
-- a layer runs its feed-forward before the attention too, the same module twice; repaired: attention, sum and norm, feed-forward, sum and norm;
-- no source padding is ever masked; repaired: it is, in the encoder and in cross-attention. A query that may see no key gets 0 from attention.
+- a layer runs its feed-forward before the attention too, the same module twice; repaired:
+  attention, sum and norm, feed-forward, sum and norm;
+- no source padding is ever masked; repaired: it is, in the encoder and in cross-attention. A query
+  that may see no key gets 0 from attention.
 
-Scores are divided by sqrt(head width) in the code (by sqrt(d_model) in the text); both forms keep the code's. The encoding is computed in float64
-and rounded to the input's type.
+Scores are divided by sqrt(head width) in the code (by sqrt(d_model) in the text); both forms keep
+the code's. The encoding is computed in float64 and rounded to the input's type.
 """
 
 import math
@@ -29,7 +37,7 @@ from torch_reference import lesson10
 
 
 def sinusoids(length: int, width: int, exponent: float) -> Tensor:
-    """Interleaved sine and cosine (length, d) of position / 10000^(exponent · 2j/d) for pair j, in float64."""
+    """Sinusoids (length, d), interleaved, of position / 10000^(exponent · 2j/d), in float64."""
     pairs = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
     angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] / 10_000.0 ** (
         exponent * pairs / width
@@ -38,7 +46,7 @@ def sinusoids(length: int, width: int, exponent: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention whose one layer ``qkv`` gives, head after head, that head's query, key and value."""
+    """Self-attention with one layer ``qkv``: each head's query, key and value, head after head."""
 
     def __init__(self, d_model: int, num_heads: int, *, repaired: bool):
         super().__init__()
@@ -46,7 +54,10 @@ class Attention(nn.Module):
         self.qkv, self.linear_layer = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The attended values (b, n, d) and the weights (b, h, q, k). ``padding`` (b, k) is True where a key is hidden."""
+        """The attended values (b, n, d) and the weights (b, h, q, k).
+
+        ``padding`` (b, k) is True for hidden keys.
+        """
         q, k, v = self.qkv(x).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(3, dim=-1)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if padding is None:
@@ -81,7 +92,7 @@ class LayerNormalization(nn.Module):
 
 
 class PositionwiseFeedForward(nn.Module):
-    """Two linear layers; the faithful one adds the encoding of positions to what it is given."""
+    """Two linear layers; unless repaired, the positional encoding is added to the input."""
 
     def __init__(
         self, d_model: int, hidden: int, sequence_length: int, drop_prob: float, *, repaired: bool
@@ -98,7 +109,10 @@ class PositionwiseFeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Two sums, each with dropout before and a norm behind. In the faithful one ``fnn`` runs twice, each time with a dropout mask of its own."""
+    """Two residuals, each with dropout before and a norm after.
+
+    If not repaired, ``fnn`` runs twice, each time with its own dropout mask.
+    """
 
     def __init__(
         self,
@@ -146,8 +160,8 @@ class Encoder(nn.Module):
             [EncoderLayer(*sizes, repaired=repaired) for _ in range(num_layers)]
         )
 
-    def placed(self, x: Tensor) -> Tensor:
-        """``x`` as the first layer gets it: in the repaired form with the encoding of positions added."""
+    def with_positions(self, x: Tensor) -> Tensor:
+        """The input of the first layer: ``x``, plus the positional encoding if repaired."""
         if x.shape[1] > self.max_sequence_length:
             raise ValueError(
                 f"source is {x.shape[1]} tokens long, over max_length={self.max_sequence_length}"
@@ -164,15 +178,18 @@ class Encoder(nn.Module):
         return x
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """``padding`` (b, s) is True at positions to hide, which only the repaired form heeds."""
-        return self.through_layers(self.placed(x), padding)
+        """``padding`` (b, s) is True at positions to hide, which only the repaired model masks."""
+        return self.through_layers(self.with_positions(x), padding)
 
 
 class EncoderDecoder(nn.Module):
-    """Logits (b, t, v) from ids (b, s) and (b, t). Keys: the document's under ``encoder.``, ``src_emb``, and those of "Lesson 10" for the rest.
+    """Logits (b, t, v) from ids (b, s) and (b, t).
 
-    Ours, since the document has none of it: embeddings times sqrt(d_model), a dropout on them, and a decoder whose feed-forward is as wide as the
-    encoder's. No norm stands behind the encoder's last layer, and its embeddings have no table of positions.
+    Keys: the document's under ``encoder.``, ``src_emb``, and those of "Lesson 10" for the rest.
+
+    Ours, since the document has none of it: embeddings times sqrt(d_model), a dropout on them, and
+    a decoder whose feed-forward is as wide as the encoder's. There is no norm after the encoder's
+    last layer, and its embeddings have no table of positions.
     """
 
     def __init__(
@@ -207,9 +224,8 @@ class EncoderDecoder(nn.Module):
             for _ in range(num_decoder_layers)
         ]
         self.decoder = lesson10.Stack(layers, d_model)
-        for parameter in (
-            self.decoder.parameters()
-        ):  # as torch.nn.Transformer does, which "Lesson 10" subclasses
+        # As torch.nn.Transformer does, which "Lesson 10" subclasses
+        for parameter in self.decoder.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         self.src_emb, self.tgt_emb = (
@@ -223,7 +239,7 @@ class EncoderDecoder(nn.Module):
     def encode(self, src: Tensor) -> Tensor:
         """The memory (b, s, d)."""
         x = self.src_dropout(
-            self.encoder.placed(self.src_emb(src) * math.sqrt(self.src_emb.embedding_dim))
+            self.encoder.with_positions(self.src_emb(src) * math.sqrt(self.src_emb.embedding_dim))
         )
         return self.encoder.through_layers(x, src == self.src_pad_idx if self.repaired else None)
 

@@ -1,7 +1,8 @@
-"""The stock torch.nn.Transformer with embeddings, positions and an output layer around it, batch first, on torch's own fast paths.
+"""torch.nn.Transformer with embeddings, positions and an output layer, on torch's fast paths.
 
-It is the reference for what the stock layers can be set to (``norm_first``, ``bias``, activations, ``layer_norm_eps``, no final norm, tied
-matrices), and the baseline that benchmarks measure against. Masks are True where a key is hidden.
+It is the reference for what the stock layers can be set to (``norm_first``, ``bias``, activations,
+``layer_norm_eps``, no final norm, tied matrices), and the baseline that benchmarks measure against.
+Masks are True where a key is hidden.
 """
 
 import math
@@ -13,7 +14,10 @@ from torch_reference.lesson10 import PositionalEncoding
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
-    """Vaswani et al. 2017, section 3.5, in float64: the table that both frameworks take where no checkpoint holds one."""
+    """The table of Vaswani et al. 2017, section 3.5, in float64.
+
+    Both frameworks use it if the checkpoint holds none.
+    """
     rate = 10_000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angle = torch.arange(length, dtype=torch.float64)[:, None] / rate
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
