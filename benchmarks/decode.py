@@ -1,7 +1,10 @@
-"""Greedy decoding and beam search, ours against transformers' ``generate`` and CTranslate2 with the same weights, in float32 on the CPU.
+"""Greedy decoding and beam search, timed against transformers and CTranslate2.
 
-Every contender lives in a process of its own and waits for its turn on a pipe, as in benchmarks/train_step.py; this process imports none of
-the libraries. See benchmarks/README.md and docs/decoding.md.
+All have the same weights, in float32 on the CPU.
+
+Every contender lives in a process of its own and waits for its turn on a pipe, as in
+benchmarks/train_step.py; this process imports none of the libraries. See benchmarks/README.md and
+docs/decoding.md.
 """
 
 import argparse
@@ -45,7 +48,8 @@ Batches = list[np.ndarray]
 
 
 class Work(NamedTuple):
-    """What every contender is given: a folder with the weights in each library's form, and the sources."""
+    """The inputs of every contender: a folder with the weights in each library's format, and the
+    sources."""
 
     folder: str
     places: int
@@ -156,7 +160,7 @@ def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
 
 
 def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str] | None) -> None:
-    """A process's work: the model and the sources, the export, and the proof that all three libraries compute the same."""
+    """Export the model and the sources, and check that all three libraries compute the same."""
     from benchmarks import decode_export
 
     try:
@@ -185,7 +189,8 @@ def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str]
 
 
 def serve(pipe: Any, name: str, work: Work) -> None:
-    """A contender's process: build, decode everything once and say what came out, then take turns until told to stop."""
+    """Run a contender: build, decode everything once, print the result, then time rounds on
+    request."""
     try:
         kind, settings = contenders()[name]
         contender = kind(work, settings)
@@ -242,7 +247,10 @@ def compare(
 
 
 def table(compared: dict[str, Any]) -> str:
-    """The figures of one model in markdown: milliseconds a batch, ratios of the medians' best, and how many outputs are the same."""
+    """Yield a model's figures as markdown.
+
+    Milliseconds per batch, ratios of the best medians, and the number of equal outputs.
+    """
     results = compared["contenders"]
     off = ", ".join(
         f"{library} {difference:.0e}" for library, difference in compared["off"].items()

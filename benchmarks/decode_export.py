@@ -1,6 +1,9 @@
-"""Our weights in the other libraries' models: transformers' Marian (post-norm) or M2M100 (pre-norm), and CTranslate2's TransformerSpec.
+"""Export of our weights to transformers and CTranslate2.
 
-Both are written here by name, tensor by tensor, so that ours, theirs and theirs compute the same function of the same numbers.
+transformers' Marian (post-norm) or M2M100 (pre-norm), and CTranslate2's TransformerSpec.
+
+Both are written here by name, tensor by tensor, so that ours, theirs and theirs compute the same
+function of the same numbers.
 """
 
 import re
@@ -46,7 +49,10 @@ NORMS = {
 def random(
     sizes: dict[str, int], shape: tuple[int, int]
 ) -> tuple[transformer.Transformer, np.ndarray]:
-    """A post-norm model with random weights that never ends a sentence, and sources (rows, s): the end token has a logit of 0, under the best."""
+    """A post-norm model with random weights that never ends a sentence, and sources (rows, s).
+
+    The end token's logit is 0, below the best.
+    """
     model = jt.Transformer(jt.preset("vaswani2017_base", max_length=128, **sizes), rngs=nnx.Rngs(0))
     table = model.target_embedding.embedding
     table[...] = table[...].at[model.config.eos_id].set(0)
@@ -60,7 +66,10 @@ def random(
 def trained(
     run: str, lines: Sequence[str] | None, rows: int
 ) -> tuple[transformer.Transformer, np.ndarray]:
-    """A run's model, and so many lines of middle length (of the built-in task's test set without any): batched by length, as ``translate`` does."""
+    """A run's model, and ``count`` lines of middle length, batched by length as ``translate`` does.
+
+    They are lines of the built-in task's test set if the run has no text.
+    """
     model, tokenizer = jt.load(run)
     lines = [source for source, _ in phrases.load()["test"]] if lines is None else lines
     encoded = sorted(
@@ -251,7 +260,8 @@ def to_transformers(model: transformer.Transformer) -> Any:
 
 
 def to_ctranslate2(model: transformer.Transformer, folder: Path) -> None:
-    """A CTranslate2 model folder with our weights and positions; its vocabulary is the ids as words."""
+    """Write a CTranslate2 model folder with our weights and positions; its vocabulary is the
+    ids."""
     from ctranslate2 import specs
 
     config, arrays = model.config, named(model)

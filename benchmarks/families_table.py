@@ -1,10 +1,10 @@
-"""README's table of Hugging Face families: what is proven of each, by the tests that passed just now.
+"""README's table of Hugging Face families, from the tests that have just passed.
 
-    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all, and prints the table
-    python benchmarks/families_table.py --write    # and puts it into README.md
+    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all,
+    and prints the table python benchmarks/families_table.py --write    # and puts it into README.md
 
-A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter that is the name of a case or of a family, or by
-further arguments of the mark.
+A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter
+that is the name of a case or of a family, or by further arguments of the mark.
 """
 
 import argparse

@@ -1,7 +1,9 @@
-"""What the documents' faults cost: every faithful preset against its repaired one, trained alike on the built-in task. See docs/faults.md.
+"""The cost of the documents' faults: every faithful preset against its repaired one.
 
-``python benchmarks/faults.py`` trains 5 pairs with 3 seeds, each run in a process of its own, prints a table and draws it. Runs that are in
-OUT/results.jsonl already are not repeated.
+All are trained alike on the built-in task. See docs/faults.md.
+
+``python benchmarks/faults.py`` trains 5 pairs with 3 seeds, each run in a process of its own,
+prints a table and draws it. Runs that are in OUT/results.jsonl already are not repeated.
 """
 
 import argparse
@@ -32,7 +34,8 @@ FAULTS = {
     for name, preset in registry.presets().items()
     if name + REPAIRED in registry.presets()
 }
-# No dropout, because no pair is met twice; where a branch has a rate of its own (0.5 in blog2023), that is part of the document
+# No dropout, because no pair is met twice; if a branch has its own rate (0.5 in blog2023), that is
+# part of the document
 SETTINGS = (
     "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 --model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "
     "--model.dropout 0 --model.attention-dropout 0 --model.activation-dropout 0 --model.embedding-dropout 0 "
@@ -78,7 +81,10 @@ def arguments() -> argparse.Namespace:
 
 
 def command(out: Path, preset: str, seed: int, steps: int) -> list[str]:
-    """The training run; all have the same text, tokenizer, sizes and optimizer. Its one validation is of its last step."""
+    """Train one preset.
+
+    All runs share text, tokenizer, sizes and optimizer, and validate once, at the last step.
+    """
     run = out / f"{preset}-{steps}-{seed}"
     own = f"--model.preset {preset} --seed {seed} --steps {steps} --eval-every {steps} --samples 0 --keep 1 --keep-best 0".split()
     where = ["--run", str(run), "--data.tokenizer", str(out / "tokenizer.json")]
@@ -86,7 +92,7 @@ def command(out: Path, preset: str, seed: int, steps: int) -> list[str]:
 
 
 def train(out: Path, preset: str, seed: int, steps: int) -> Result:
-    """The figures of a run, when it has ended. Raises RuntimeError with the end of its log where it fails."""
+    """The figures of a finished run. Raises RuntimeError with the end of its log if it failed."""
     told, began = out / f"{preset}-{steps}-{seed}.log", time.monotonic()
     with open(told, "w", encoding="utf-8") as log:
         code = subprocess.run(
@@ -134,7 +140,10 @@ class Results:
 
 
 def measure(options: argparse.Namespace, results: Results) -> Iterator[Result | str]:
-    """The result of every run, seed by seed so that pairs are whole early, or why it failed; those that are missing are trained."""
+    """The result of every run, or the reason why it failed; missing runs are trained first.
+
+    Runs go seed by seed, so that pairs are complete early.
+    """
     presets = [preset + suffix for preset in options.presets for suffix in ("", REPAIRED)]
     for seed, preset in itertools.product(options.seeds, presets):
         found = results.find(preset, seed, options.steps)
@@ -172,7 +181,10 @@ def spread(numbers: list[float], digits: int) -> str:
 
 
 def table(results: list[Result]) -> Iterator[str]:
-    """Markdown: a row for each pair, a cell for each figure: faithful → repaired, mean ± standard deviation over seeds."""
+    """Yield markdown: a row per pair, a cell per figure.
+
+    faithful → repaired, mean ± standard deviation over the seeds.
+    """
     yield f"| preset | its faults | {' | '.join(label for label, _ in FIGURES.values())} |\n|---|---|{'---|' * len(FIGURES)}"
     for preset, fault in FAULTS.items():
         pairs = {

@@ -1,6 +1,9 @@
-"""Damages valid files at random and reads them: every damaged one has to be refused, or read within its own size. See docs/untrusted-files.md.
+"""Damage valid files at random and read them.
 
-``python benchmarks/fuzz_files.py --seconds 60`` exits with 1 where anything else happened, and keeps the file that did it.
+Every damaged file must be refused, or read within its own size. See docs/untrusted-files.md.
+
+``python benchmarks/fuzz_files.py --seconds 60`` exits with 1 where anything else happened, and
+keeps the file that did it.
 """
 
 import argparse
@@ -148,7 +151,7 @@ def mutated(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
 
 
 def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
-    """A zip file whose checksums are right, with a member changed, or with random instructions as its pickle."""
+    """A zip file with correct checksums and a changed member or a random pickle."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(content)
         with zipped.Archive(file.name) as archive:
@@ -187,7 +190,10 @@ def changed(draw: Draw, kind: str, content: bytes, others: list[bytes]) -> bytes
 
 
 def judged(path: Path, kind: str) -> tuple[str, float, int]:
-    """What became of a file, the seconds and the bytes it took. Raises AssertionError, or whatever a reader raised, where it must not be so."""
+    """The outcome for a file, with its seconds and bytes.
+
+    Raises AssertionError, or the reader's own exception, if that outcome is not allowed.
+    """
     size = path.stat().st_size
     if kind == "index":
         size += path.with_name("good.safetensors").stat().st_size

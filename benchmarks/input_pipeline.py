@@ -1,4 +1,6 @@
-"""Does a training step ever wait for its batch? The default task's own steps and stream, timed in turns.
+"""Time that a training step waits for its batch.
+
+The default task's own steps and stream are timed in turns.
 
 python benchmarks/input_pipeline.py [--rounds 5] [--steps 40]
 """
@@ -44,7 +46,8 @@ class Trainer:
 
 
 def turn(trainer: Trainer, following: Callable[[], Batch], count: int) -> tuple[float, float]:
-    """Seconds that a step waits for its batch and that it takes in all, both the mean of ``count`` steps."""
+    """Mean seconds that a step waits for its batch, and that it takes in all, over ``count``
+    steps."""
     waited, began = 0.0, 0.0
     for i in range(UNTIMED + count):
         if i == UNTIMED:
@@ -66,7 +69,10 @@ def made_here(text: Corpus) -> Iterator[Batch]:
 
 
 def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
-    """Of each way to get batches, a row a round: seconds of waiting and of the whole step. In a round all ways take the same batches."""
+    """Seconds of waiting and of the whole step, by way to get batches, one row per round.
+
+    In a round all ways take the same batches.
+    """
     options = TrainOptions()
     with tempfile.TemporaryDirectory() as folder:
         text = corpus.prepare(

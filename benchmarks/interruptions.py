@@ -1,6 +1,9 @@
-"""Interrupts training at every point that can be thought of, and compares each end bit for bit with an uninterrupted run. See docs/reliability.md.
+"""Interrupt training at many points and compare each result bit for bit with an uninterrupted run.
 
-``python benchmarks/interruptions.py --kills 200 --terms 50 --damages 500``; exit code 1 where anything is not as promised. Linux.
+See docs/reliability.md.
+
+``python benchmarks/interruptions.py --kills 200 --terms 50 --damages 500``; exit code 1 where
+anything is not as promised. Linux.
 """
 
 import argparse
@@ -31,7 +34,10 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def references(work: Path, compiled: Path) -> list[Reference]:
-    """A run of each setting, twice: with nothing compiled yet, and again, which has to end the same. Exits where it does not."""
+    """A run of each setting, done twice; exits if the two differ.
+
+    The first compiles everything, the second finds it compiled.
+    """
     flags, found = interruptions_runs.write_text(work), []
     for name, options in SETTINGS.items():
         ends = []

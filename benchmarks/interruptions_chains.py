@@ -1,4 +1,4 @@
-"""The chains of interruptions.py: the same command, interrupted a few times and started again until it has ended, then compared."""
+"""Chains of interruptions: one command, interrupted and restarted until it ends, then compared."""
 
 import random
 import shutil
@@ -65,7 +65,10 @@ def lengths(count: int, seed: int, kind: str) -> list[int]:
 
 
 class Chain:
-    """Interrupts runs of one setting until as many interruptions have happened as were asked for. Everything is decided by seed, kind and number."""
+    """Interrupt runs of one setting until the requested number of interruptions has happened.
+
+    Seed, kind and number decide everything.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Chain:
         self.starts = ATTEMPTS * count
 
     def outcomes(self) -> list[Outcome]:
-        """All interruptions, in order. Where something is wrong, the folder stays to be looked at."""
+        """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
         found: list[Outcome] = []
         run = 0
         while len(found) < self.count and self.starts > 0:

@@ -1,7 +1,10 @@
-"""What a child of interruptions.py runs: ``train``, which tells its phases and system calls on a pipe, with the one fault that it was told of.
+"""The child process of interruptions.py: ``train`` with one injected fault.
 
-``python interruptions_child.py TASK train --run run ...``, where TASK is the JSON of :class:`Task`. No line of the product is another: functions
-are wrapped when their modules have been imported, and an audit hook sees the system calls, or stands in their way, inside the run folder.
+It reports its phases and system calls on a pipe.
+
+``python interruptions_child.py TASK train --run run ...``, where TASK is the JSON of :class:`Task`.
+No line of the product is another: functions are wrapped when their modules have been imported, and
+an audit hook sees the system calls, or stands in their way, inside the run folder.
 """
 
 import errno
@@ -30,7 +33,10 @@ CALLS = {
     "os.remove": "unlink",
     "fsync": "fsync",
 }
-"""The watched calls by their audit events; replace is a rename to Python, too, and of open only that for writing is watched."""
+"""The watched calls, by their audit events.
+
+Python reports replace as a rename; of open only calls for writing are watched.
+"""
 DIR_FD = {
     "os.mkdir": 2,
     "os.rmdir": 1,
@@ -77,7 +83,11 @@ class Pipe:
             self.tell(phase)
 
     def wrap(self, holder: Any, name: str, phase: str, then: str | None = None) -> None:
-        """A function is a phase of its own; behind it comes ``then``, where None what was before. Averaging has no phases within."""
+        """Report a function as a phase of its own.
+
+        Afterwards the phase is ``then``, or the previous one if None. Averaging has no inner
+        phases.
+        """
         function = getattr(holder, name)
 
         @functools.wraps(function)
@@ -98,7 +108,8 @@ class Pipe:
 
 
 class Watch:
-    """Counts the calls that change something in the run folder, and lets the one of the task fail or kill."""
+    """Counts the calls that change the run folder, and makes the chosen one fail or kills the
+    process."""
 
     def __init__(self, task: Task, pipe: Pipe, folder: str):
         self.task, self.pipe, self.folder, self.seen = task, pipe, folder, 0
@@ -154,7 +165,8 @@ class Watch:
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Changes modules right after their own code has run, in the order and at the time that the product imports them."""
+    """Patches modules directly after their own code has run, in the order in which they are
+    imported."""
 
     def __init__(self, changes: dict[str, Callable[[Any], None]]):
         self.changes = changes

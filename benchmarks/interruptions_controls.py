@@ -1,4 +1,4 @@
-"""The negative controls of interruptions.py: ways to go on wrongly, each of which the comparison has to notice."""
+"""Negative controls of interruptions.py: wrong ways to resume that the comparison must notice."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,5 @@
-"""The damages and the negative controls of interruptions.py: what has to be noticed is noticed, and the comparison can fail."""
+"""Damages and negative controls of interruptions.py: faults are noticed, the comparison can
+fail."""
 
 import argparse
 import random
@@ -37,7 +38,10 @@ class Found:
 
 
 class Damage:
-    """A way to damage the checkpoints of a folder. Called with it and the step to damage, it returns the damaged steps and what was done where."""
+    """A way to damage the checkpoints of a folder.
+
+    Called with the folder and the step, it returns the damaged steps and a description.
+    """
 
     def __init__(self, random_source: random.Random):
         self.random = random_source
@@ -140,7 +144,7 @@ def _files(folder: Path) -> list[Path]:
 def damages(
     options: argparse.Namespace, whole: Reference, work: Path, compiled: Path
 ) -> Iterator[Found]:
-    """So many damages to the checkpoints of a finished run, each checked by itself; then a few that a run meets."""
+    """Damage the checkpoints of a finished run ``count`` times, then resume from a few of them."""
     run, choose = (
         Place(work / f"whole-{whole.name}-warm", whole.arguments, compiled).run,
         random.Random(f"{options.seed} damages"),
@@ -165,7 +169,7 @@ def damages(
 
 
 def noticed(damage: Callable, folder: Path, step: int) -> Found:
-    """Damage one checkpoint: it, and no other, is refused, and the newest of the others is chosen."""
+    """Damage one checkpoint: only it is refused, and the newest of the others is chosen."""
     before = checkpoint.steps(folder)
     damaged, where = damage(folder, step)
     found = Found(damage.__name__, where)
@@ -202,7 +206,10 @@ def stop(whole: Reference, work: Path, compiled: Path) -> Path:
 
 
 def met(damage: Callable, whole: Reference, source: Path, place: Place) -> Found:
-    """Damage the newest checkpoint of a run: the next start names and keeps it, goes on from the one before, and ends equal."""
+    """Damage the newest checkpoint of a run and resume.
+
+    The next start names and keeps it, continues from the one before, and ends with an equal run.
+    """
     shutil.copytree(source, place.folder)
     folder = place.run / "checkpoints"
     newest = max(checkpoint.steps(folder))

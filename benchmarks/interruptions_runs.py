@@ -1,4 +1,5 @@
-"""The runs of interruptions.py: a tiny model on tiny text, trained in processes of their own, and what is compared of what they leave."""
+"""Runs of interruptions.py: a tiny model on tiny text in processes of its own, and their
+digests."""
 
 import hashlib
 import json
@@ -30,7 +31,10 @@ PHASES = (
     "average",
     "end",
 )
-"""In the order of a run. ``interpreter`` ends with the first line of our code, ``end`` begins behind all work."""
+"""Phases in the order of a run.
+
+``interpreter`` ends with the first line of our code, ``end`` begins after all work.
+"""
 COMMON = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40 "
     "--data.vocab-size 300 --data.tokens-per-batch 128 --optimizer.warmup-steps 20 --optimizer.learning-rate 0.01 "
@@ -71,7 +75,8 @@ def write_text(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a signal is sent: so many seconds into the so-many-th time that a phase begins, and perhaps a second one a little later."""
+    """The time of a signal: seconds after the n-th start of a phase, and perhaps of a second
+    signal."""
 
     phase: str
     occurrence: int
@@ -119,7 +124,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in which the same command is started until it has ended; the run is always ``run``, so that all messages are the same."""
+    """A folder in which the same command is started until the run has ended.
+
+    The run is always called ``run``, so that all messages are equal.
+    """
 
     folder: Path
     arguments: Sequence[str]
@@ -222,7 +230,7 @@ class Sender:
 
 
 def arrays(folder: Path, step: int) -> dict[str, str]:
-    """A digest of every array of a checkpoint, with its dtype and shape, by its path: weights, moments, counts, moving averages."""
+    """A digest of every array of a checkpoint with its dtype and shape, by path."""
     import jax
     import numpy as np
     from orbax.checkpoint import v1 as ocp
@@ -246,7 +254,10 @@ def arrays(folder: Path, step: int) -> dict[str, str]:
 
 
 def left(run: Path) -> dict[str, Any]:
-    """All that is compared of a finished run, flat: file names, small files, metrics but their speed, checkpoints and their manifests."""
+    """Everything that is compared of a finished run, as a flat dict.
+
+    File names, small files, metrics without speed, checkpoints and their manifests.
+    """
     from jax_transformer.storage import checkpoint
 
     found: dict[str, Any] = {f"file {path.relative_to(run)}": True for path in run.iterdir()}

@@ -1,4 +1,4 @@
-"""Whether one interruption of interruptions.py went as promised: exit code, the line on stderr, what was saved."""
+"""Verdict on one interruption: exit code, the line on stderr, and what was saved."""
 
 import re
 import signal
@@ -42,7 +42,10 @@ class Outcome:
     harmless: bool = False
     """A call failed, and the run went on to its end."""
     by_default: bool = False
-    """A signal came where there is no handler, before the options are read or behind the end of the run, or was the second one."""
+    """True if a signal came while there was no handler, or was the second one.
+
+    That is before the options are read, or after the end of the run.
+    """
     seconds: float = 0.0
     """From the first signal to the end of the process."""
     wrong: list[str] = field(default_factory=list)

@@ -1,7 +1,9 @@
-"""One training run across two switches of framework, PyTorch → JAX → PyTorch, against the run that stays in either. See docs/mid-flight.md.
+"""One training run that switches PyTorch → JAX → PyTorch, against runs that stay in either.
 
-``python benchmarks/mid_flight.py`` trains on the built-in task, in float64 and in float32, with every switch through a .pt file, prints a Markdown
-table and draws the loss curve.
+See docs/mid-flight.md.
+
+``python benchmarks/mid_flight.py`` trains on the built-in task, in float64 and in float32, with
+every switch through a .pt file, prints a Markdown table and draws the loss curve.
 """
 
 import argparse
@@ -137,7 +139,10 @@ def flights(
 
 
 def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, float]:
-    """The largest difference of a weight, and of one that the model's output depends on: a key's bias has no gradient but rounding."""
+    """The largest difference of any weight, and of any weight that the model's output depends on.
+
+    A key's bias does not: its gradient is rounding.
+    """
     errors = {
         name: np.abs(np.float64(ours["model"][name]) - theirs["model"][name])
         for name in ours["model"]
@@ -150,7 +155,7 @@ def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, 
 
 
 def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int) -> None:
-    """The curve above, in float64; below, how far each way is from the one that stayed in PyTorch."""
+    """Plot the float64 curve above, and below it the distance of each run from the PyTorch run."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,10 @@
-"""Faults seeded one at a time in a copy of the tree: does a test notice, and does the comparison name the module? See docs/parity.md.
+"""The mutation campaign: faults seeded one at a time; a test must notice each of them.
 
-Each fault lives in a process of its own, forked from one that has collected the tests, and meets only those that reach it. Killed means that a
-comparison in a test failed, or that the package refused what it was given; a test that cannot be collected, or dies of any other error, is broken.
+The comparison must also name the faulty module. See docs/parity.md.
+
+Each fault lives in a process of its own, forked from one that has collected the tests, and meets
+only those that reach it. Killed means that a comparison in a test failed, or that the package
+refused what it was given; a test that cannot be collected, or dies of any other error, is broken.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""What the comparison says of a model with a fault in it: the module that it names, and how far it is off."""
+"""The verdict of the comparison on a model with a fault: the module that it names, and by how much
+it is off."""
 
 import importlib
 from typing import Any
@@ -7,7 +8,7 @@ from benchmarks.mutants_fault import Mutant
 
 
 def tried(mutant: Mutant) -> tuple[str | None, float | None]:
-    """The same, or why there is none: a model that refuses its weights cannot be compared."""
+    """As :func:`compared`, with a message instead of the module if the comparison fails."""
     try:
         return compared(mutant)
     except Exception as e:
@@ -15,7 +16,10 @@ def tried(mutant: Mutant) -> tuple[str | None, float | None]:
 
 
 def compared(mutant: Mutant) -> tuple[str | None, float | None]:
-    """The module that the comparison of the faulty model with its twin names, and how far its output is off. Runs in the copy."""
+    """The module that the comparison with the twin names, and the largest difference of its output.
+
+    Runs in the process with the fault.
+    """
     import jax
     import torch
 

@@ -1,4 +1,4 @@
-"""Faults of what Hugging Face's families do otherwise: offsets, gates, root-mean-square norms, scales, tied copies."""
+"""Faults specific to Hugging Face families: offsets, gates, RMS norms, scales, tied copies."""
 
 from benchmarks.mutants_fault import FAMILIES, Mutant, family
 

@@ -1,4 +1,4 @@
-"""A fault as a value: what is written in the place of what, which tests reach it, and which module a comparison has to name."""
+"""A fault as a value: a replacement in a file, the tests that reach it, and the faulty module."""
 
 import ast
 from collections.abc import Collection, Iterable
@@ -20,20 +20,21 @@ class Mutant:
 
     name: str
     file: str
-    """From the project's root."""
+    """Path from the project's root."""
     old: str
-    """The text that is replaced; it stands exactly once in the file."""
+    """The text to replace, which occurs exactly once in the file."""
     new: str
     tests: tuple[str, ...]
-    """Node ids of tests that reach it; the first failure kills it."""
+    """Node ids of tests that reach the fault; the first failure kills it."""
     module: str | None = None
-    """The module that ``jax_transformer.parity.compare`` has to name first; None where the fault lives in no module, or in none that is paired."""
+    """The module that ``jax_transformer.parity.compare`` must name first; None if the fault is in
+    no module, or in none that is paired."""
     case: str = USUAL
-    """The configuration that is compared, by its name in parity_tests.cases or parity_tests.huggingface."""
+    """The compared configuration, by its name in parity_tests.cases or parity_tests.huggingface."""
     met: str = ""
-    """Who met it, or what it is kin to."""
+    """The known fault that this one is, or resembles."""
     backward: bool = False
-    """The outputs agree: the gradients have to name the module."""
+    """True if the outputs agree and the gradients must name the module."""
 
 
 def level(name: str, case: str = "lesson10") -> tuple[str, ...]:
@@ -47,7 +48,10 @@ def family(name: str) -> tuple[str, ...]:
 
 
 def applied(mutant: Mutant, root: Path = ROOT) -> str:
-    """The whole text of the file with the fault in it. Raises ValueError unless the old text stands exactly once in it and the new differs."""
+    """The text of the file with the fault in it.
+
+    Raises ValueError unless the old text occurs exactly once and the new text differs.
+    """
     text = (root / mutant.file).read_text(encoding="utf-8")
     if text.count(mutant.old) != 1 or mutant.old == mutant.new:
         raise ValueError(
@@ -57,7 +61,7 @@ def applied(mutant: Mutant, root: Path = ROOT) -> str:
 
 
 def missing_tests(nodes: tuple[str, ...], root: Path = ROOT) -> list[str]:
-    """The node ids whose file or function there is not, told from the files' text; parameters are not looked at."""
+    """The node ids without a file or function of that name; parameters are not looked at."""
     missing = []
     for node in nodes:
         path, _, rest = node.partition("::")
@@ -68,19 +72,21 @@ def missing_tests(nodes: tuple[str, ...], root: Path = ROOT) -> list[str]:
 
 
 def names(node: str, collected: str) -> bool:
-    """Whether a node id means a test that pytest has collected: that one, or all parameters of a function."""
+    """True if a node id means a collected test: itself, or a parametrisation of it."""
     return collected == node or collected.startswith(f"{node}[")
 
 
 def not_among(nodes: Iterable[str], collected: Collection[str]) -> list[str]:
-    """The node ids that mean none of the collected tests: no such function, no such parameters, or deselected."""
+    """The node ids that match no collected test: missing function, missing parameters or
+    deselected."""
     return [node for node in nodes if not any(names(node, test) for test in collected)]
 
 
 def uncollected(nodes: Iterable[str], session: Any) -> list[str] | None:
-    """Of the node ids, those that mean no test of the default suite, parameters and all, told from what a session of pytest has collected.
+    """The node ids that mean no test of the default suite, among those that a session collected.
 
-    Only the files that it has collected count; None where that is none of theirs, or a selection of tests.
+    Only the files that it has collected count; None where that is none of theirs, or a selection of
+    tests.
     """
     options, collected = session.config.option, {item.nodeid for item in session.items}
     files = {node.partition("::")[0] for node in collected}

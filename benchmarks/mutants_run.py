@@ -1,6 +1,9 @@
-"""Faults seeded in memory: pytest collects the tests once, and each fault is put into the code of a process that is forked from there.
+"""Runner of the mutation campaign, in memory.
 
-Nothing is written to the tree: the code of the changed functions is exchanged in the fork, and the tests run as they were collected.
+pytest collects the tests once; each fault is put into the code of a process forked from there.
+
+Nothing is written to the tree: the code of the changed functions is exchanged in the fork, and the
+tests run as they were collected.
 """
 
 import importlib
@@ -60,7 +63,10 @@ class Result:
 
 
 class Seeder:
-    """A pytest plugin in the place of the loop over tests: one fork for each fault, in it the tests that reach it until one fails."""
+    """A pytest plugin that replaces the test loop.
+
+    It forks once per fault and runs the tests that reach the fault until one fails.
+    """
 
     def __init__(
         self, page_of: dict[str, str], mutants: Sequence[Mutant], report: Callable[[Result], None]
@@ -188,7 +194,7 @@ def prepare(folder: Path) -> Path:
 
 
 def settings(cache: Path) -> None:
-    """Before jax is imported: the suite's own flags, and compiled programs kept between the processes."""
+    """Set the suite's own flags and a shared compilation cache; call it before jax is imported."""
     os.environ |= {
         "XLA_FLAGS": FLAGS,
         "JAX_PLATFORMS": "cpu",
@@ -210,7 +216,7 @@ def settings(cache: Path) -> None:
 
 
 def control(todo: Sequence[tuple[str, Mutant]], tree: Path) -> int:
-    """The tests that the faults name, as the faults meet them but without a fault: pytest's exit code, 0 where all pass."""
+    """Run the tests that the faults name, without a fault: pytest's exit code, 0 if all pass."""
     import pytest
 
     _enter(tree)
@@ -229,7 +235,10 @@ def _enter(tree: Path) -> None:
 
 
 def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
-    """Results as they come, of one process at a time; faults that the same files of tests reach share their collection."""
+    """Yield results as they come, from one process at a time.
+
+    Faults that the same test files reach share their collection.
+    """
     _enter(tree)
     page_of = {mutant.name: page for page, mutant in todo}
     left = [mutant for _, mutant in todo]
@@ -274,7 +283,8 @@ def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Res
                 os.write(write, json.dumps(asdict(result)).encode() + b"\n")
 
             seeder = Seeder(page_of, group, report)
-            # Whole files: a test that is not there breaks its own fault, and not the collection of all
+            # Whole files: a test that is not there breaks its own fault, and not the collection of
+            # all
             pytest.main([*OPTIONS, *_files(group[0])], plugins=[seeder])
         finally:
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Putting a fault into modules that are imported already: the code of functions is exchanged within them, whoever else holds them."""
+"""Seeding a fault into imported modules: the code of functions is exchanged inside them."""
 
 import importlib
 from types import FunctionType, ModuleType
@@ -8,7 +8,7 @@ from benchmarks.mutants_fault import ROOT, Mutant, applied
 
 
 def seed(mutant: Mutant) -> None:
-    """Put the fault into the modules that are imported. Raises ValueError where that changes nothing."""
+    """Put the fault into the imported modules. Raises ValueError if that changes nothing."""
     module = importlib.import_module(
         mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     )
@@ -23,7 +23,10 @@ def seed(mutant: Mutant) -> None:
 
 
 def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
-    """Whether what the module has under this name is another now. Code is exchanged within the function, whoever else holds it."""
+    """Replace the object of this name in the module; True if it has changed.
+
+    The code of functions is exchanged inside them, so references elsewhere change too.
+    """
     if old is new or name in (
         "__builtins__",
         "__dict__",

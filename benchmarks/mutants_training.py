@@ -1,4 +1,4 @@
-"""Faults of the loss, the optimizer, the step, and of how an optimizer's state crosses between the frameworks."""
+"""Faults of the loss, the optimizer, the step, and the conversion of optimizer states."""
 
 from benchmarks.mutants_fault import GRADIENTS, Mutant
 

@@ -1,6 +1,9 @@
-"""The errors that parity_tests bound, measured: ours against PyTorch, level by level, in float64 and float32, as markdown. Five seeds a case.
+"""Measured errors against PyTorch, by level, in float64 and float32, as markdown.
 
-An error is the largest absolute difference over the largest absolute value of the reference. See benchmarks/README.md.
+These are the errors that parity_tests bound. Five seeds per case.
+
+An error is the largest absolute difference over the largest absolute value of the reference. See
+benchmarks/README.md.
 """
 
 import math
@@ -60,7 +63,10 @@ def forward_errors(both: Pair) -> Errors:
 
 
 def remember() -> optax.GradientTransformation:
-    """Changes nothing and keeps the last gradients as its state, so that the compiled step tells them too."""
+    """An optimizer that changes nothing and stores the last gradients as its state.
+
+    So the compiled step returns them.
+    """
     return optax.GradientTransformation(
         lambda params: jax.tree.map(jnp.zeros_like, params),
         lambda updates, state, params=None: (updates, updates),
@@ -68,7 +74,8 @@ def remember() -> optax.GradientTransformation:
 
 
 class Trained:
-    """The training step of one configuration and dtype, without dropout, compiled once for all seeds."""
+    """The training step of one configuration and dtype, without dropout, compiled once for all
+    seeds."""
 
     def __init__(self, config: TransformerConfig):
         self.options = test_gradients.OPTIMIZER
@@ -76,7 +83,10 @@ class Trained:
         self.step = step.make_step(without_dropout(config), self.rule, self.options.label_smoothing)
 
     def errors(self, both: Pair) -> Errors:
-        """Every gradient of the first batch, and ten steps of each from the same weights. Changes the twin's weights."""
+        """The errors of every gradient of the first batch, and of ten steps from the same weights.
+
+        Changes the twin's weights.
+        """
         state, losses, gradient = step.initial_state(both.flax, self.rule), [], math.nan
         for i in range(10):
             state, measured = self.step(
@@ -120,7 +130,7 @@ def measure(config: TransformerConfig, dtype: torch.dtype) -> Errors:
 
 
 def full_size(dtype: torch.dtype) -> float:
-    """The logits of the document's own sizes, with a small vocabulary and two seeds to save time."""
+    """The errors of logits at the document's own sizes, with a small vocabulary and two seeds."""
     found = []
     for seed in (0, 1):
         both = pair(jt.preset("lesson10", vocab_size=101), dtype, seed=seed, source=23, target=19)

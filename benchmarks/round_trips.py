@@ -1,6 +1,9 @@
-"""Converts random weights of random configurations there and back, and compares every bit. See docs/convert.md.
+"""Convert random weights of random configurations in both directions and compare every bit.
 
-``python benchmarks/round_trips.py --count 500 --seed 0`` prints a table, names what differs, and exits with 1 where anything does.
+See docs/convert.md.
+
+``python benchmarks/round_trips.py --count 500 --seed 0`` prints a table, names what differs, and
+exits with 1 where anything does.
 """
 
 import argparse
@@ -35,7 +38,10 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 def draw(
     choose: random.Random, architecture: str, most_layers: int = 3
 ) -> tuple[TransformerConfig, str]:
-    """A configuration and a dtype; every other time all sizes are the same, so that no shape tells a matrix from its transpose."""
+    """A random configuration and dtype.
+
+    Every second time all sizes are equal, so that no shape reveals a transpose.
+    """
     heads, square = choose.randint(1, 4), choose.randint(0, 1) == 1
     width = heads * 2 * choose.randint(1, 4)
 
@@ -68,7 +74,8 @@ def draw(
 
 
 def _settings(choose: random.Random) -> dict[str, Any]:
-    """What torch.nn.Transformer and the embeddings around it can be set to, as far as it has other weights."""
+    """A random setting of torch.nn.Transformer and its embeddings, of those that change its
+    weights."""
     positions, final = (
         choose.choice(("sinusoidal_stored", "sinusoidal", "learned", "none")),
         choose.randint(0, 1) == 1,
@@ -112,7 +119,7 @@ def weights(config: TransformerConfig, dtype: str) -> State:
 
 
 def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
-    """What differs after file to file and back to the other kind of file, by the weight table and without a checkpoint between them."""
+    """Differences after file → file → the other kind of file, by the weight table only."""
     model, before = conversion.model_of(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
     flax = conversion.moved(
@@ -142,7 +149,8 @@ def _differing(one: State, other: State) -> list[str]:
 
 
 def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
-    """What differs after all kinds of conversion: file to run folder, to the other kind of file, to a single checkpoint, to the first kind."""
+    """Differences after file → run folder → the other kind of file → checkpoint → the first
+    kind."""
 
     def convert(
         source: str, destination: str, described: exchange.Description | None = None

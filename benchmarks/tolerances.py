@@ -1,6 +1,9 @@
-"""Measured error of both frameworks against float64, by level and precision, on the device that is present: docs/tolerances.md.
+"""Measured error of both frameworks against float64, by level and precision, on this device.
 
-The oracle is the PyTorch twin in float64 with the weights that the dtype holds, so that what is measured is arithmetic. See benchmarks/README.md.
+Writes docs/tolerances.md.
+
+The oracle is the PyTorch twin in float64 with the weights that the dtype holds, so that what is
+measured is arithmetic. See benchmarks/README.md.
 """
 
 import argparse
@@ -67,7 +70,8 @@ def off(found: Any, exact: Any) -> float:
 
 
 def forward(both: Pair, exact: Pair) -> Errors:
-    """Every level of the ladder. In float64 the twin is the oracle, and its own error is not known."""
+    """The outputs of every level. In float64 the twin is the oracle, and its own error is
+    unknown."""
     found = {}
     with torch.no_grad():
         for name in levels.levels(both.config):
@@ -102,14 +106,18 @@ def gradients(both: Pair, exact: Pair) -> Errors:
 
 
 class Computing(torch.nn.Module):
-    """A twin that keeps its weights and computes in another dtype, as a run with ``--model.precision`` does; its logits are wide."""
+    """A twin that computes in another dtype than its weights', as a run with ``--model.precision``.
+
+    Its logits are wide.
+    """
 
     def __init__(self, kept: torch.nn.Module, dtype: torch.dtype):
         super().__init__()
         self.kept, self.dtype = kept, dtype
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        # A shared weight of two modules under both names, a shared module under one: functional_call (2.13) would leave it with what it was lent
+        # A shared weight of two modules under both names, a shared module under one:
+        # functional_call (2.13) would leave it with what it was lent
         slots = (
             (owner, part)
             for owner, module in self.kept.named_modules()
@@ -128,7 +136,7 @@ class Computing(torch.nn.Module):
 
 
 def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[float, float]]]:
-    """Losses and weights after AdamW steps with clipping and a schedule; key biases, whose gradient is rounding alone, are left out.
+    """Losses and weights after AdamW steps with clipping and a schedule, without key biases.
 
     Models of 16 bits compute in these, and keep their weights and step them in float32.
     """

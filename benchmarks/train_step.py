@@ -1,7 +1,10 @@
-"""One whole training step, ours against the PyTorch twin at its best settings: forward, smoothed loss, backward, clipping, AdamW, dropout 0.1.
+"""One training step, timed against the PyTorch twin at its best settings.
 
-Every contender lives in a process of its own and waits for its turn on a pipe, so rounds are interleaved (A B C D, A B C D, ...) on the same
-cores, and only one works at a time. This process imports neither framework. See benchmarks/README.md.
+Forward, smoothed loss, backward, clipping and AdamW, with dropout 0.1.
+
+Every contender lives in a process of its own and waits for its turn on a pipe, so rounds are
+interleaved (A B C D, A B C D, ...) on the same cores, and only one works at a time. This process
+imports neither framework. See benchmarks/README.md.
 """
 
 import argparse
@@ -49,7 +52,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Work(NamedTuple):
-    """What every contender is given: plain values, and the file with the weights that all of them start from."""
+    """The inputs of every contender: plain values, and the file with the initial weights."""
 
     size: str
     batch: int
@@ -59,7 +62,8 @@ class Work(NamedTuple):
 
 
 def config(work: Work, rate: float = 0.1) -> Any:
-    """vaswani2017_base (post-norm, three tied matrices) at a benchmark size, with ``rate`` at every place that can drop."""
+    """vaswani2017_base (post-norm, three tied matrices) at a benchmark size, with dropout ``rate``
+    everywhere."""
     import jax_transformer as jt
 
     longest = max(512, work.length)
@@ -69,7 +73,8 @@ def config(work: Work, rate: float = 0.1) -> Any:
 
 
 def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Source, target in and target out (batch, length), without padding: every position is a token."""
+    """Source, target in and target out (batch, length), without padding: every position is a
+    token."""
     ids = (
         np.random.default_rng(0)
         .integers(3, SIZES[work.size]["vocab_size"], (2, work.batch, work.length + 1))
@@ -80,8 +85,9 @@ def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def step_flops(work: Work) -> float:
     """3 × the multiply-adds × 2 of the forward pass's matrix products: backward has two products for each of forward's. Elementwise work is not
-    counted. A source token costs, in each encoder layer, 4 d² (query, key, value, output) + 2 d f (feed-forward) + 2 s d (scores and mixing), and
-    in each decoder layer 2 d² (its key and value); a target token 6 d² + 2 d f + 2 (t + s) d in each decoder layer, and d v for its logits."""
+    counted. A source token costs, in each encoder layer, 4 d² (query, key, value, output) + 2 d f
+    (feed-forward) + 2 s d (scores and mixing), and in each decoder layer 2 d² (its key and value);
+    a target token 6 d² + 2 d f + 2 (t + s) d in each decoder layer, and d v for its logits."""
     d, f, layers, v = (
         SIZES[work.size][name] for name in ("d_model", "d_ff", "num_layers", "vocab_size")
     )
@@ -150,7 +156,7 @@ class Jax:
 
 
 class Torch:
-    """The twin's step as its users write it, with AdamW in one fused pass and gradients freed rather than zeroed."""
+    """The twin's step as its users write it: fused AdamW, gradients freed instead of zeroed."""
 
     def __init__(self, work: Work, name: str):
         import torch
@@ -237,7 +243,8 @@ def seconds(function: Any, *args: Any) -> float:
 
 
 def prepare(pipe: Any, work: Work) -> None:
-    """A process's work: draw the weights by our initialisation, write them under PyTorch's names, say what JAX runs on."""
+    """Draw the weights by our initialisation, write them under PyTorch's names, print JAX's
+    device."""
     import jax
     from flax import nnx
 
@@ -248,7 +255,8 @@ def prepare(pipe: Any, work: Work) -> None:
 
 
 def serve(pipe: Any, name: str, work: Work) -> None:
-    """A contender's process: build, say the losses, take the first step, then as many steps a round as asked, until told 0."""
+    """Run a contender: build, print the losses, take the first step, then time rounds until told
+    0."""
     try:
         contender: Any = (Jax if name == OURS else Torch)(work, name)
         told = {
@@ -291,7 +299,7 @@ def hear(pipe: Any) -> dict[str, Any]:
 
 
 def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Start the contenders one after another, see that they compute the same, and let them take turns."""
+    """Start the contenders one by one, check that they compute the same, and time them in turns."""
     work = Work(size, args.batch, args.length, f"{folder}/{size}.npz", "cpu")
     backend, device = start(prepare, work).recv()
     work = work._replace(device="gpu" if backend == "gpu" else "cpu")

@@ -304,7 +304,7 @@ def test_a_golden_of_a_module_with_another_kind_of_batch_is_refused(run, capsys)
         run / "other.safetensors", lambda *_: Recording(result=x), [x], source={"factory": "a:b"}
     )
     assert cli.main(["parity", str(run / "run"), str(run / "other.safetensors")]) == 2
-    assert "its batch is float64 (2, 3), and " in capsys.readouterr().err
+    assert "its batch is float64 (2, 3), but " in capsys.readouterr().err
 
 
 def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""docs/traps.md: each trap in three lines, each test and each fault that it names is there."""
+"""docs/traps.md: each trap has three parts, and each test and fault that it names exists."""
 
 import re
 from pathlib import Path

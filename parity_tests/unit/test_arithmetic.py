@@ -1,4 +1,4 @@
-"""Where rounding would spoil a result that is right on paper: found by faults that no other test noticed (docs/parity.md)."""
+"""Results that rounding would spoil; faults that no other test noticed (docs/parity.md)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,10 @@ from parity_tests.unit.helpers import tiny
 
 
 def test_a_norm_of_large_numbers_keeps_its_digits():
-    """Mean 1000, deviation 0.01, float32: the mean of squares minus the square of the mean would err by more than the result."""
+    """The mean of squares minus the square of the mean would err by more than the result.
+
+    Mean 1000, deviation 0.01, float32.
+    """
     x = (1000 + 0.01 * np.random.default_rng(0).normal(size=(2, 3, 64))).astype(np.float32)
     wide = x.astype(np.float64)
     expected = (wide - wide.mean(axis=-1, keepdims=True)) / np.sqrt(

@@ -1,4 +1,4 @@
-"""Dropout masks: the hash is as good as a random generator where it matters here, and each site draws its own."""
+"""Dropout masks: the hash is as good as a random generator here, and each site draws its own."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ def test_all_bits_are_balanced_and_independent():
 
 
 def test_the_statistics_notice_a_weak_hash():
-    """The first multiplication alone, without the mixing: what the tests above must not let pass."""
+    """The first multiplication without the mixing, which the tests above must not accept."""
     index = np.arange(np.prod(SHAPE), dtype=np.uint32).reshape(SHAPE) * np.uint32(0x9E3779B1)
     kept = index >= np.uint32(0.3 * 2**32)
     assert abs(correlation(kept[..., 1:], kept[..., :-1])) > 5
@@ -158,14 +158,20 @@ def test_threefry_is_jax_random_bernoulli():
 
 
 def test_both_words_of_a_key_count():
-    """They are well mixed, as fold_in leaves them: second words that differ in their last bits alone give masks that are each other's reverse."""
+    """Keys are well mixed, as fold_in leaves them.
+
+    Second words that differ only in their last bits give masks that are each other's reverse.
+    """
     pairs = ((5, 0x3C6EF372), (5, 0xDAA66D2B), (6, 0x3C6EF372))
     keys = [jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32)) for words in pairs]
     assert pairwise([np.asarray(hash_bits(key, (40, 500))) >> 31 for key in keys]) < 5
 
 
 def test_rows_vary_as_chance_has_it():
-    """Neither more nor less: a sequence that is spread too evenly has the right rate and no correlation between neighbours."""
+    """The variance of the rate is that of chance.
+
+    A sequence that is spread too evenly has the right rate and no correlation between neighbours.
+    """
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
         rows = (

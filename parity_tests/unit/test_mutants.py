@@ -1,4 +1,4 @@
-"""The list of faults that the suite is shown to notice (benchmarks/mutants.py) cannot rot: each still fits the code, and its tests are there."""
+"""The faults of benchmarks/mutants.py stay valid: each still fits the code, and its tests exist."""
 
 import ast
 import dataclasses
@@ -27,7 +27,7 @@ def test_every_fault_has_tests_that_there_are():
 
 
 def test_every_named_test_is_of_the_default_suite(request):
-    """With its parameters: a fault that slow tests alone notice is not noticed."""
+    """Parameters too: a fault that only slow tests notice does not count as noticed."""
     absent = mutants_fault.uncollected(
         {node for mutant in LISTED for node in mutant.tests}, request.session
     )

@@ -114,9 +114,9 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["golden", "mkae", "x.safetensors"], "is neither make nor check (did you mean 'make'?)"),
+        (["golden", "mkae", "x.safetensors"], "must be make or check (did you mean 'make'?)"),
         (["golden", "make", "x.safetensors"], "golden make FILE MODEL, or golden check FILE"),
         (
             ["golden", "check", "x.safetensors", "model"],
@@ -131,10 +131,10 @@ def test_a_file_that_is_not_a_golden_is_refused(tmp_path, capsys):
     ],
     ids=["action", "no model", "model with check", "no batch", "lengths", "no run"],
 )
-def test_the_command_line_refuses(arguments, said, capsys):
+def test_the_command_line_refuses(arguments, message, capsys):
     assert cli.main(arguments) in (2, 3)
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 # Another Python
