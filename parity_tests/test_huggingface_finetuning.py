@@ -62,19 +62,19 @@ def assert_begins_as_transformers(
     kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
     starts = isinstance(words, transformers.MBartTokenizer)
     assert (
-        found.initial.decoding.constraints.bad_words_ids
+        found.init_source.decoding.constraints.bad_words_ids
         == ((words.pad_token_id,),)
         == tuple(map(tuple, kept["bad_words_ids"]))
     )
     assert (
-        found.initial.decoding.forced_bos_token_id
+        found.init_source.decoding.forced_bos_token_id
         == kept.get("forced_bos_token_id")
         == (None if starts else language)
     )
     if starts:
         assert (
             found.config.bos_id
-            == found.initial.decoding.decoder_start_token_id
+            == found.init_source.decoding.decoder_start_token_id
             == kept["decoder_start_token_id"]
             == language
         )
@@ -139,10 +139,10 @@ def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
     module, flags = made("t5", tmp_path / "model"), runs.write_text(tmp_path)
     said, file = tmp_path / "model/generation_config.json", "generation_config.json"
     for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
-        kept = json.loads(prepared(tmp_path, flags, **more).initial.files[file])
+        kept = json.loads(prepared(tmp_path, flags, **more).init_source.files[file])
         assert kept == json.loads(said.read_text()) | {"max_length": length}
     said.unlink()  # as folders were, before there was this file
-    kept = json.loads(prepared(tmp_path, flags).initial.files[file])
+    kept = json.loads(prepared(tmp_path, flags).init_source.files[file])
     assert {
         "max_length": 513,
         "pad_token_id": 0,
@@ -151,7 +151,7 @@ def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
     }.items() <= kept.items()
     module.generation_config.max_new_tokens = 30
     module.save_pretrained(tmp_path / "model")
-    assert prepared(tmp_path, flags).initial.files[file] == said.read_bytes()
+    assert prepared(tmp_path, flags).init_source.files[file] == said.read_bytes()
 
 
 @pytest.mark.proves("fine-tuning")
@@ -351,5 +351,5 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
         "translate",
         lambda model, words, lines, how, **more: asked.append(how) or list(lines),
     )
-    check(transformer.flatten(found.initial.model()))
-    assert asked == [found.initial.decoding] and asked[0].constraints.bad_words_ids
+    check(transformer.flatten(found.init_source.model()))
+    assert asked == [found.init_source.decoding] and asked[0].constraints.bad_words_ids

@@ -1,4 +1,4 @@
-"""From the data options to encoded pairs and a batch plan."""
+"""The training data: from the data options to encoded pairs and a batch plan."""
 
 import json
 from collections.abc import Callable
@@ -6,23 +6,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batches, encoding, parallel_text, tokenizer
+from jax_transformer.data import (
+    batches,
+    encoding,
+    hub,
+    pair_files,
+    parallel_text,
+    phrases,
+    tokenizer,
+)
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
-from jax_transformer.data.options import TooLong
+from jax_transformer.data.options import DataOptions, Kind, TooLong
+from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic
 from jax_transformer.storage.huggingface import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source, text, vocabulary
+from jax_transformer.training import init_source, vocabulary
 from jax_transformer.training.init_source import InitSource
 from jax_transformer.training.options import TrainOptions
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What training reads."""
+    """Everything that training reads."""
 
     tokenizer: Tokenizer | TokenizerPair
     config: TransformerConfig
@@ -32,36 +41,37 @@ class Corpus:
     """The text of ``valid``."""
     plan: BatchPlan
     about: dict[str, Any]
-    """What data.json records: hashes, counts, and the shapes of the batches."""
-    initial: InitSource | None = None
-    """What the run begins from, where that is not random weights."""
+    """The content of data.json: hashes, counts, and the shapes of the batches."""
+    init_source: InitSource | None = None
+    """The model that the run starts from. None: random weights."""
 
 
 def prepare(
     options: TrainOptions, folder: RunFolder, devices: Callable[[], int] = lambda: 1
 ) -> Corpus:
-    """Read the text, take the tokenizer that is there or train it, encode, and plan batches of a multiple of ``devices()`` rows.
+    """Read the text, load or train the tokenizer, encode, and plan batches.
 
-    Nothing is compiled or written yet. What costs little is checked first: options, then files, then validation, then the training text;
-    how many devices there are is asked last, because to find them is to load JAX.
+    Nothing is compiled or written. Cheap checks come first: options, files, validation text, then
+    the training text. ``devices()`` is asked last, because counting devices loads JAX; every batch
+    has a multiple of that many rows.
     """
     data = options.data
     parallel_text.check_readable(data.files)
-    begins = init_source.find(options, folder)
-    found = begins.tokenizer if begins else vocabulary.ready(options, folder.path)
-    config = begins.config if begins else vocabulary.config(options, found)
+    source = init_source.find(options, folder)
+    words = source.tokenizer if source else vocabulary.ready(options, folder.path)
+    config = source.config if source else vocabulary.config(options, words)
     limits = vocabulary.limits(data, config)
-    train, valid = text.read(data)
-    if found is None:
-        found = vocabulary.train(data, train.pairs, config)
-        config = vocabulary.config(options, found)
-    encoded_valid = encoding.encode_pairs(valid.pairs, found.source, found.target, *limits)
+    train, valid = read_text(data)
+    if words is None:
+        words = vocabulary.train(data, train.pairs, config)
+        config = vocabulary.config(options, words)
+    encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
     encoded = encoding.encode_pairs(
-        train.pairs, found.source, found.target, *limits, cut=data.too_long is TooLong.CUT
+        train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
     widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
-    rows = _rows_of_run(folder, widths, rows_multiple) or batches.rows_per_batch(
+    rows = _recorded_rows(folder, widths, rows_multiple) or batches.rows_per_batch(
         widths, data.tokens_per_batch, rows_multiple
     )
     plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
@@ -74,43 +84,77 @@ def prepare(
         "cut_long": encoded.cut_long,
         "train_sha256": parallel_text.content_hash(train.pairs),
         "valid_sha256": parallel_text.content_hash(valid.pairs),
-        "tokenizer_sha256": found.hash,
+        "tokenizer_sha256": words.hash,
         "widths": list(plan.widths),
         "rows": list(plan.rows),
         "batches_per_epoch": plan.batches_per_epoch,
         "fill": round(plan.fill(), 4),
-        **({"init_sha256": begins.sha256} if begins else {}),
+        **({"init_sha256": source.sha256} if source else {}),
     }
-    return Corpus(
-        found,
-        config,
-        encoded,
-        encoded_valid,
-        [valid.pairs[i] for i in encoded_valid.kept],
-        plan,
-        about,
-        begins,
+    valid_pairs = [valid.pairs[i] for i in encoded_valid.kept]
+    return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source)
+
+
+# Text
+
+
+def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
+    """Training and validation pairs. Raises InputError that names the file and line.
+
+    Validation, the shorter one, is read first: its faults are reported before the training text is
+    read.
+    """
+    if options.kind is Kind.PHRASES:
+        splits = phrases.load()
+        return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
+    valid, train = _read_split(options, "valid"), _read_split(options, "train")
+    if parallel_text.looks_swapped(train.pairs, valid.pairs):
+        raise InputError(
+            "the validation sources are in the language of the training targets, and the targets "
+            "in that of the sources; swap one of the two"
+        )
+    return train, valid
+
+
+def _read_split(options: DataOptions, split: str) -> Pairs:
+    """The pairs of "train" or "valid"."""
+    fields = (options.source_field, options.target_field)
+    if options.kind is Kind.DATASET:
+        assert options.dataset is not None
+        return hub.read_pairs(
+            options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
+        )
+    if options.kind is Kind.PAIRS:
+        return parallel_text.joined(
+            [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
+        )
+    files = zip(
+        getattr(options, f"{split}_source"), getattr(options, f"{split}_target"), strict=True
+    )
+    return parallel_text.joined(
+        [parallel_text.read_pairs(source, target) for source, target in files]
     )
 
 
-def _rows_of_run(
+# Batches
+
+
+def _recorded_rows(
     folder: RunFolder, widths: tuple[int, ...], rows_multiple: int
 ) -> tuple[int, ...] | None:
-    """The rows that a run which goes on had so far, where its devices of now can share them: its batches then stay the same."""
-    rows = _recorded(folder).get("rows") if folder.data.exists() else None
+    """The rows per batch in data.json, if today's devices can share them: batches stay the same."""
+    rows = _read_about(folder).get("rows") if folder.data.exists() else None
     if not isinstance(rows, list) or len(rows) != len(widths):
         return None
-    return (
-        tuple(rows)
-        if all(
-            isinstance(count, int) and count > 0 and count % rows_multiple == 0 for count in rows
-        )
-        else None
-    )
+    usable = all(isinstance(n, int) and n > 0 and n % rows_multiple == 0 for n in rows)
+    return tuple(rows) if usable else None
 
 
 def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
-    """Raises InputError where there is not one full batch: the widest has the fewest rows, and gets what other buckets have left over."""
+    """Raise InputError if no batch is full.
+
+    The widest bucket has the fewest rows, and gets the pairs that are left over in the others.
+    """
     pairs, rows, width = len(plan.lengths), plan.rows[-1], plan.widths[-1]
     if pairs < rows:
         remedy = (
@@ -119,13 +163,20 @@ def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:
             else f"devices, {rows_multiple} now,"
         )
         raise InputError(
-            f"{pairs} training pairs are less than one batch of {rows} rows of {width} tokens; lower {remedy} or give more text"
+            f"{pairs} training pairs are less than one batch of {rows} rows of {width} tokens; "
+            f"lower {remedy} or give more text"
         )
 
 
+# data.json
+
+
 def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
-    """What data.json of a run that goes on records otherwise, as ``train_pairs (60 -> 59)``. Raises InputError for a file that is damaged."""
-    before = _recorded(folder)
+    """The entries in which a resumed run's data.json differs, as ``train_pairs (60 -> 59)``.
+
+    Raises InputError if the file is damaged.
+    """
+    before = _read_about(folder)
     return [
         f"{name} ({_short(before.get(name))} -> {_short(now)})"
         for name, now in corpus.about.items()
@@ -133,8 +184,7 @@ def changes(corpus: Corpus, folder: RunFolder) -> list[str]:
     ]
 
 
-def _recorded(folder: RunFolder) -> dict[str, Any]:
-    """What data.json holds."""
+def _read_about(folder: RunFolder) -> dict[str, Any]:
     try:
         return dict(json.loads(folder.data.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -146,22 +196,23 @@ def _short(value: Any) -> str:
 
 
 def check(corpus: Corpus, folder: RunFolder) -> None:
-    """Raises ConfigError where a run that goes on no longer has the same data."""
+    """Raise ConfigError if the data of a resumed run changed."""
     changed = changes(corpus, folder) if folder.data.exists() else []
     if changed:
         raise ConfigError(
-            f"{folder.path}: the data changed since this run began ({', '.join(changed)}); give another --run"
+            f"{folder.path}: the data changed since this run began ({', '.join(changed)}); "
+            "give another --run"
         )
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
-    """Write what the run keeps of its beginning, the tokenizer, config.json and, last, data.json, where the folder does not hold them yet."""
+    """Write tokenizer, config.json and, last, data.json, unless the folder has them already."""
     if folder.data.exists():
         return
     tokenizer.save_folder(corpus.tokenizer, folder.path)
-    if (
-        corpus.initial is not None and corpus.initial.files
-    ):  # behind the tokenizer, whose files have how to decode as it was
-        write_files(folder.path / IN_RUN, corpus.initial.files)
+    source = corpus.init_source
+    # After the tokenizer, whose files include the generation config as it was
+    if source is not None and source.files:
+        write_files(folder.path / IN_RUN, source.files)
     atomic.write_text(folder.config, corpus.config.to_json())
     atomic.write_text(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -13,15 +13,14 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import averaging, curves, optimizer, resume, samples, selection, step
+from jax_transformer.training import averaging, curves, optimizer, resume, selection, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.mesh import Devices
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.progress import Progress
 from jax_transformer.training.step import Arrays, TrainState
 from jax_transformer.training.stops import Stop
-from jax_transformer.training.validation import Validation
+from jax_transformer.training.validation import Validation, choose_examples
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
@@ -33,8 +32,8 @@ def start(
 ) -> TrainState:
     """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
     rule = optimizer.make(options.optimizer, options.steps)
-    if intact is None and corpus.initial is not None:
-        model = corpus.initial.model()
+    if intact is None and corpus.init_source is not None:
+        model = corpus.init_source.model()
     else:
         model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
     state = step.initial_state(model, rule, ema=options.optimizer.ema > 0)
@@ -74,8 +73,8 @@ class Run:
             folder.averaged, [step for step in average if step <= began]
         )  # of steps that are made again
         folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
-        self.journal = MetricsLogger(options, folder, began, about.get("unrecorded", []))
-        self.progress = Progress(began, options.steps)
+        self.logger = MetricsLogger(options, folder, began, about.get("unrecorded", []))
+        self.progress = self.logger.progress
 
     def train(self, state: TrainState) -> None:
         """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
@@ -87,8 +86,7 @@ class Run:
                 state = self._steps(state)
             self._average(state)
         finally:
-            self.progress.close()
-            self.journal.close()
+            self.logger.close()
 
     def _steps(self, state: TrainState) -> TrainState:
         options = self.options
@@ -102,14 +100,14 @@ class Run:
                 state, [self.devices.divide(batch) for batch in group], key
             )
             self.progress.advance()
-            self.journal.pending.append(measured)
-            jax.block_until_ready(self.journal.pending[-AHEAD - 1 : -AHEAD])
+            self.logger.pending.append(measured)
+            jax.block_until_ready(self.logger.pending[-AHEAD - 1 : -AHEAD])
             now, stop = (
                 self.progress.step,
                 self.stop.asked,
             )  # asked once: what is said at the end of a step holds for all of it
             if now % options.log_every == 0 or now == options.steps:
-                self.progress.show(self.journal.flush(now))
+                self.logger.flush(now)
             if self._validates(now) or stop:
                 self._pause(state)
                 if self._patience_ended():
@@ -125,17 +123,17 @@ class Run:
     def _pause(self, state: TrainState) -> None:
         """Validate where the step asks for it, save, and stop where that was asked for."""
         now = self.progress.step
-        self.journal.wait(now)  # nothing is saved behind a loss that is not finite
-        about = {**resume.environment(), "unrecorded": self.journal.values}
+        self.logger.wait(now)  # nothing is saved behind a loss that is not finite
+        about = {**resume.environment(), "unrecorded": self.logger.values}
         if self._validates(now):
             with contextlib.suppress(
                 Preempted
             ):  # a validation that is cut short is made when the run goes on
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
-        self.journal.sync()
+        self.logger.sync()
         checkpoint.save(self.folder.checkpoints, now, state, about=about)
         self._prune()
-        self.journal.restart_clock()
+        self.logger.restart_clock()
         over = "figures" in about and (now == self.options.steps or self._patience_ended())
         if self.stop.asked and not over:
             raise Preempted(
@@ -158,12 +156,12 @@ class Run:
             report = self.validation(weights)
         now = entry["step"]
         if not math.isfinite(report.figures["valid_loss"]):
-            raise self.journal.not_finite("validation loss", now, report.figures["valid_loss"])
-        self.journal.add({**entry, **report.figures})
-        chosen = samples.samples(
+            raise self.logger.not_finite("validation loss", now, report.figures["valid_loss"])
+        self.logger.add({**entry, **report.figures})
+        examples = choose_examples(
             -(-now // self.options.eval_every), len(report.lines), self.options.samples
         )
-        for line in report.say(name, chosen):
+        for line in report.describe(name, examples):
             self.progress.say(line)
         curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
         return report.figures

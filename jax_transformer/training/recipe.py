@@ -83,11 +83,11 @@ def _introduce(
         f"{rows}x{width}" for rows, width in zip(text.plan.rows, text.plan.widths, strict=True)
     )
     sizes = dict.fromkeys((text.config.source_vocab_size, text.config.target_vocab_size))
-    name = options.model.preset if text.initial is None else f"from {options.init}"
+    name = options.model.preset if text.init_source is None else f"from {options.init}"
     say(
         f"{folder.path}: {name}, {weights:,} parameters, vocabulary {' and '.join(map(str, sizes))}"
     )
-    for line in text.initial.lines() if text.initial is not None else ():
+    for line in text.init_source.lines() if text.init_source is not None else ():
         say(line)
     say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:

@@ -1,4 +1,4 @@
-"""How good a model is on the validation text."""
+"""The validation of a model during training: loss, scores, and examples to read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,45 +17,60 @@ from jax_transformer.training.step import Arrays
 
 
 @dataclass(frozen=True)
-class Report:
-    """Figures, and sources, references and translations of all scored pairs."""
+class ValidationReport:
+    """Figures, and source, reference and translation of every scored pair."""
 
     figures: dict[str, Any]
     lines: list[tuple[str, str, str]]
 
-    def say(self, name: str, chosen: list[int]) -> Iterator[str]:
-        """The figures in one line, then the chosen examples."""
+    def describe(self, name: str, examples: list[int]) -> Iterator[str]:
+        """The figures in one line, then the examples with these indices."""
         figures = self.figures
-        scores = f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  exact match {figures['exact_match']:.1f} %"
+        scores = (
+            f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
+            f"exact match {figures['exact_match']:.1f} %"
+        )
         yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
-        for source, reference, hypothesis in (self.lines[i] for i in chosen):
+        for source, reference, hypothesis in (self.lines[i] for i in examples):
             yield f"    {source}\n      -> {hypothesis}" + (
                 "" if hypothesis == reference else f"\n         (reference: {reference})"
             )
 
 
 class Validation:
-    """Loss over all validation pairs, and scores of the first ``eval_pairs`` of them translated greedily."""
+    """Loss over all validation pairs; scores of the first ``eval_pairs``, translated greedily."""
 
     def __init__(self, options: TrainOptions, corpus: Corpus, devices: Devices):
         self.corpus, self.devices = corpus, devices
         self.loss_sum = step.make_evaluation(corpus.config)
         self.pairs = corpus.valid_pairs[: options.eval_pairs]
-        self.how = corpus.initial.decoding if corpus.initial is not None else None
+        source = corpus.init_source
+        self.generation_config = source.decoding if source is not None else None
 
-    def __call__(self, weights: Arrays) -> Report:
-        """The report of a model's arrays."""
+    def __call__(self, weights: Arrays) -> ValidationReport:
+        """The report of a model with these arrays."""
         corpus = self.corpus
         groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
         sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
         losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
         model = transformer.unflatten(corpus.config, weights)
-        sources, references = (
-            [source for source, _ in self.pairs],
-            [target for _, target in self.pairs],
-        )
+        sources = [source for source, _ in self.pairs]
+        references = [target for _, target in self.pairs]
         hypotheses = translation.translate(
-            model, corpus.tokenizer, sources, self.how, widths=corpus.plan.widths
+            model,
+            corpus.tokenizer,
+            sources,
+            self.generation_config,
+            widths=corpus.plan.widths,
         )
         figures = {"valid_loss": float(losses / tokens), **metrics.score(hypotheses, references)}
-        return Report(figures, list(zip(sources, references, hypotheses, strict=True)))
+        return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
+
+
+def choose_examples(number: int, pairs: int, count: int) -> list[int]:
+    """Indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
+
+    Successive validations walk through the set and start again at its end. They depend on the
+    number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.
+    """
+    return [(number * count + i) % pairs for i in range(min(count, pairs))]

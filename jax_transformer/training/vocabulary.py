@@ -1,4 +1,4 @@
-"""The tokenizer or the two of a run, and the model's configuration that goes with them."""
+"""The tokenizer (or two) of a run, and the model configuration that fits it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,31 +16,29 @@ Vocabulary = Tokenizer | TokenizerPair
 
 
 def ready(options: TrainOptions, folder: Path) -> Vocabulary | None:
-    """The tokenizer that is given or that the run has already; None where it is yet to be trained.
+    """The tokenizer that the options name or that the run has; None if it must be trained first.
 
-    One that is given is read anew when a run goes on, so that a changed file is noticed. Without data.json, which is written last, what lies in
-    the folder was not finished.
+    A named tokenizer is read again at every resume, so that a changed file is noticed. A folder
+    without data.json, which is written last, is unfinished: its tokenizer is not used.
     """
     data = options.data
     if data.tokenizer is not None:
-        given = Tokenizer.load(data.tokenizer)
-        return (
-            given
-            if data.target_tokenizer is None
-            else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
-        )
+        source = Tokenizer.load(data.tokenizer)
+        if data.target_tokenizer is None:
+            return source
+        return TokenizerPair(source, Tokenizer.load(data.target_tokenizer))
     if not (folder / "data.json").exists() or not tokenizer.in_folder(folder):
         return None
-    found = tokenizer.load_folder(folder)
-    if isinstance(found, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
+    loaded = tokenizer.load_folder(folder)
+    if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
         raise InputError(
-            f"{folder}: its tokenizer is not that of data.vocabularies={data.vocabularies.value}"
+            f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
         )
-    return found
+    return loaded
 
 
 def train(data: DataOptions, pairs: TextPairs, model: TransformerConfig) -> Vocabulary:
-    """Learn the vocabulary of both sides, or one of each, with the model's special ids."""
+    """Train one tokenizer for both sides or one for each, with the model's special ids."""
 
     def learn(lines: Iterable[str], pad_id: int) -> Tokenizer:
         return Tokenizer.train(
@@ -55,47 +53,49 @@ def train(data: DataOptions, pairs: TextPairs, model: TransformerConfig) -> Voca
     )
 
 
-def config(options: TrainOptions, found: Vocabulary | None) -> TransformerConfig:
-    """The model's configuration: with the sizes and special ids of a tokenizer, or with those that one is yet to be trained to.
+def config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
+    """The model configuration with the tokenizer's sizes and special ids.
 
-    Raises ConfigError where the two sides cannot have the vocabularies that the options ask for.
+    Without a tokenizer, with the sizes that one will be trained to. Raises ConfigError if the two
+    sides cannot have the vocabularies that the options ask for.
     """
     data = options.data
-    if found is None:
-        made = options.model.config(data.vocab_size, data.vocab_size)
+    if vocabulary is None:
+        model = options.model.config(data.vocab_size, data.vocab_size)
     else:
-        source, target = found.source, found.target
+        source, target = vocabulary.source, vocabulary.target
         ids = {
             "source_pad_id": source.pad_id,
             "target_pad_id": target.pad_id,
             "bos_id": target.bos_id,
             "eos_id": target.eos_id,
         }
-        made = options.model.config(source.vocab_size, target.vocab_size, **ids)
+        model = options.model.config(source.vocab_size, target.vocab_size, **ids)
     if data.vocabularies is Vocabularies.SHARED:
-        if made.source_pad_id != made.target_pad_id:
+        if model.source_pad_id != model.target_pad_id:
             raise ConfigError(
-                f"one vocabulary for both sides needs one pad id, not {made.source_pad_id} and {made.target_pad_id}"
+                "one vocabulary for both sides needs one pad id, "
+                f"not {model.source_pad_id} and {model.target_pad_id}"
             )
-    elif made.tying is Tying.ALL:
+    elif model.tying is Tying.ALL:
         raise ConfigError(
-            "tying=all shares one embedding between two vocabularies; with data.vocabularies=separate give model.tying output or none"
+            "tying=all shares one embedding between two vocabularies; "
+            "with data.vocabularies=separate give model.tying output or none"
         )
-    return made
+    return model
 
 
 def limits(data: DataOptions, model: TransformerConfig) -> tuple[int, int]:
-    """The longest source and target, in tokens. Raises ConfigError for one over the model's."""
-    found = []
+    """Maximum length of source and target in tokens. Raises ConfigError if over the model's."""
+    lengths = []
     for name in ("max_source_length", "max_target_length"):
         value = getattr(data, name)
         if value is not None and value > model.longest:
-            raised = f"max_length={model.max_length}; raise that too"
             reach = (
-                raised
+                f"max_length={model.max_length}; raise that too"
                 if model.longest == model.max_length
                 else f"positions, which reach {model.longest} tokens"
             )
             raise ConfigError(f"data.{name}={value} is over the model's {reach}")
-        found.append(families.usual_length(model) if value is None else value)
-    return found[0], found[1]
+        lengths.append(families.usual_length(model) if value is None else value)
+    return lengths[0], lengths[1]

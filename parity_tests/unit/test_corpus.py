@@ -295,7 +295,7 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
         path.name for path in folder.path.iterdir()
     }
     assert tokenizer.load_folder(folder.path).hash == found.tokenizer.hash
-    with pytest.raises(InputError, match=r"its tokenizer is not that of data\.vocabularies=shared"):
+    with pytest.raises(InputError, match=r"its tokenizer does not fit data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
 
 

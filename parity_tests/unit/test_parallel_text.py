@@ -219,9 +219,9 @@ def test_content_hash_stays_the_same_over_versions():
     )
 
 
-def test_importing_loads_no_jax():
+def test_importing_the_corpus_loads_no_jax():
     script = (
-        "import sys, jax_transformer.training.text, jax_transformer.training.vocabulary, jax_transformer.data.batches;"
+        "import sys, jax_transformer.training.corpus, jax_transformer.training.vocabulary, jax_transformer.data.batches;"
         "assert not {'jax', 'torch', 'transformers', 'grain'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -2,16 +2,20 @@
 
 import pytest
 
-from jax_transformer.training.samples import samples
+from jax_transformer.training.validation import choose_examples
 
 
 @pytest.mark.parametrize(("pairs", "count"), [(10, 3), (9, 3), (7, 5), (5, 5), (1, 1), (1000, 3)])
 def test_validations_walk_through_the_set(pairs, count):
-    shown = [index for number in range(2 * pairs) for index in samples(number, pairs, count)]
+    shown = [
+        index for number in range(2 * pairs) for index in choose_examples(number, pairs, count)
+    ]
     assert shown == [i % pairs for i in range(2 * pairs * count)]
-    assert [len(set(samples(number, pairs, count))) for number in range(pairs)] == [count] * pairs
+    assert [len(set(choose_examples(number, pairs, count))) for number in range(pairs)] == [
+        count
+    ] * pairs
 
 
 def test_there_may_be_fewer_than_are_asked_for():
-    assert sorted(samples(3, 2, 5)) == [0, 1]
-    assert samples(3, 2, 0) == samples(3, 0, 3) == []
+    assert sorted(choose_examples(3, 2, 5)) == [0, 1]
+    assert choose_examples(3, 2, 0) == choose_examples(3, 0, 3) == []
