@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "distance 0 counted as behind",
         _RELATIVE,
-        "behind = distances > 0",
-        "behind = distances >= 0",
+        "after = distances > 0",
+        "after = distances >= 0",
         family("t5"),
         _SELF,
         case="t5",

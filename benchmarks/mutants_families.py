@@ -151,9 +151,12 @@ MUTANTS = [
     Mutant(
         "norm of embeddings before positions",
         _WHOLE,
-        "x = self.positions(x, context.positions, context.valid, whole=context.length is None)",
-        "x = x if self.embedding_norm is None else self.embedding_norm(x)\n            "
-        "x = self.positions(x, context.positions, context.valid, whole=context.length is None)",
+        ("            x = self.positions(\n                x, context.positions"),
+        (
+            "            x = x if self.embedding_norm is None else self.embedding_norm(x)\n"
+            "            x = self.positions(\n"
+            "                x, context.positions"
+        ),
         family("bart"),
         "encoder",
         case="bart",

@@ -75,11 +75,14 @@ MUTANTS = [
         _RULE,
         (
             "def _adamw(options: OptimizerOptions) -> Chain:\n"
-            "    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)"
+            "    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)\n"
         ),
         (
             "def _adamw(options: OptimizerOptions) -> Chain:\n"
-            "    adam = optax.chain(optax.scale_by_adam(options.beta1, options.beta2, options.epsilon), optax.scale_by_schedule(lambda count: 1 - options.beta1 ** (count + 1)))"
+            "    adam = optax.chain(\n"
+            "        optax.scale_by_adam(options.beta1, options.beta2, options.epsilon),\n"
+            "        optax.scale_by_schedule(lambda count: 1 - options.beta1 ** (count + 1)),\n"
+            "    )\n"
         ),
         _BY_HAND,
         met="bias correction left out, as in BERT's Adam",
