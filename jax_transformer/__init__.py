@@ -16,6 +16,7 @@ _HOMES = {
     "preset_names": "architectures.registry",
     "TransformerConfig": "config",
     "Transformer": "transformer",
+    "Translator": "translation",
     "load": "pretrained",
 }
 _MODULES = (
@@ -38,6 +39,7 @@ __all__ = [
     "Preset",
     "Transformer",
     "TransformerConfig",
+    "Translator",
     "convert",
     "generate",
     "load",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from jax_transformer.config import TransformerConfig
     from jax_transformer.pretrained import load
     from jax_transformer.transformer import Transformer
+    from jax_transformer.translation import Translator
 
 
 def __getattr__(name: str) -> Any:

@@ -1,108 +1,166 @@
-"""Lines of text in, lines of text out."""
+"""Translation: lines of text in, lines of text out."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
 
-import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from jax_transformer import generate
+from jax_transformer import generate, pretrained
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.transformer import Transformer
 
-_ROOM = 8
-"""Positions in the cache of translations, for each of the sources' in a batch."""
+_CACHE_POSITIONS = 8
+"""Positions in the cache of translations, at most, for each position of the sources in a batch."""
 
 
 class Hypothesis(NamedTuple):
-    """A translation, its ids (the end token included where there is one, and nothing behind it), and beam search's score of it."""
+    """A translation, its ids up to and including the end token (if there is one), and beam search's score of it."""
 
     text: str
     ids: Int[np.ndarray, " n"]
     score: float | None
 
 
-def translate(
-    model: Transformer,
-    tokenizer: Tokenizer | TokenizerPair,
-    lines: Sequence[str],
-    generation_config: GenerationConfig | None = None,
-    *,
-    widths: Sequence[int] = (),
-    tokens_per_batch: int = 4096,
-) -> list[str]:
-    """The translation of each line, in order; an empty line stays empty. Arguments and errors as of :func:`hypotheses`."""
-    found = hypotheses(
-        model, tokenizer, lines, generation_config, widths=widths, tokens_per_batch=tokens_per_batch
-    )
-    return [best[0].text for best in found]
+class Translator:
+    """Translates lines of text with a model, its tokenizer, and its folder's own generation config.
 
+    ``Translator.load(path)(["A line.", "Another."], beam_size=4)`` gives what ``jax-transformer translate`` prints. Options of a call are
+    keywords named as the fields of :class:`GenerationConfig` and of its ``constraints``, or ``beam_size``, ``num_hypotheses`` and
+    ``max_length``; those that are not given are the generation config's.
 
-def hypotheses(
-    model: Transformer,
-    tokenizer: Tokenizer | TokenizerPair,
-    lines: Sequence[str],
-    generation_config: GenerationConfig | None = None,
-    *,
-    widths: Sequence[int] = (),
-    tokens_per_batch: int = 4096,
-) -> list[list[Hypothesis]]:
-    """The translations of each line, best first: ``generation_config.num_return_sequences`` of them, or one. An empty line has the empty one alone.
-
-    ``generation_config`` is greedy where not given. Lines are batched by length and padded to ``widths`` (those that the model was trained with), or to
-    the longest that it reads where none is wide enough; all beams of a batch together take ``tokens_per_batch`` positions, and in the cache of
-    translations at most eight times as many. Raises InputError for a line longer than the model reads.
+    Lines are batched by length and padded to ``widths``, the widths that the model was trained with, or to the longest source that it reads.
+    All beams of a batch together take at most ``tokens_per_batch`` positions of the source, and eight times as many of the cache.
+    The model is split for the compiled loops once, here: later changes of it are not seen.
     """
-    generation_config = generation_config or GenerationConfig()
-    longest, end = (
-        model.config.longest,
-        model.config.eos_id
-        if generation_config.eos_token_id is None
-        else generation_config.eos_token_id,
-    )
-    widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
-    full = [i for i, line in enumerate(lines) if line]
-    encoded = encoding.encode_sources(lines, tokenizer, longest)
-    result = [
-        [Hypothesis("", np.zeros(0, np.int32), 0.0 if generation_config.num_beams > 1 else None)]
-        for _ in lines
-    ]
-    rows = batches.rows_per_batch(widths, max(1, tokens_per_batch // generation_config.num_beams))
-    # The cache has room for the longest translation, whatever the source's width: rows of short sources are bounded by that
-    room = _ROOM * tokens_per_batch // generation_config.num_beams
-    rows = tuple(
-        min(count, max(1, room // _places(model.config, width, generation_config)))
-        for count, width in zip(rows, widths, strict=True)
-    )
-    sources = [encoded[i] for i in full]
-    around = encoding.around_of(tokenizer)
-    groups = (
-        batches.source_batches(
-            sources, widths, rows, pad_id=model.config.source_pad_id, around=around
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | TokenizerPair,
+        generation_config: GenerationConfig | None = None,
+        *,
+        widths: Sequence[int] = (),
+        tokens_per_batch: int = 4096,
+    ):
+        longest = model.config.longest
+        self.model, self.tokenizer = model, tokenizer
+        self.generation_config = generation_config or GenerationConfig()
+        self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
+        self.tokens_per_batch = tokens_per_batch
+        self._split = prepare.split(model)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        weights: str = "auto",
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> "Translator":
+        """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
+
+        ``weights``, languages and errors as in :func:`jax_transformer.load`; a folder without a tokenizer is refused.
+        """
+        run = pretrained.load_run(path, weights, source_lang=source_lang, target_lang=target_lang)
+        return cls(run.model, run.tokenizer, run.decoding, widths=run.widths)
+
+    @overload
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: None = None, **options: Any
+    ) -> list[str]: ...
+
+    @overload
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: int, **options: Any
+    ) -> list[list[Hypothesis]]: ...
+
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: int | None = None, **options: Any
+    ) -> list[str] | list[list[Hypothesis]]:
+        """The translation of each line, in order; an empty line stays empty.
+
+        With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from :meth:`hypotheses`.
+        """
+        if num_hypotheses is not None:
+            return self.hypotheses(lines, num_hypotheses=num_hypotheses, **options)
+        return [best[0].text for best in self.hypotheses(lines, **options)]
+
+    def hypotheses(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]:
+        """The ``num_return_sequences`` hypotheses of each line, best first; an empty line has one, which is empty.
+
+        Raises ConfigError for options that are unknown or exclude each other, and InputError for a line longer than the model reads.
+        """
+        if isinstance(lines, str):
+            raise ConfigError("lines is one string: give a list of lines")
+        config = self.generation_config.overridden(options)
+        empty = Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
+        result = [[empty] for _ in lines]
+        for numbers, source in self._batches(lines, config):
+            row_ids = np.zeros(len(source), np.int32)
+            row_ids[: len(numbers)] = numbers
+            tokens, scores = generate.generate(self._split, source, config, row_ids)
+            # Rows after the last line fill the batch
+            for number, ids, row_scores in zip(numbers, tokens, scores, strict=False):
+                result[number] = [
+                    self._hypothesis(*each, config) for each in zip(ids, row_scores, strict=True)
+                ]
+        return result
+
+    def _batches(
+        self, lines: Sequence[str], config: GenerationConfig
+    ) -> Iterator[tuple[list[int], Int[np.ndarray, "b s"]]]:
+        """The numbers of the lines in each batch, and its source; empty lines are in none."""
+        sizes = self.model.config
+        encoded = encoding.encode_sources(lines, self.tokenizer, sizes.longest)
+        filled = [i for i, line in enumerate(lines) if line]
+        if not filled:
+            return
+        groups = batches.source_batches(
+            [encoded[i] for i in filled],
+            self.widths,
+            self._rows(config),
+            pad_id=sizes.source_pad_id,
+            around=encoding.around_of(self.tokenizer),
         )
-        if full
-        else []
-    )
-    for indices, source in groups:
-        numbers = np.zeros(len(source), np.int32)
-        numbers[: len(indices)] = [full[i] for i in indices]
-        tokens, scores = decode(model, source, numbers, generation_config)
-        for i, row, score in zip(
-            indices, tokens, scores, strict=False
-        ):  # rows behind the last line are filler
-            result[full[i]] = [
-                _hypothesis(tokenizer, ids, float(s), end)
-                for ids, s in zip(row, score, strict=True)
-            ]
-    return result
+        for indices, source in groups:
+            yield [filled[i] for i in indices], source
+
+    def _rows(self, config: GenerationConfig) -> tuple[int, ...]:
+        """The number of rows in a batch of each width, bounded by the cache, too, which has room for the longest translation."""
+        tokens = self.tokens_per_batch
+        rows = batches.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
+        in_cache = _CACHE_POSITIONS * tokens // config.num_beams
+        lengths = [
+            prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
+            for width in self.widths
+        ]
+        return tuple(
+            min(count, max(1, in_cache // length))
+            for count, length in zip(rows, lengths, strict=True)
+        )
+
+    def _hypothesis(
+        self, ids: Int[np.ndarray, " n"], score: float, config: GenerationConfig
+    ) -> Hypothesis:
+        """A row of a loop's result, without the padding."""
+        eos_id = config.eos_token_id
+        ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
+        ids = ids[: ends[0] + 1] if len(ends) else ids
+        return Hypothesis(
+            self.tokenizer.decode(ids), ids, None if np.isnan(score) else float(score)
+        )
 
 
 def without_cache(config: TransformerConfig) -> str | None:
-    """A line that says so where decoding cannot keep keys and values, and why."""
+    """A message about models that decode without a cache of keys and values, and why; None for others."""
     if config.uncacheable is None:
         return None
     shorter = (
@@ -113,68 +171,10 @@ def without_cache(config: TransformerConfig) -> str | None:
     return f"decoding runs the whole decoder again at each token, because {config.uncacheable}{shorter}"
 
 
-def n_best_lines(found: Sequence[Sequence[Hypothesis]]) -> list[str]:
-    """As Moses and fairseq write n-best lists: ``line ||| translation ||| score``, lines counted from 0, best first."""
+def n_best_lines(hypotheses: Sequence[Sequence[Hypothesis]]) -> list[str]:
+    """``line ||| translation ||| score``, lines counted from 0, best first, as Moses and fairseq write n-best lists."""
     return [
         f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
-        for i, several in enumerate(found)
+        for i, several in enumerate(hypotheses)
         for hypothesis in several
     ]
-
-
-def decode(
-    model: Transformer,
-    source: Int[np.ndarray, "b s"],
-    numbers: Int[np.ndarray, " b"],
-    generation_config: GenerationConfig,
-) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
-    """The m hypotheses of each row and their scores, which are NaN where nothing gives one; draws differ by the rows' ``numbers``."""
-    shared: dict[str, Any] = {
-        "max_length": _places(model.config, source.shape[1], generation_config),
-        "bos_id": generation_config.decoder_start_token_id,
-        "eos_id": generation_config.eos_token_id,
-    }
-    shared |= {
-        "constraints": generation_config.constraints,
-        "forced_bos_token_id": generation_config.forced_bos_token_id,
-    }
-    if generation_config.do_sample:
-        shared |= {
-            "temperature": generation_config.temperature,
-            "top_k": generation_config.top_k,
-            "top_p": generation_config.top_p,
-        }
-        tokens = generate.sample(
-            model, source, jax.random.key(generation_config.seed), rows=numbers, **shared
-        )
-    elif generation_config.num_beams == 1:
-        tokens = generate.greedy(model, source, **shared)
-    else:
-        shared |= {
-            "beam_size": generation_config.num_beams,
-            "length_penalty": generation_config.length_penalty,
-            "scorer": generation_config.beam_scorer,
-            "early_stopping": generation_config.early_stopping,
-        }
-        several, scores = generate.n_best(
-            model, source, generation_config.num_return_sequences, **shared
-        )
-        return np.asarray(several), np.asarray(scores)
-    return np.asarray(tokens)[:, None], np.full((len(source), 1), np.nan)
-
-
-def _places(config: TransformerConfig, width: int, generation_config: GenerationConfig) -> int:
-    """The most tokens of a translation of a source of this width."""
-    return (
-        min(config.longest, 2 * width)
-        if generation_config.max_new_tokens is None
-        else generation_config.max_new_tokens
-    )
-
-
-def _hypothesis(
-    tokenizer: Tokenizer | TokenizerPair, ids: Int[np.ndarray, " n"], score: float, end: int
-) -> Hypothesis:
-    ends = np.flatnonzero(ids == end)
-    ids = ids[: ends[0] + 1] if len(ends) else ids
-    return Hypothesis(tokenizer.decode(ids), ids, None if np.isnan(score) else score)

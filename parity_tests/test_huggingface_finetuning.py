@@ -347,9 +347,9 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
     check, asked = validation.Validation(options, found, mesh.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
     monkeypatch.setattr(
-        translation,
-        "translate",
-        lambda model, words, lines, how, **more: asked.append(how) or list(lines),
+        translation.Translator,
+        "__call__",
+        lambda self, lines: asked.append(self.generation_config) or list(lines),
     )
     check(transformer.flatten(found.init_source.model()))
     assert asked == [found.init_source.decoding] and asked[0].constraints.bad_words_ids

@@ -10,7 +10,7 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import pretrained, translation
+from jax_transformer import pretrained
 from jax_transformer.convert import exchange
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
@@ -237,9 +237,6 @@ def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
     convert(folder, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     for place in (folder, tmp_path / "run", tmp_path / "back"):
-        run = pretrained.load_run(place)
-        assert run.decoding.num_beams == 3
-        assert (
-            translation.translate(run.model, run.tokenizer, lines, run.decoding, widths=run.widths)
-            == expected
-        )
+        translator = jt.Translator.load(place)
+        assert translator.generation_config.num_beams == 3
+        assert translator(lines) == expected

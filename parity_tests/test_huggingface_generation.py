@@ -23,12 +23,11 @@ import transformers
 from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
-from jax_transformer import translation
 from jax_transformer.config import TransformerConfig
-from jax_transformer.generate import average, constraints
+from jax_transformer.generate import constraints, scorers
 from jax_transformer.generate import huggingface as generation
-from jax_transformer.generate.arguments import Given, Ids
 from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
+from jax_transformer.generate.prepare import Inputs, StaticArgs
 from parity_tests import huggingface
 from parity_tests.huggingface import CASES, Pair
 
@@ -196,7 +195,7 @@ def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
 
 def decoding(both: Pair, settings: dict[str, Any]) -> GenerationConfig:
     """The same for ours, by way of the file."""
-    values = GenerationConfig.from_dict(
+    values = transformers.GenerationConfig.from_dict(
         both.theirs.generation_config.to_dict() | settings
     ).to_dict()
     return generation.from_generation_config(values, both.config)
@@ -219,9 +218,7 @@ def ours_and_theirs(
     both: Pair, source: np.ndarray, settings: dict[str, Any]
 ) -> tuple[list[list[int]], list[list[int]]]:
     theirs = both.theirs.generate(**huggingface.inputs(both.config, source), **settings)
-    tokens, _ = translation.decode(
-        both.ours, source, np.arange(len(source)), decoding(both, settings)
-    )
+    tokens, _ = jt.generate.generate(both.ours, source, decoding(both, settings))
     return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(
         theirs[:, 1:].numpy(), settings["eos_token_id"]
     )
@@ -300,7 +297,7 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
     source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, places))
     tokens[0, 0] = 3  # repeats as much as can be
     bos, eos, touched = 4, 2, False
-    told = GenerationConfig(
+    told = transformers.GenerationConfig(
         **{
             "eos_token_id": eos,
             "decoder_start_token_id": bos,
@@ -315,10 +312,11 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
     first = (
         None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
     )
-    given = Given(jnp.asarray(source, jnp.int32), first)
+    inputs = Inputs(jnp.asarray(source, jnp.int32), first)
+    static_args = StaticArgs(how, places, bos, eos, pad_id=1)
     apply = jax.jit(
         lambda scores, step: constraints.apply(
-            how.constraints, scores, jnp.asarray(tokens, jnp.int32), step, given, Ids(bos, eos, 1)
+            scores, jnp.asarray(tokens, jnp.int32), step, inputs, static_args
         )
     )
     for step, highest in itertools.product(
@@ -364,9 +362,9 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
 def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
     """The fault that would be easiest to make: the start token counted in what a score is divided by."""
     both = lively("bart")
-    counted = average._per_length
+    divisor = scorers.AverageScorer.divisor
     monkeypatch.setattr(
-        average, "_per_length", lambda length, penalty, dtype: counted(length + 1, penalty, dtype)
+        scorers.AverageScorer, "divisor", lambda self, length: divisor(self, length + 1)
     )
     pairs = []
     for penalty, source in itertools.product((1.0, 3.0, -3.0), sources(both.config, 2)):
@@ -423,7 +421,7 @@ def test_what_is_written_for_transformers_says_the_same_there():
         {"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config
     )
     written = generation.to_generation_config(how, config)
-    read = GenerationConfig.from_dict(written)
+    read = transformers.GenerationConfig.from_dict(written)
     assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
         3,
         2.0,

@@ -62,9 +62,10 @@ def run(options: TranslateOptions) -> int:
     as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
     if as_list and generation_config.num_beams == 1:
         raise ConfigError("--n-best needs --beam of at least 2")
-    hypotheses = translation.hypotheses(
-        model_run.model, model_run.tokenizer, lines, generation_config, widths=model_run.widths
+    translator = translation.Translator(
+        model_run.model, model_run.tokenizer, generation_config, widths=model_run.widths
     )
+    hypotheses = translator.hypotheses(lines)
     best = [beam[0] for beam in hypotheses]
     output.write_lines(
         options.output,

@@ -1,4 +1,4 @@
-"""Decoding: pure functions over one cached step, each a single jitted loop.
+"""Generation: pure functions over one cached step, each a single jitted loop.
 
 Importing this package loads no jax: the names below are looked up on first use.
 """
@@ -7,12 +7,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_transformer.generate.generation_config import (
+        BeamScorer,
+        Constraints,
+        EarlyStopping,
+        GenerationConfig,
+    )
+    from jax_transformer.generate.prepare import SplitModel, split
     from jax_transformer.generate.sampling import sample
-    from jax_transformer.generate.search import beam, greedy, n_best
+    from jax_transformer.generate.search import beam, generate, greedy, n_best
 
-_HOMES = {"beam": "search", "greedy": "search", "n_best": "search", "sample": "sampling"}
+_HOMES = {
+    "BeamScorer": "generation_config",
+    "Constraints": "generation_config",
+    "EarlyStopping": "generation_config",
+    "GenerationConfig": "generation_config",
+    "SplitModel": "prepare",
+    "beam": "search",
+    "generate": "search",
+    "greedy": "search",
+    "n_best": "search",
+    "sample": "sampling",
+    "split": "prepare",
+}
 
-__all__ = ["beam", "greedy", "n_best", "sample"]
+__all__ = [
+    "BeamScorer",
+    "Constraints",
+    "EarlyStopping",
+    "GenerationConfig",
+    "SplitModel",
+    "beam",
+    "generate",
+    "greedy",
+    "n_best",
+    "sample",
+    "split",
+]
 
 
 def __getattr__(name: str) -> Any:

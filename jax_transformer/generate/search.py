@@ -1,67 +1,131 @@
-"""Greedy decoding and beam search."""
+"""Greedy decoding, beam search, and :func:`generate`, which does what a :class:`GenerationConfig` says."""
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate import arguments, average, stepwise
-from jax_transformer.generate import beams as beams_
-from jax_transformer.generate.arguments import NONE, Frame, Given
-from jax_transformer.generate.beams import Search, pick
-from jax_transformer.generate.generation_config import BeamScorer, Constraints, EarlyStopping
-from jax_transformer.nn.cache import Cache, Prefix
+from jax_transformer.generate import beam_search, sampling, stepwise
+from jax_transformer.generate.generation_config import (
+    BeamScorer,
+    Constraints,
+    EarlyStopping,
+    GenerationConfig,
+)
+from jax_transformer.generate.prepare import (
+    Inputs,
+    SplitModel,
+    StaticArgs,
+    default_length,
+    prepare,
+    split,
+)
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
 
+def generate(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    config: GenerationConfig,
+    row_ids: Int[AnyArray, " b"] | None = None,
+) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
+    """The ``num_return_sequences`` hypotheses of each row, best first, and their scores, which are NaN unless a beam search gives them.
+
+    Without ``max_new_tokens`` they have at most twice as many tokens as the source is wide. ``row_ids`` are as in :func:`sample`. Ids and
+    errors as in :func:`greedy` and :func:`beam`.
+    """
+    model = split(model)
+    length = config.max_new_tokens
+    if length is None:
+        length = default_length(model.config, np.shape(source)[1])
+    options: dict[str, Any] = {
+        "max_length": length,
+        "bos_id": config.decoder_start_token_id,
+        "eos_id": config.eos_token_id,
+        "constraints": config.constraints,
+        "forced_bos_token_id": config.forced_bos_token_id,
+    }
+    if config.do_sample:
+        options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p")}
+        key = jax.random.key(config.seed)
+        tokens = sampling.sample(model, source, key, rows=row_ids, **options)
+    elif config.num_beams == 1:
+        tokens = greedy(model, source, **options)
+    else:
+        options |= {
+            "beam_size": config.num_beams,
+            "length_penalty": config.length_penalty,
+            "scorer": config.beam_scorer,
+            "early_stopping": config.early_stopping,
+        }
+        several, scores = n_best(model, source, config.num_return_sequences, **options)
+        return np.asarray(several), np.asarray(scores)
+    return np.asarray(tokens)[:, None], np.full((len(tokens), 1), np.nan)
+
+
 def greedy(
-    model: Transformer,
+    model: Transformer | SplitModel,
     source: SourceIds,
     *,
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    constraints: Constraints = NONE,
+    constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
-    """The likeliest next token, again and again, until every row has ended or has ``max_length`` tokens.
+    """The most likely next token, again and again, until every row has ended or has ``max_length`` tokens.
+
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator` is the object with the folder's own settings.
 
     Args:
-        model: the model; its keys and values are cached, so each token costs one position.
+        model: the model, or :func:`split` of it, which saves milliseconds in every call; keys and values are cached.
         source: ids (b, s), padded by the model's ``source_pad_id``.
-        max_length: the number n of generated tokens; the model's own maximum where None.
-        bos_id: the start token. eos_id: the token that ends a row. The config's where None.
-        rules: what may not be said, and what must be.
-        forced_bos_token_id: the token that all rows, or each, must begin with, as the target's language in mBART-50 and NLLB; another one compiles nothing.
+        max_length: the number n of generated tokens; None is the model's maximum.
+        bos_id: the start token; None is the model's.
+        eos_id: the token that ends a row; None is the model's.
+        constraints: tokens that are forbidden, forced or penalised.
+        forced_bos_token_id: the first token of all rows or of each, such as the target language in mBART-50 and NLLB. Another one
+            compiles nothing.
 
     Returns:
-        ids (b, n) int32 without the start token, ``eos_id`` included, padded behind it by the model's ``target_pad_id``.
+        ids (b, n) int32 without the start token, with ``eos_id``, padded after it by the model's ``target_pad_id``.
+
+    Raises:
+        InputError: the model cannot read the source.
+        ConfigError: the model does not have such a length or token.
     """
-    given, frame = arguments.prepare(
-        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id
+    model = split(model)
+    config = GenerationConfig(
+        max_new_tokens=model.config.longest if max_length is None else max_length,
+        decoder_start_token_id=bos_id,
+        eos_token_id=eos_id,
+        constraints=constraints,
     )
-    return _greedy(*nnx.split(model), given, frame=frame)
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    return _greedy(model.graphdef, model.state, inputs, static_args=static_args)
 
 
-@partial(jax.jit, static_argnames=("graphdef", "frame"))
-def _greedy(graphdef: Any, state: Any, given: Given, *, frame: Frame) -> Int[Array, "b n"]:
+@partial(jax.jit, static_argnames=("graphdef", "static_args"))
+def _greedy(
+    graphdef: Any, state: Any, inputs: Inputs, *, static_args: StaticArgs
+) -> Int[Array, "b n"]:
     return stepwise.generate(
         graphdef,
         state,
-        given,
+        inputs,
         lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32),
-        frame,
+        static_args,
     )
 
 
 def beam(
-    model: Transformer,
+    model: Transformer | SplitModel,
     source: SourceIds,
     *,
     beam_size: int = 4,
@@ -71,16 +135,17 @@ def beam(
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    constraints: Constraints = NONE,
+    constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
-    """The best hypothesis of a beam search, by log-probability over ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7).
+    """The best hypothesis of a beam search, and its score in float32 at least.
 
-    ``beam_size`` unfinished and as many finished hypotheses are kept; a row stops when no unfinished one could still beat its worst finished
-    one. Arguments and ids as in :func:`greedy`; also the score of each hypothesis (b,), in float32 at least.
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator` is the object with the folder's own settings.
 
-    ``scorer=BeamScorer.AVERAGE`` is the search of transformers' ``generate`` instead: log-probability over length ** length_penalty, and
-    ``early_stopping`` says when a row is left (``generate/average.py``).
+    ``beam_size`` unfinished and as many finished hypotheses are kept. The score is log-probability / ((5 + length) / 6) ** length_penalty
+    (Wu et al. 2016, section 7), and a row is done when no unfinished hypothesis can beat its worst finished one. With
+    ``scorer=BeamScorer.AVERAGE`` it is log-probability / length ** length_penalty, and the search is that of transformers' ``generate``, with
+    its ``early_stopping``. Other arguments, ids and errors as in :func:`greedy`.
     """
     tokens, scores = n_best(
         model,
@@ -100,9 +165,9 @@ def beam(
 
 
 def n_best(
-    model: Transformer,
+    model: Transformer | SplitModel,
     source: SourceIds,
-    count: int,
+    num_hypotheses: int,
     *,
     beam_size: int = 4,
     max_length: int | None = None,
@@ -111,91 +176,42 @@ def n_best(
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    constraints: Constraints = NONE,
+    constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
-    """The ``count`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
+    """The ``num_hypotheses`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
-    Finished hypotheses come before those that had no room to finish, which are there only where too few have finished.
+    With the scorer GNMT, unfinished hypotheses follow if too few have finished at ``max_length``.
     """
-    if not 1 <= beam_size <= model.config.target_vocab_size // 2:
+    model = split(model)
+    vocabulary = model.config.target_vocab_size
+    if not 1 <= beam_size <= vocabulary // 2:
         raise ConfigError(
-            f"beam_size={beam_size} must be between 1 and half the vocabulary of {model.config.target_vocab_size}"
+            f"beam_size={beam_size} must be between 1 and half the vocabulary of {vocabulary}"
         )
-    if not 1 <= count <= beam_size:
-        raise ConfigError(f"count={count} must be between 1 and beam_size={beam_size}")
+    if not 1 <= num_hypotheses <= beam_size:
+        raise ConfigError(
+            f"num_hypotheses={num_hypotheses} must be between 1 and beam_size={beam_size}"
+        )
     if scorer is BeamScorer.GNMT and not length_penalty >= 0:
         raise ConfigError(f"length_penalty={length_penalty} must not be negative")
     if scorer is BeamScorer.AVERAGE and not math.isfinite(length_penalty):
         raise ConfigError(f"length_penalty={length_penalty} must be finite")
-    if scorer is BeamScorer.GNMT and early_stopping is not EarlyStopping.HEURISTIC:
-        raise ConfigError(f"early_stopping={early_stopping} needs scorer=average, not {scorer}")
-    given, frame = arguments.prepare(
-        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id
+    config = GenerationConfig(
+        num_beams=beam_size,
+        num_return_sequences=num_hypotheses,
+        max_new_tokens=model.config.longest if max_length is None else max_length,
+        beam_scorer=scorer,
+        early_stopping=early_stopping,
+        constraints=constraints,
+        decoder_start_token_id=bos_id,
+        eos_token_id=eos_id,
     )
-    found = _beam if scorer is BeamScorer.GNMT else average.best
-    search = Search(count, beam_size, frame, early_stopping)
-    return found(*nnx.split(model), given, jnp.asarray(length_penalty), search=search)
-
-
-class _Beams(NamedTuple):
-    """Hypotheses of each row: those that go on, by log-probability, and those that have ended, by score."""
-
-    step: Int[Array, ""]
-    tokens: Int[Array, "b k n"]
-    log_probs: Float[Array, "b k"]
-    ended_tokens: Int[Array, "b k n"]
-    ended_scores: Float[Array, "b k"]
-    cache: Cache | Prefix
-
-
-@partial(jax.jit, static_argnames=("graphdef", "search"))
-def _beam(graphdef: Any, state: Any, given: Given, length_penalty: Array, *, search: Search):
-    model: Transformer = nnx.merge(graphdef, state)
-    (batch, _), (count, size, (places, ids, rules), _) = given.source.shape, search
-    cache = model.init_cache(given.source, places, size)
-    dtype = beams_.score_dtype(model, cache, batch, size)
-    lowest = jnp.asarray(jnp.finfo(dtype).min / 2, dtype)
-
-    def penalty(length: Array) -> Array:
-        return ((5 + length.astype(dtype)) / 6) ** length_penalty.astype(dtype)
-
-    def unfinished(beams: _Beams) -> Bool[Array, ""]:
-        reachable = beams.log_probs[:, 0] / penalty(
-            jnp.asarray(places)
-        )  # log-probabilities only fall, and the longest divides them most
-        return (beams.step < places) & jnp.any(reachable > beams.ended_scores.min(axis=1))
-
-    def step(beams: _Beams) -> _Beams:
-        found = beams_.continuations(
-            model, beams.tokens, beams.log_probs, beams.cache, beams.step, search, given
-        )
-        grown = found.grown(beams.tokens, beams.step)
-        best, ends = found.log_probs, found.tokens == ids.eos
-        if rules != NONE or given.first is not None:  # what they rule out neither goes on nor ends
-            best = jnp.maximum(best, lowest)
-            ends &= best > lowest
-        scores = jnp.where(ends, best / penalty(beams.step + 1), lowest)
-        ended_scores, kept = jax.lax.top_k(
-            jnp.concatenate([beams.ended_scores, scores], axis=1), size
-        )
-        ended_tokens = pick(jnp.concatenate([beams.ended_tokens, grown], axis=1), kept)
-        live, chosen = jax.lax.top_k(jnp.where(ends, lowest, best), size)
-        cache = found.cache.follow(pick(found.parents, chosen))
-        return _Beams(beams.step + 1, pick(grown, chosen), live, ended_tokens, ended_scores, cache)
-
-    empty = jnp.full((batch, size, places), ids.pad, jnp.int32)
-    first = (
-        jnp.full((batch, size), lowest).at[:, 0].set(0)
-    )  # all beams start equal: only one may speak at first
-    none = jnp.full((batch, size), lowest)
-    beams = jax.lax.while_loop(
-        unfinished, step, _Beams(jnp.zeros((), jnp.int32), empty, first, empty, none, cache)
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    return beam_search.search(
+        model.graphdef,
+        model.state,
+        inputs,
+        jnp.asarray(length_penalty),
+        static_args=static_args,
     )
-    # The ended ones, and behind them as many of the others as there is room for
-    ended = (beams.ended_scores > lowest).sum(axis=1, keepdims=True)
-    index = jnp.arange(count, dtype=ended.dtype)[None]
-    index = jnp.where(index < ended, index, size + index - ended)
-    tokens = jnp.concatenate([beams.ended_tokens, beams.tokens], axis=1)
-    scores = jnp.concatenate([beams.ended_scores, beams.log_probs / penalty(beams.step)], axis=1)
-    return pick(tokens, index), pick(scores, index)

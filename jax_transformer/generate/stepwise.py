@@ -1,4 +1,4 @@
-"""The loop of one hypothesis a row: greedy decoding and sampling differ in how they choose a token."""
+"""The loop of one hypothesis a row: greedy decoding and sampling, which differ in how they choose a token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,39 +9,39 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.generate import constraints
-from jax_transformer.generate.arguments import Frame, Given
+from jax_transformer.generate.prepare import Inputs, StaticArgs
 from jax_transformer.transformer import Transformer
 
 Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
 
 
 def generate(
-    graphdef: Any, state: Any, given: Given, choose: Choose, frame: Frame
+    graphdef: Any, state: Any, inputs: Inputs, choose: Choose, static_args: StaticArgs
 ) -> Int[Array, "b n"]:
-    """Tokens until every row has ended or the places are full; ``choose`` picks the rows' next tokens from what the rules make of their
-    logits, and from the step's number.
+    """Ids until every row has ended or has ``max_new_tokens``, padded after each row's end token.
 
-    Runs inside a jitted function; ``graphdef`` and ``state`` are the model, split.
+    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number. To be called inside a jitted function;
+    ``graphdef`` and ``state`` are the split model.
     """
     model: Transformer = nnx.merge(graphdef, state)
-    (batch, _), (places, ids, _) = given.source.shape, frame
+    batch, length = inputs.source.shape[0], static_args.max_new_tokens
 
     def unfinished(carry) -> Bool[Array, ""]:
         _, _, _, done, step = carry
-        return (step < places) & ~done.all()
+        return (step < length) & ~done.all()
 
     def step(carry):
         token, tokens, cache, done, i = carry
         logits, cache = model.decode_step(token[:, None], cache)
-        scores = constraints.apply(frame.rules, logits, tokens[:, None], i, given, ids)
-        token = jnp.where(done, ids.pad, choose(scores[:, 0], i))
+        scores = constraints.apply(logits, tokens[:, None], i, inputs, static_args)
+        token = jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
-        return token, tokens, cache, done | (token == ids.eos), i + 1
+        return token, tokens, cache, done | (token == static_args.eos_id), i + 1
 
     start = (
-        jnp.full(batch, ids.bos, jnp.int32),
-        jnp.full((batch, places), ids.pad, jnp.int32),
-        model.init_cache(given.source, places),
+        jnp.full(batch, static_args.bos_id, jnp.int32),
+        jnp.full((batch, length), static_args.pad_id, jnp.int32),
+        model.init_cache(inputs.source, length),
         jnp.zeros(batch, bool),
         jnp.zeros((), jnp.int32),
     )

@@ -52,9 +52,10 @@ def evaluate(
     encoding.encode_sources(sources, trained.tokenizer, trained.model.config.longest, f"{source}: ")
     pairs = found.pairs
     decoding = trained.decoding.overridden(how or {})
-    translated = translation.translate(
-        trained.model, trained.tokenizer, [s for s, _ in pairs], decoding, widths=trained.widths
+    translator = translation.Translator(
+        trained.model, trained.tokenizer, decoding, widths=trained.widths
     )
+    translated = translator([s for s, _ in pairs])
     total, tokens, counted = loss(trained, pairs)
     report = {
         "weights": trained.weights.name,

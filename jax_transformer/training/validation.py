@@ -56,13 +56,10 @@ class Validation:
         model = transformer.unflatten(corpus.config, weights)
         sources = [source for source, _ in self.pairs]
         references = [target for _, target in self.pairs]
-        hypotheses = translation.translate(
-            model,
-            corpus.tokenizer,
-            sources,
-            self.generation_config,
-            widths=corpus.plan.widths,
+        translator = translation.Translator(
+            model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
         )
+        hypotheses = translator(sources)
         figures = {"valid_loss": float(losses / tokens), **metrics.score(hypotheses, references)}
         return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
 

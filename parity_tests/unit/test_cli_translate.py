@@ -188,7 +188,7 @@ def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkey
     found = [
         [translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")
     ]
-    monkeypatch.setattr(translation, "hypotheses", lambda *arguments, **options: found)
+    monkeypatch.setattr(translation.Translator, "hypotheses", lambda *arguments, **options: found)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     file = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))

@@ -46,9 +46,9 @@ def evaluate(trained, monkeypatch, tmp_path):
     said = {"one two": "two one", "three": "three", "four five": "five"}
     monkeypatch.setattr(evaluation, "load_run", lambda run, weights, **languages: trained)
     monkeypatch.setattr(
-        translation,
-        "translate",
-        lambda model, tokenizer, lines, how, widths: [said[line] for line in lines],
+        translation.Translator,
+        "__call__",
+        lambda self, lines: [said[line] for line in lines],
     )
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:

@@ -347,7 +347,9 @@ def test_an_n_best_list_begins_with_the_best():
     )
     assert all(len(np.unique(row, axis=0)) == 3 for row in tokens)
     for count in (0, 5):
-        with pytest.raises(ConfigError, match=f"^count={count} must be between 1 and beam_size=4$"):
+        with pytest.raises(
+            ConfigError, match=f"^num_hypotheses={count} must be between 1 and beam_size=4$"
+        ):
             generate.n_best(model, source, count)
 
 

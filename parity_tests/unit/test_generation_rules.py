@@ -106,7 +106,7 @@ def test_without_rules_nothing_is_computed_for_them():
         ({"forced_bos_token_id": 13}, "forced_bos_token_id=13 is outside the vocabulary of 13"),
         (
             {"early_stopping": EarlyStopping.FULL},
-            "early_stopping=full needs scorer=average, not gnmt",
+            "early_stopping=full needs beam_scorer=average, not gnmt",
         ),
         (
             {"scorer": BeamScorer.AVERAGE, "length_penalty": float("inf")},

@@ -106,12 +106,12 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         (0.89, 3),
         (0.91, 4),
     ):
-        scores, tokens = sampling.likeliest(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0, True)
+        scores, tokens = sampling.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
         assert (
             tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == kept
         ), top_p
-    after_cut, _ = sampling.likeliest(
-        logits, jnp.asarray(1.0), jnp.asarray(0.6), 2, True
+    after_cut, _ = sampling.most_likely(
+        logits, jnp.asarray(1.0), jnp.asarray(0.6), 2
     )  # of the two, the first has two thirds
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]
 

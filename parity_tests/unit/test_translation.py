@@ -8,7 +8,8 @@ import pytest
 from jax_transformer import generate, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.translation import GenerationConfig
+from jax_transformer.generate import GenerationConfig, sampling, search
+from jax_transformer.translation import Translator
 from parity_tests.unit.helpers import shapes, tiny
 from parity_tests.unit.speakers import loud
 
@@ -53,17 +54,15 @@ def echo(monkeypatch) -> list[tuple]:
         calls.append(("sample", source.shape, max_length, rows.tolist(), limits, key))
         return source
 
-    for function in (greedy, n_best, sample):
-        monkeypatch.setattr(generate, function.__name__, function)
+    monkeypatch.setattr(search, "greedy", greedy)
+    monkeypatch.setattr(search, "n_best", n_best)
+    monkeypatch.setattr(sampling, "sample", sample)
     return calls
 
 
 def test_translations_come_in_the_order_of_the_lines(echo):
     model = transformer.abstract(SPEAKER)
-    assert (
-        translation.translate(model, TOKENIZER, LINES, widths=(4, 8, 99), tokens_per_batch=32)
-        == LINES
-    )
+    assert Translator(model, TOKENIZER, widths=(4, 8, 99), tokens_per_batch=32)(LINES) == LINES
     assert len(echo) > 2 and all(
         kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width)
         for kind, (_, width), places in echo
@@ -72,13 +71,9 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     assert {rows * width for _, (rows, width), _ in echo} == {32}
     echo.clear()
     assert (
-        translation.translate(
-            model,
-            TOKENIZER,
-            LINES,
-            GenerationConfig(num_beams=2, length_penalty=0.2),
-            tokens_per_batch=64,
-        )
+        Translator(
+            model, TOKENIZER, GenerationConfig(num_beams=2, length_penalty=0.2), tokens_per_batch=64
+        )(LINES)
         == LINES
     )
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
@@ -87,8 +82,8 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     }  # a beam of two takes twice the room
     echo.clear()
     assert (
-        translation.translate(model, TOKENIZER, ["", ""]) == ["", ""]
-        and translation.translate(model, TOKENIZER, []) == []
+        Translator(model, TOKENIZER)(["", ""]) == ["", ""]
+        and Translator(model, TOKENIZER)([]) == []
         and not echo
     )
 
@@ -100,7 +95,7 @@ def test_the_length_of_translations_can_be_given(echo):
         GenerationConfig(max_new_tokens=5, num_beams=2),
         GenerationConfig(max_new_tokens=5, do_sample=True),
     ):
-        translation.translate(model, TOKENIZER, LINES, how, widths=(4, 8))
+        Translator(model, TOKENIZER, how, widths=(4, 8))(LINES)
     assert len(echo) > 6 and {call[2] for call in echo} == {5}
 
 
@@ -108,40 +103,33 @@ def test_long_translations_have_few_rows(echo):
     """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the sources' 8 positions."""
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
     assert (
-        translation.translate(
-            model,
-            TOKENIZER,
-            lines,
-            GenerationConfig(max_new_tokens=16),
-            widths=(2,),
-            tokens_per_batch=8,
-        )
+        Translator(
+            model, TOKENIZER, GenerationConfig(max_new_tokens=16), widths=(2,), tokens_per_batch=8
+        )(lines)
         == lines
     )
     assert {shape for _, shape, *_ in echo} == {(4, 2)}
     echo.clear()
     assert (
-        translation.translate(
+        Translator(
             model,
             TOKENIZER,
-            lines,
             GenerationConfig(num_beams=2, max_new_tokens=16),
             widths=(2,),
             tokens_per_batch=8,
-        )
+        )(lines)
         == lines
     )
     assert {shape for _, shape, *_ in echo} == {(2, 2)}
     echo.clear()
     assert (
-        translation.translate(
+        Translator(
             model,
             TOKENIZER,
-            lines,
             GenerationConfig(num_beams=2, max_new_tokens=16),
             widths=(2,),
             tokens_per_batch=2,
-        )
+        )(lines)
         == lines
     )
     assert {shape for _, shape, *_ in echo} == {(1, 2)}
@@ -150,10 +138,7 @@ def test_long_translations_have_few_rows(echo):
 def test_draws_go_by_the_number_of_the_line(echo):
     model = transformer.abstract(SPEAKER)
     how = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
-    assert (
-        translation.translate(model, TOKENIZER, LINES, how, widths=(8,), tokens_per_batch=64)
-        == LINES
-    )
+    assert Translator(model, TOKENIZER, how, widths=(8,), tokens_per_batch=64)(LINES) == LINES
     assert all(
         limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7)
         for *_, limits, key in echo
@@ -165,12 +150,11 @@ def test_draws_go_by_the_number_of_the_line(echo):
 
 
 def test_n_best_lists_are_written_as_others_read_them(echo):
-    found = translation.hypotheses(
+    found = Translator(
         transformer.abstract(SPEAKER),
         TOKENIZER,
-        ["one", "", "two"],
         GenerationConfig(num_beams=3, num_return_sequences=2),
-    )
+    ).hypotheses(["one", "", "two"])
     expected = [
         "0 ||| one ||| 0.500000",
         "0 ||| one ||| 1.500000",
@@ -184,11 +168,11 @@ def test_n_best_lists_are_written_as_others_read_them(echo):
 def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     model = transformer.abstract(SPEAKER)
     longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
-    assert translation.translate(model, TOKENIZER, ["", longest]) == ["", longest]
+    assert Translator(model, TOKENIZER)(["", longest]) == ["", longest]
     with pytest.raises(
         InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"
     ):
-        translation.translate(model, TOKENIZER, ["", "one", longest + "P"])
+        Translator(model, TOKENIZER)(["", "one", longest + "P"])
 
 
 def test_a_translation_is_the_decoded_tokens_of_its_line():
@@ -197,7 +181,7 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source = np.full((1, 16), PAD)
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
-    found = translation.hypotheses(model, TOKENIZER, ["one two"], tokens_per_batch=16)
+    found = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
     assert (
         TOKENIZER.decode(tokens)
         and [h.text for h in found[0]] == [TOKENIZER.decode(tokens)]
@@ -211,10 +195,10 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
 def test_ids_end_with_their_end_token(monkeypatch):
     rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
     monkeypatch.setattr(
-        generate, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
+        search, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
     )
-    found = translation.hypotheses(
-        transformer.abstract(SPEAKER), TOKENIZER, ["one", "two"], tokens_per_batch=32
+    found = Translator(transformer.abstract(SPEAKER), TOKENIZER, tokens_per_batch=32).hypotheses(
+        ["one", "two"]
     )
     assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
 

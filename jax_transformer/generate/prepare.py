@@ -1,0 +1,121 @@
+"""Arguments that all generation loops share: the model, split once, and what a call passes to them, checked."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from jax_transformer import inputs
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.shapes import AnyArray, SourceIds
+from jax_transformer.transformer import Transformer
+
+
+class SplitModel(NamedTuple):
+    """A model as jitted loops take it. Splitting takes milliseconds, so a caller with many batches does it once."""
+
+    config: TransformerConfig
+    graphdef: Any
+    state: Any
+
+
+def split(model: Transformer | SplitModel) -> SplitModel:
+    """The model split by ``nnx.split``; a split one is returned as it is. It does not follow later changes of the model."""
+    return model if isinstance(model, SplitModel) else SplitModel(model.config, *nnx.split(model))
+
+
+class StaticArgs(NamedTuple):
+    """Everything that a loop is compiled for."""
+
+    config: GenerationConfig
+    """Without the fields that are below, and without those that are traced, so that other values of them compile nothing."""
+    max_new_tokens: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+
+
+class Inputs(NamedTuple):
+    """Arrays that a loop is called with."""
+
+    source: Int[Array, "b s"]
+    forced_bos_ids: Int[Array, " b"] | None = None
+    """The first token of each row; None forces none."""
+
+
+def prepare(
+    model: SplitModel,
+    source: SourceIds,
+    config: GenerationConfig,
+    forced_bos_ids: int | Int[AnyArray, " b"] | None = None,
+) -> tuple[Inputs, StaticArgs]:
+    """The arguments of a loop. ``forced_bos_ids`` wins over the config's ``forced_bos_token_id``.
+
+    Raises InputError for a source that the model cannot read, and ConfigError for a length or a token that it does not have.
+    """
+    sizes = model.config
+    source = inputs.check_ids(source, sizes, sizes.source_vocab_size, "source")
+    vocabulary = sizes.target_vocab_size
+    forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
+    static_args = StaticArgs(
+        dataclasses.replace(config, **_TRACED, **_RESOLVED),
+        max_new_tokens(sizes, source.shape[1], config.max_new_tokens),
+        _token("bos_id", config.decoder_start_token_id, sizes.bos_id, vocabulary),
+        _token("eos_id", config.eos_token_id, sizes.eos_id, vocabulary),
+        sizes.target_pad_id,
+    )
+    for name, tokens in config.constraints.tokens.items():
+        for token in tokens:
+            _check_token(f"{name} has {token}, which", token, vocabulary)
+    return Inputs(source, _forced_bos_ids(forced, len(source), vocabulary)), static_args
+
+
+_TRACED = {"length_penalty": 0.0, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+_RESOLVED = dict.fromkeys(
+    ("max_new_tokens", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id")
+)
+
+
+def default_length(config: TransformerConfig, source_width: int) -> int:
+    """Maximum number of tokens for a source that is padded to this width, unless a config says otherwise."""
+    return min(config.longest, 2 * source_width)
+
+
+def max_new_tokens(config: TransformerConfig, source_width: int, length: int | None) -> int:
+    """The length of a loop's result: ``length``, and never more than the source's if both must be equally long.
+
+    Raises ConfigError for a length that the model does not have.
+    """
+    length = default_length(config, source_width) if length is None else length
+    if not 1 <= length <= config.longest:
+        raise ConfigError(f"max_length={length} must be between 1 and the model's {config.longest}")
+    return min(length, source_width) if config.equal_lengths else length
+
+
+def _token(name: str, token: int | None, default: int, vocabulary: int) -> int:
+    token = default if token is None else token
+    _check_token(f"{name}={token}", token, vocabulary)
+    return token
+
+
+def _check_token(subject: str, token: int, vocabulary: int) -> None:
+    if not 0 <= token < vocabulary:
+        raise ConfigError(f"{subject} is outside the vocabulary of {vocabulary}")
+
+
+def _forced_bos_ids(
+    forced: int | Int[AnyArray, " b"] | None, batch: int, vocabulary: int
+) -> Int[Array, " b"] | None:
+    """One token for each row: an array, so that another language compiles nothing."""
+    if forced is None:
+        return None
+    if not isinstance(forced, jax.core.Tracer):
+        for token in np.unique(np.asarray(forced)).tolist():
+            _check_token(f"forced_bos_token_id={token}", token, vocabulary)
+    return jnp.broadcast_to(jnp.asarray(forced, jnp.int32), batch)

@@ -1,0 +1,91 @@
+"""The two kinds of beam search: what a hypothesis's score is, which hypotheses may end, and when a row is done.
+
+Everything else is the one loop of ``beam_search.py``. Facts of :class:`AverageScorer` from ``GenerationMixin._beam_search`` of transformers 5.23.
+Masked scores differ between the two, too, because they decide the order if constraints leave fewer hypotheses than there are beams.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
+from jax_transformer.generate.prepare import StaticArgs
+
+
+class GnmtScorer(NamedTuple):
+    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end, and nothing better in the beam is missed."""
+
+    length_penalty: Float[Array, ""]
+    static_args: StaticArgs
+    constrained: bool
+    dtype: np.dtype
+
+    returns_unfinished = True
+
+    @property
+    def masked(self) -> Float[Array, ""]:
+        """The score of hypotheses that are not there."""
+        return jnp.asarray(jnp.finfo(self.dtype).min / 2, self.dtype)
+
+    def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
+        """The scores, with those that are ``out`` of the running below all others."""
+        return jnp.where(out, self.masked, scores)
+
+    def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
+        """A hypothesis's log-probability is divided by this."""
+        return ((5 + length.astype(self.dtype)) / 6) ** self.length_penalty.astype(self.dtype)
+
+    def candidates(
+        self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
+    ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
+        """Log-probabilities of continuations, those that do not go on, and those of them that may be returned."""
+        if self.constrained:  # what constraints forbid neither goes on nor ends
+            log_probs = jnp.maximum(log_probs, self.masked)
+            is_eos &= log_probs > self.masked
+        return log_probs, is_eos, is_eos
+
+    def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
+        """The length by which the best unfinished hypothesis is compared with the worst finished one.
+
+        Log-probabilities only fall, and the greatest length divides them most.
+        """
+        return jnp.asarray(self.static_args.max_new_tokens)
+
+
+class AverageScorer(NamedTuple):
+    """:attr:`BeamScorer.AVERAGE`: only the best k continuations may end, and at the last position all of them do."""
+
+    length_penalty: Float[Array, ""]
+    static_args: StaticArgs
+    constrained: bool
+    dtype: np.dtype
+
+    returns_unfinished = False
+
+    @property
+    def masked(self) -> Float[Array, ""]:
+        return jnp.asarray(-1e9, self.dtype)
+
+    def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
+        return scores + jnp.where(out, self.masked, jnp.zeros((), self.dtype))
+
+    def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
+        return length.astype(self.dtype) ** self.length_penalty.astype(self.dtype)
+
+    def candidates(
+        self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
+    ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
+        ends = is_eos | (length == self.static_args.max_new_tokens)
+        rank = jnp.arange(log_probs.shape[1])
+        return log_probs, ends, ends & (rank < self.static_args.config.num_beams)[None]
+
+    def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
+        if self.static_args.config.early_stopping is not EarlyStopping.NEVER:
+            return length
+        return jnp.where(self.length_penalty > 0, self.static_args.max_new_tokens, length)
+
+
+Scorer = GnmtScorer | AverageScorer
+SCORERS = {BeamScorer.GNMT: GnmtScorer, BeamScorer.AVERAGE: AverageScorer}
