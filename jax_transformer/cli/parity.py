@@ -87,6 +87,6 @@ COMMAND = Command(
     },
     examples=(
         "parity runs/phrases twin",
-        "parity model.safetensors model.pt --preset lesson10 --lengths 1,7,31 --html report.html",
+        "parity model.safetensors model.pt --config config.json --lengths 1,7,31",
     ),
 )

@@ -42,7 +42,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, 100)
-        super().__init__(prog, max_help_position=36, width=width)
+        super().__init__(prog, max_help_position=37, width=width)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = getattr(action, "option", None)
@@ -99,7 +99,10 @@ def _usage(known: Sequence[Option]) -> Iterator[str]:
 
 def _add(section: "argparse._ArgumentGroup", option: Option) -> None:
     default = _shown(option.default)
-    text = option.text.removesuffix(".") + (f" (default: {default})" if default else "")
+    text = option.text.removesuffix(".")
+    if default is not None and "default: " not in text:
+        note = f"default: {default})"
+        text = f"{text[:-1]}; {note}" if text.endswith(")") else f"{text} ({note}"
     settings: dict[str, Any] = {"help": text.replace("%", "%%")}
     if option.type is bool:
         settings |= {"action": _Switch, "nargs": 0}

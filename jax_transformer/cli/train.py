@@ -12,7 +12,7 @@ class TrainCommand:
     """Train an encoder-decoder on parallel text."""
 
     config: str | None = None
-    """A YAML file of options, or the train_config.json of a run. Flags win over the file."""
+    """YAML file of options, or a run's train_config.json; flags win."""
     options: Inline[TrainOptions] = field(default_factory=TrainOptions)
 
     @classmethod
@@ -40,7 +40,7 @@ COMMAND = Command(
         "validation and checkpoints": "eval_* samples best_by patience keep keep_* average*",
         "logging": "log_every tensorboard wandb",
         "model": "model.*",
-        "data": "data.*",
+        "data (default: the built-in task)": "data.*",
         "optimizer": "optimizer.*",
     },
     examples=(

@@ -42,51 +42,51 @@ class DataOptions:
     """The text. Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR."""
 
     train_source: tuple[str, ...] = ()
-    """Training lines to translate from: one file or several, plain or gzip."""
+    """Training lines to translate, plain or gzip."""
     train_target: tuple[str, ...] = ()
-    """Their translations, line by line, in as many files."""
+    """Translations of --data.train-source, line by line."""
     valid_source: tuple[str, ...] = ()
-    """Validation lines to translate from."""
+    """Validation lines to translate."""
     valid_target: tuple[str, ...] = ()
-    """Their translations."""
+    """Translations of --data.valid-source, line by line."""
     train: tuple[str, ...] = ()
-    """Or training pairs in files of their own: .tsv (source, tab, target) or .jsonl (an object a line), plain or gzip."""
+    """Training pairs in .tsv or .jsonl files, plain or gzip."""
     valid: tuple[str, ...] = ()
-    """Validation pairs, likewise."""
+    """Validation pairs in .tsv or .jsonl files."""
     dataset: str | None = None
-    """Or a data set of the Hugging Face hub, or a folder that its library reads (needs the extra [hub])."""
+    """Hugging Face data set or its folder (needs the extra [hub])."""
     dataset_config: str | None = None
-    """The data set's configuration, as de-en."""
+    """Configuration of the data set, as de-en."""
     train_split: str = "train"
-    """The data set's split to train on."""
+    """Split of the data set to train on."""
     valid_split: str = "validation"
-    """The data set's split to validate on."""
+    """Split of the data set to validate on."""
     source_field: str = "source"
-    """Where the source stands in an object of .jsonl or a data set; dots lead inside, as translation.de."""
+    """Field of the source in .jsonl, as translation.de."""
     target_field: str = "target"
-    """Where the target stands."""
+    """Field of the target in .jsonl, as translation.en."""
     vocabularies: Vocabularies = Vocabularies.SHARED
-    """One vocabulary for both sides, or one for each."""
+    """One vocabulary for both sides, or two."""
     vocab_size: int = 1000
-    """Size of each byte-level BPE vocabulary, trained on the training text; a tokenizer that is given has its own size."""
+    """Size of each BPE vocabulary trained on the text."""
     tokenizer: str | None = None
-    """A tokenizer.json to use instead of training one, as it is; its <pad>, <bos> and <eos> become the model's special ids."""
+    """tokenizer.json to use instead of training one."""
     target_tokenizer: str | None = None
-    """The target's tokenizer.json, where vocabularies are separate."""
+    """tokenizer.json of the target, if there are two."""
     source_lang: str | None = None
-    """The source's language as the tokenizer of --init names it, where it knows several: en_XX, eng_Latn, en."""
+    """Source language of --init's tokenizer: en_XX, eng_Latn, en."""
     target_lang: str | None = None
-    """The target's language, likewise."""
+    """Target language of --init's tokenizer."""
     max_source_length: int | None = None
-    """The longest source in tokens, its end token included; where not given the model's max_length, of T5, mT5 and UMT5, which have none, 512."""
+    """Longest source, in tokens (default: the model's, or 512)."""
     max_target_length: int | None = None
-    """The longest target."""
+    """Longest target, in tokens (default: the model's, or 512)."""
     too_long: TooLong = TooLong.DROP
-    """What happens to longer training pairs; either way they are counted. Longer validation pairs are dropped and counted."""
+    """Drop longer training pairs, or cut them."""
     tokens_per_batch: int = 1024
-    """Positions in a batch, padding included, on each side."""
+    """Tokens of a batch, padding included, a side."""
     buckets: int = 4
-    """The most batch shapes, and so compiled programs, of a run."""
+    """Most batch shapes, and so compiled programs."""
 
     def __post_init__(self) -> None:
         for name, least in {

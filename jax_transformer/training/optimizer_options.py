@@ -44,36 +44,33 @@ class OptimizerOptions:
     """Optimizer, learning rate and loss."""
 
     name: OptimizerName = OptimizerName.ADAMW
-    """The optimizer. Learning rates that suit them differ: see docs/training.md."""
+    """Optimizer; each needs another learning rate."""
     learning_rate: float = 3e-3
-    """Highest learning rate, reached at the end of warm-up."""
+    """Highest learning rate, after warm-up."""
     schedule: Schedule = Schedule.COSINE
-    """Learning rate after warm-up: to zero at the last step (cosine, linear), falling with the
-    square root of the step (inverse_sqrt), or constant."""
+    """Learning rate after warm-up."""
     warmup_steps: int = 200
-    """Steps over which the learning rate rises linearly to its highest value."""
+    """Steps of linear warm-up."""
     beta1: float = 0.9
-    """Decay of the running mean of gradients (adamw, adam, lion)."""
+    """Decay of the mean gradient (adamw, adam, lion)."""
     beta2: float = 0.98
-    """Decay of the running mean of squared gradients (adamw, adam); of gradients (lion)."""
+    """Decay of the mean square (adamw, adam, lion)."""
     epsilon: float = 1e-9
-    """Added to the root of the mean squared gradient, to avoid division by zero (adamw, adam)."""
+    """Added to the mean square's root (adamw, adam)."""
     momentum: float = 0.9
-    """Decay of the sum of past gradients (sgd). 0: none."""
+    """Decay of past gradients (sgd; 0: none)."""
     nesterov: bool = False
-    """Use Nesterov's form of momentum (sgd)."""
+    """Use Nesterov momentum (sgd)."""
     weight_decay: float = 0.01
-    """Weight decay of every parameter: decoupled, times the learning rate (adamw, adafactor, lion),
-    or added to the gradient as an L2 penalty (adam, sgd)."""
+    """Weight decay; an L2 penalty for adam and sgd."""
     clip_norm: float = 1.0
-    """Scale gradients down to this global norm if theirs is larger. 0: no clipping."""
+    """Clip gradients to this global norm (0: off)."""
     label_smoothing: float = 0.1
-    """Probability spread evenly over the whole vocabulary in the training loss."""
+    """Label smoothing of the training loss."""
     accumulate: int = 1
-    """Batches per update. Every token weighs the same, whichever batch it is in."""
+    """Batches per update."""
     ema: float = 0.0
-    """Decay of an exponential moving average of the weights, which is then validated and used for
-    translation. 0: none."""
+    """Decay of an average of the weights (0: off)."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "weight_decay", "clip_norm"):

@@ -53,33 +53,33 @@ class ModelOptions:
     """The architecture. A size that is not given keeps the preset's."""
 
     preset: str = "small"
-    """One of the documented architectures, see `jax_transformer.preset_names()`."""
+    """Architecture and its sizes, as lesson10."""
     d_model: int | None = None
     """Width of the model."""
     num_heads: int | None = None
     """Attention heads."""
     d_ff: int | None = None
-    """Width inside the feed-forward."""
+    """Width of the feed-forward layers."""
     encoder_layers: int | None = None
-    """Blocks of the encoder."""
+    """Layers of the encoder."""
     decoder_layers: int | None = None
-    """Blocks of the decoder."""
+    """Layers of the decoder."""
     max_length: int | None = None
-    """The longest source and target, in tokens; longer pairs are dropped and counted."""
+    """Longest source and target, in tokens."""
     dropout: float | None = None
-    """Dropout on the output of every branch."""
+    """Dropout on the output of every sublayer."""
     attention_dropout: float | None = None
     """Dropout on attention weights."""
     activation_dropout: float | None = None
-    """Dropout inside the feed-forward."""
+    """Dropout inside the feed-forward layers."""
     embedding_dropout: float | None = None
     """Dropout on embeddings plus positions."""
     norm_placement: str | None = None
-    """Norm before (pre) or after (post) each branch."""
+    """Norm before (pre) or after (post) each sublayer."""
     tying: str | None = None
-    """Which of source embedding, target embedding and output are one matrix: none, output, all."""
+    """Embeddings and output that share a matrix: none, output, all."""
     precision: Precision = Precision.FLOAT32
-    """What the model computes in; its parameters are float32 either way."""
+    """Dtype of computation; parameters are float32."""
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
@@ -106,43 +106,46 @@ class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
     run: str | None = None
-    """The run folder. Without one, the newest unfinished run of the same options under runs/ goes on, else a new one begins."""
+    """Run folder (default: the newest unfinished run of the same
+    options under runs/, otherwise a new one)."""
     init: str | None = None
-    """Begin with the weights, configuration and tokenizer of a Hugging Face folder, hf:owner/name or another run, instead of random weights."""
+    """Start from a run, a Hugging Face folder or hf:owner/name:
+    its weights, configuration and tokenizer."""
     resume: Resume = Resume.AUTO
-    """Whether to go on with a run that is there (auto), never, or to insist on it (must)."""
+    """Continue the run if it exists (auto), never, or fail if it does
+    not (must)."""
     steps: int = 1600
-    """Updates."""
+    """Optimizer updates."""
     seed: int = 0
-    """Decides initial weights, the order of the text, and dropout."""
+    """Seed of initial weights, data order and dropout."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 800
-    """Steps between validations, each followed by a checkpoint."""
+    """Steps between validations and checkpoints."""
     eval_pairs: int = 1000
-    """At most this many validation pairs are translated for BLEU, chrF and exact match; loss is over all."""
+    """Most validation pairs to translate for scores."""
     samples: int = 3
-    """Validation examples printed at each validation, others each time."""
+    """Translations to print at each validation."""
     keep: int = 2
-    """The last checkpoints to keep."""
+    """Last checkpoints to keep."""
     keep_best: int = 1
-    """The best checkpoints to keep beside them."""
+    """Best checkpoints to keep as well."""
     best_by: Criterion = Criterion.BLEU
-    """The validation figure that decides which is best."""
+    """Metric that decides which checkpoint is best."""
     patience: int = 0
-    """Stop after this many validations in a row without a new best; 0 is never."""
+    """Stop after N validations without a best (0: never)."""
     average: int = 0
-    """At the end, average the weights of this many checkpoints; 0 is not to. They are kept until then."""
+    """Average N checkpoints at the end (0: off)."""
     average_of: AverageOf = AverageOf.LAST
-    """Average the last ones or the best ones."""
+    """Checkpoints to average."""
     devices: int = 0
-    """Devices to share every batch; 0 is all there are."""
+    """Devices to use (0: all)."""
     tensorboard: bool = False
-    """Write TensorBoard's event files to RUN/tensorboard (needs the extra [tensorboard])."""
+    """Write TensorBoard events (needs the extra [tensorboard])."""
     wandb: str | None = None
-    """A Weights & Biases project to log to (needs the extra [wandb])."""
+    """Weights & Biases project (needs the extra [wandb])."""
     compilation_cache: str | None = None
-    """Where compiled programs are kept for the next start; a folder in the user's cache where not given, `none` for nowhere."""
+    """Cache of compiled programs, or none (default: user's cache)."""
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)

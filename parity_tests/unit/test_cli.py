@@ -13,37 +13,93 @@ import safetensors.numpy
 import jax_transformer
 from jax_transformer import cli
 from jax_transformer.cli import decoding
+from jax_transformer.cli.options import flag, listed, renamed
 from jax_transformer.data import options as data_options
 from jax_transformer.training import optimizer_options, options
 from parity_tests.unit import runs
 
-TRAIN_FLAGS = """
---config --run --init --resume --steps --seed --log-every --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience
---average --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
---model.preset --model.d-model --model.num-heads --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
---model.dropout --model.attention-dropout --model.activation-dropout --model.embedding-dropout --model.norm-placement --model.tying
---model.precision
---data.train-source --data.train-target --data.valid-source --data.valid-target --data.train --data.valid --data.dataset
---data.dataset-config --data.train-split --data.valid-split --data.source-field --data.target-field --data.vocabularies --data.vocab-size
---data.tokenizer --data.target-tokenizer --data.source-lang --data.target-lang --data.max-source-length
---data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
---optimizer.name --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon
---optimizer.momentum --optimizer.nesterov --optimizer.no-nesterov
---optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate --optimizer.ema
-""".split()
 FLAGS = {
-    "train": TRAIN_FLAGS,
-    "translate": """--run --weights --source-lang --target-lang --input --output --attention --max-length --beam --length-penalty --penalty
-        --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample --no-sample --temperature --top-k --top-p
-        --seed""".split(),
-    "evaluate": """--run --source --target --weights --source-lang --target-lang --max-length --beam --length-penalty --penalty
-        --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""".split(),
-    "convert": """--to --config --preset --set --dtype --weights --key --strip-prefix --training --no-training --dry-run --no-dry-run
-        --force --no-force --shard-size --check --no-check --json --no-json""".split(),
-    "inspect": ["--json", "--no-json"],
-    "parity": """--config --preset --set --weights --dtype --gradients --no-gradients --lengths --seed --html --json --no-json""".split(),
-    "golden": """--batch --weights --python --seed""".split(),
+    "train": """
+        --config --run --init --resume --steps --seed --log-every --eval-every
+        --eval-pairs --samples --keep --keep-best --best-by --patience --average
+        --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
+        --model.preset --model.d-model --model.num-heads --model.d-ff
+        --model.encoder-layers --model.decoder-layers --model.max-length --model.dropout
+        --model.attention-dropout --model.activation-dropout --model.embedding-dropout
+        --model.norm-placement --model.tying --model.precision --data.train-source
+        --data.train-target --data.valid-source --data.valid-target --data.train
+        --data.valid --data.dataset --data.dataset-config --data.train-split
+        --data.valid-split --data.source-field --data.target-field --data.vocabularies
+        --data.vocab-size --data.tokenizer --data.target-tokenizer --data.source-lang
+        --data.target-lang --data.max-source-length --data.max-target-length
+        --data.too-long --data.tokens-per-batch --data.buckets --optimizer.name
+        --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps
+        --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon --optimizer.momentum
+        --optimizer.nesterov --optimizer.no-nesterov --optimizer.weight-decay
+        --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate
+        --optimizer.ema""".split(),
+    "translate": """
+        --run --weights --source-lang --target-lang --input --output --attention
+        --max-length --beam --length-penalty --penalty --early-stopping
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
+        --no-sample --temperature --top-k --top-p --seed""".split(),
+    "evaluate": """
+        --run --source --target --weights --source-lang --target-lang --max-length --beam
+        --length-penalty --penalty --early-stopping --no-repeat-ngram-size
+        --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""".split(),
+    "convert": """
+        --to --config --preset --set --dtype --weights --key --strip-prefix --training
+        --no-training --dry-run --no-dry-run --force --no-force --shard-size --check
+        --no-check --json --no-json""".split(),
+    "inspect": """
+        --json --no-json""".split(),
+    "parity": """
+        --config --preset --set --weights --dtype --gradients --no-gradients --lengths
+        --seed --html --json --no-json""".split(),
+    "golden": """
+        --batch --weights --python --seed""".split(),
 }
+"""Flags, by command."""
+FLAGS_0_1 = {
+    "train": """
+        --config --run --init --resume --steps --seed --log-every --eval-every
+        --eval-pairs --samples --keep --keep-best --best-by --patience --average
+        --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
+        --model.preset --model.d-model --model.num-heads --model.d-ff
+        --model.encoder-layers --model.decoder-layers --model.max-length --model.dropout
+        --model.attention-dropout --model.activation-dropout --model.embedding-dropout
+        --model.norm-placement --model.tying --model.precision --data.train-source
+        --data.train-target --data.valid-source --data.valid-target --data.train
+        --data.valid --data.dataset --data.dataset-config --data.train-split
+        --data.valid-split --data.source-field --data.target-field --data.vocabularies
+        --data.vocab-size --data.tokenizer --data.target-tokenizer --data.source-lang
+        --data.target-lang --data.max-source-length --data.max-target-length
+        --data.too-long --data.tokens-per-batch --data.buckets --optimizer.learning-rate
+        --optimizer.schedule --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2
+        --optimizer.epsilon --optimizer.weight-decay --optimizer.clip-norm
+        --optimizer.label-smoothing --optimizer.accumulate --optimizer.ema""",
+    "translate": """
+        --run --weights --source-lang --target-lang --input --output --attention
+        --max-length --beam --length-penalty --penalty --early-stopping
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
+        --no-sample --temperature --top-k --top-p --seed""",
+    "evaluate": """
+        --run --source --target --weights --source-lang --target-lang --max-length --beam
+        --length-penalty --penalty --early-stopping --no-repeat-ngram-size
+        --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""",
+    "convert": """
+        --to --config --preset --set --dtype --weights --key --strip-prefix --training
+        --no-training --dry-run --no-dry-run --force --no-force --shard-size --check
+        --no-check --json --no-json""",
+    "inspect": """
+        --json --no-json""",
+    "parity": """
+        --config --preset --set --weights --dtype --gradients --no-gradients --lengths
+        --seed --html --json --no-json""",
+    "golden": """
+        --batch --weights --python --seed""",
+}
+"""Flags of version 0.1, by command."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +164,25 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     if command == "evaluate":
         meanings = {k: text for k, text in meanings.items() if "SamplingOptions." not in k}
     assert len(meanings) >= len(positive)
-    assert not [text for text in meanings.values() if text.removesuffix(".") not in said]
+    assert not [text for text in meanings.values() if text.rstrip(".)") not in said]
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = console.say(command, "--help")[1].splitlines()
+    assert len(lines) <= 105 and max(map(len, lines)) <= 100
+    assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
+    metavars = {option.metavar for option in listed(cli.COMMANDS[command].kind)}
+    assert not metavars & {"TEXT", "STR", "INT"} and not [m for m in metavars if "None" in m]
+    assert not [line for line in lines if line.endswith(":") and line.startswith("other options")]
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_of_version_0_1_still_work(command):
+    known = cli.flags(cli.COMMANDS[command].kind)
+    names = {flag(old) for old in renamed(cli.COMMANDS[command].kind)}
+    assert not set(FLAGS_0_1[command].split()) - {*known, *names}
 
 
 def test_help_shows_values_as_they_are_typed(console):

@@ -245,8 +245,8 @@ def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write)
     said = " ".join(out.split())
     assert (
         (code, err) == (0, "")
-        and "--config PATH A YAML file of options" in said
-        and "--steps N Updates (default: 70)" in said
+        and "--config PATH YAML file of options" in said
+        and "--steps N Optimizer updates (default: 70)" in said
     )
 
 
