@@ -11,7 +11,7 @@ from flax import nnx
 
 from jax_transformer import pretrained_files, transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import tokenizer as tokenizers
+from jax_transformer.data import run_tokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.generate.generation_config import GenerationConfig
@@ -165,7 +165,9 @@ def load_run(
         widths = pretrained_files.widths(model.config)
     else:
         widths = parsed(folder.data, lambda text: tuple(json.loads(text)["widths"]))
-    words = pretrained_files.between(tokenizers.load_folder(path), source_lang, target_lang, path)
+    words = pretrained_files.between(
+        run_tokenizer.load_folder(path), source_lang, target_lang, path
+    )
     return TrainedRun(
         model,
         words,
@@ -193,7 +195,7 @@ def load(
             path, source_lang, target_lang
         ) if pretrained_files.has_tokenizer(path) else None
     model, _ = load_model(path, weights)
-    words = tokenizers.load_folder(path) if tokenizers.in_folder(path) else None
+    words = run_tokenizer.load_folder(path) if run_tokenizer.in_folder(path) else None
     return model, pretrained_files.between(words, source_lang, target_lang, path)
 
 

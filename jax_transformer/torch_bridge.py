@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import torch_reference.recording
-from jax_transformer.architectures import base, families, registry
-from jax_transformer.architectures.attributes import LAYOUTS
+from jax_transformer.architectures import base, huggingface, registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
@@ -66,9 +65,9 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
         ConfigError: the architecture has no twin, or the twin cannot be set to some fields, which
             are named.
     """
-    if architecture is None and config.architecture in LAYOUTS:
-        return _huggingface(config)
     known = registry.resolve(architecture or config.architecture)
+    if known.huggingface is not None:
+        return _huggingface(config)
     twin_class = base.reference_class(known)
     if known.reference_arguments is None:
         raise ConfigError(
@@ -110,7 +109,7 @@ def outputs(
     Raises ConfigError where there is no twin of this configuration.
     """
     config = (
-        families.without_dropout(config) if config.architecture in LAYOUTS else config
+        huggingface.without_dropout(config) if huggingface.find(config) is not None else config
     )  # whose modules have fewer rates than ours
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})

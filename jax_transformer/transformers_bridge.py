@@ -1,4 +1,4 @@
-"""The one file of this package that imports transformers: its own class as the PyTorch twin of a configuration of its families."""
+"""The one file that imports transformers: its classes as the PyTorch twins of their families."""
 
 from typing import Any
 
@@ -7,43 +7,44 @@ import torch
 import transformers
 from torch import nn
 
-from jax_transformer.architectures import attributes
-from jax_transformer.architectures.attributes import T5_LIKE
+from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface_config import to_config
-from jax_transformer.config import Layout, TransformerConfig, Tying
+from jax_transformer.config import Norm, PositionIndex, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.positions import sinusoids
 
 
 def twin(config: TransformerConfig) -> nn.Module:
-    """transformers' module for ``config`` with fresh weights, called as ``module(source, target)`` for logits (b, t, v).
+    """Return transformers' module for ``config`` with fresh weights, under its own names.
 
-    It keeps its names. Two things that transformers computes in float32 whatever the weights' dtype, it computes in theirs: the norm of T5, and
-    M2M100's sines and cosines, which are those of :func:`..nn.positions.sinusoids`. Raises ConfigError that names the fields which the module
-    cannot be set to.
+    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v). Two things that
+    transformers computes in float32 whatever the weights' dtype are computed in theirs: root-mean-square
+    norms, and sines and cosines that count tokens which are not padding.
+
+    Raises:
+        ConfigError: names the fields that the module cannot be set to.
     """
-    _check_rates(config)
-    values = to_config(config)
-    del values["architectures"]
-    settings = transformers.AutoConfig.for_model(**values, attn_implementation="eager")
-    module = _called_by_ids(getattr(transformers, attributes.classes(config.layout)[0]))(settings)
+    family = huggingface.family_of(config)
+    _check_rates(family, config)
+    attributes = to_config(config)
+    del attributes["architectures"]
+    settings = transformers.AutoConfig.for_model(**attributes, attn_implementation="eager")
+    module = _called_by_ids(getattr(transformers, family.model_class))(settings)
+    core = module.get_submodule(family.prefix.rstrip("."))
     if config.tying is Tying.EMBEDDINGS:
-        _untie_output(module, config)
-    if config.layout in T5_LIKE:
+        _untie_output(module, core)
+    if config.norm is Norm.RMS:
         _replace_norms(module, config)
-    if config.layout is Layout.M2M_100:
-        for stack in (module.model.encoder, module.model.decoder):
-            stack.embed_positions = _Positions(config)
+    if config.encoder.position_index is PositionIndex.NOT_PADDING:
+        for stack in (core.encoder, core.decoder):
+            stack.embed_positions = _CountedPositions(config)
     return module
 
 
-def _check_rates(config: TransformerConfig) -> None:
-    one_rate = ["embedding_dropout"]
-    if config.layout in T5_LIKE:
-        one_rate += ["attention_dropout", "activation_dropout"]
+def _check_rates(family: huggingface.HuggingFaceFamily, config: TransformerConfig) -> None:
     wrong = [
         f"{name}={getattr(config, name)}"
-        for name in one_rate
+        for name in family.one_rate
         if getattr(config, name) != config.dropout
     ]
     wrong += [
@@ -53,7 +54,8 @@ def _check_rates(config: TransformerConfig) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)}: the PyTorch twin of layout {config.layout.value!r} has one rate, dropout={config.dropout}"
+            f"{', '.join(wrong)}: the PyTorch twin of architecture {config.architecture!r} has one"
+            f" rate, dropout={config.dropout}"
         )
 
 
@@ -73,9 +75,8 @@ def _called_by_ids(kind: type) -> type:
     return Twin
 
 
-def _untie_output(module: Any, config: TransformerConfig) -> None:
-    """One matrix for both embeddings, and another for the output: transformers ties all three or, in the families after BART, none."""
-    core = module if config.layout in T5_LIKE else module.model
+def _untie_output(module: Any, core: Any) -> None:
+    """Give both embeddings one matrix and the output another: transformers ties all three, or in some families none."""
     module.lm_head.weight = nn.Parameter(module.lm_head.weight.detach().clone())
     for stack in (core.encoder, core.decoder):
         stack.embed_tokens.weight = core.shared.weight
@@ -92,8 +93,8 @@ def _replace_norms(module: nn.Module, config: TransformerConfig) -> None:
             )
 
 
-class _Positions(nn.Module):
-    """M2M100's positions: the row of a token is the number of those before it that are not padding; padding has none."""
+class _CountedPositions(nn.Module):
+    """Positions that count the tokens which are not padding; padding has none."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -104,8 +105,8 @@ class _Positions(nn.Module):
         )
 
     def forward(self, ids: torch.Tensor, embeddings: torch.Tensor, before: int = 0) -> torch.Tensor:
-        """The rows (b, n, d) of ids (b, n), in the dtype of ``embeddings``; ``before`` tokens came in earlier calls."""
+        """Return the rows (b, n, d) of ids (b, n), in the dtype of ``embeddings``, after ``before`` tokens."""
         valid = ids != self.padding
         rows = torch.where(valid, torch.cumsum(valid, dim=1) - 1 + before + self.offset, 0)
-        found = torch.from_numpy(self.table).to(embeddings.device)[rows] * valid[..., None]
-        return found.to(embeddings.dtype)
+        table = torch.from_numpy(self.table).to(embeddings.device)
+        return (table[rows] * valid[..., None]).to(embeddings.dtype)

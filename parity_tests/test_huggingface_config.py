@@ -1,4 +1,7 @@
-"""Our tables of attributes beside the configuration classes of the transformers that is installed: a new attribute there fails here."""
+"""Our tables of attributes against the configuration classes of the installed transformers.
+
+A new attribute there fails here.
+"""
 
 import json
 
@@ -6,61 +9,65 @@ import pytest
 import torch
 import transformers
 
-from jax_transformer.architectures import attributes
+from jax_transformer.architectures import huggingface, huggingface_attributes
+from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config, to_config
-from jax_transformer.config import Layout
 from parity_tests.huggingface import CASES
 
-CLASSES = {
-    layout: getattr(transformers, f"{attributes.classes(layout)[1].removesuffix('Model')}Config")
-    for layout in attributes.LAYOUTS
-}
+FAMILIES = huggingface.families()
 
 
-@pytest.mark.parametrize("layout", CLASSES)
-def test_every_attribute_of_the_class_is_handled(layout: Layout):
-    known = (
-        set(attributes.DEFAULTS[layout])
-        | set(attributes.fixed(layout))
-        | set(attributes.IGNORED)
-        | set(attributes.GENERATION)
-    )
-    known |= set(attributes.OTHER_NAMES[layout]) | {
+def config_class(family: HuggingFaceFamily) -> type:
+    return getattr(transformers, f"{family.base_class.removesuffix('Model')}Config")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_attribute_of_the_class_is_handled(name: str):
+    family = FAMILIES[name]
+    known = {
+        *family.defaults,
+        *family.derived,
+        *family.fixed,
+        *family.ignored,
+        *family.aliases,
+        *huggingface_attributes.FIXED,
+        *huggingface_attributes.IGNORED,
+        *huggingface_attributes.GENERATION,
         "model_type",
         "architectures",
-        "scale_decoder_outputs",
-        "dense_act_fn",
-        "is_gated_act",
     }
-    assert set(CLASSES[layout]().to_dict()) <= known
-    assert not list(attributes.problems(layout, CLASSES[layout]().to_dict()))
+    attributes = config_class(family)().to_dict()
+    # T5's class has it; the others compute what T5 computes with it
+    assert set(attributes) <= known | {"scale_decoder_outputs"}
+    assert not list(huggingface_attributes.problems(family, attributes))
 
 
-@pytest.mark.parametrize("layout", CLASSES)
-def test_what_a_file_does_not_name_is_what_the_class_says(layout: Layout):
-    theirs, ours = CLASSES[layout]().to_dict(), attributes.DEFAULTS[layout]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_defaults_are_those_of_the_class(name: str):
+    family = FAMILIES[name]
+    theirs, ours = config_class(family)().to_dict(), family.defaults
     derived = {"num_decoder_layers", "decoder_vocab_size"}  # which the class fills in from others
-    if layout is Layout.T5:
-        derived.add("decoder_start_token_id")  # see the table
+    if name == "t5":
+        derived.add("decoder_start_token_id")  # see the family's defaults
     missing = object()
     differ = {
-        name
-        for name in ours
-        if theirs.get(name, None if ours[name] is None else missing) != ours[name]
+        attribute
+        for attribute in ours
+        if theirs.get(attribute, None if ours[attribute] is None else missing) != ours[attribute]
     }
     assert differ <= derived
 
 
-@pytest.mark.parametrize("layout", CLASSES)
-def test_the_second_names_are_the_class_s(layout: Layout):
-    assert CLASSES[layout].attribute_map == attributes.OTHER_NAMES[layout]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_aliases_are_those_of_the_class(name: str):
+    assert config_class(FAMILIES[name]).attribute_map == FAMILIES[name].aliases
 
 
 def test_the_defaults_of_decoding_are_known_by_name():
     assert (
         set(transformers.GenerationConfig._get_default_generation_params())
-        - set(attributes.IGNORED)
-        <= attributes.GENERATION
+        - set(huggingface_attributes.IGNORED)
+        <= huggingface_attributes.GENERATION
     )
 
 
@@ -68,7 +75,7 @@ def test_the_defaults_of_decoding_are_known_by_name():
 def test_what_transformers_writes_comes_back_and_what_we_write_it_reads(name: str, tmp_path):
     case = CASES[name]
     kind, model = case.classes
-    assert model.__name__ == attributes.classes(case.layout)[0]
+    assert model.__name__ == case.family.model_class
     with torch.device("meta"):
         settings = kind(**case.values)
     settings.architectures = [model.__name__]

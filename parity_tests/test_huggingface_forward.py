@@ -72,7 +72,7 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     }
     found = {"logits": logits}
     for number, stack in enumerate(("encoder", "decoder")):
-        layers, relative = getattr(both.config, stack).layers, both.config.layout.value in DISTANCES
+        layers, relative = getattr(both.config, stack).layers, both.config.architecture in DISTANCES
         begins = [
             inner[name][0]
             for name in (f"{stack}.embedding_norm.__call__", f"{stack}.positions.__call__")

@@ -11,7 +11,7 @@ from torch import nn
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import Layout, Tying
+from jax_transformer.config import Tying
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.positions import Frozen
@@ -36,7 +36,7 @@ def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
     pad = both.config.target_pad_id
     target = np.where(labels == -100, pad, labels)
     last = np.take_along_axis(target, (target != pad).sum(axis=1, keepdims=True) - 1, axis=1)
-    first = last if both.config.layout is Layout.MBART else np.full_like(last, both.config.bos_id)
+    first = last if both.config.architecture == "mbart" else np.full_like(last, both.config.bos_id)
     return Batch(
         source.astype(np.int32),
         np.concatenate([first, target[:, :-1]], axis=1).astype(np.int32),

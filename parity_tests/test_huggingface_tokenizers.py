@@ -9,8 +9,8 @@ import pytest
 import transformers
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
-from jax_transformer.data import huggingface_tokenizer, language_codes
-from jax_transformer.data.huggingface_files import Kind
+from jax_transformer.architectures import huggingface, m2m_100, mbart
+from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from parity_tests import tokenizer_models as made
 
@@ -68,7 +68,7 @@ LINES |= {
 def _nllb(**settings) -> dict:
     """NLLB's model alone, with its languages and the mask behind the pieces, as the published folders tell them."""
     files = made.fairseq(
-        "Nllb", "m2m_100", additional_special_tokens=language_codes.NLLB, **settings
+        "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
     )
     count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(files["sentencepiece.bpe.model"])})
     plain = {
@@ -79,9 +79,9 @@ def _nllb(**settings) -> dict:
         "single_word": False,
     }
     added = {
-        str(count + i): plain | {"content": code} for i, code in enumerate(language_codes.NLLB)
+        str(count + i): plain | {"content": code} for i, code in enumerate(m2m_100.LANGUAGES_NLLB)
     }
-    added[str(count + len(language_codes.NLLB))] = plain | {
+    added[str(count + len(m2m_100.LANGUAGES_NLLB))] = plain | {
         "content": "<mask>",
         "normalized": True,
         "lstrip": True,
@@ -138,12 +138,12 @@ def _published_mbart50() -> dict:
         "mask_token": MASK | {"__type": "AddedToken"},
     }
     files = made.fairseq(
-        "MBart50", "mbart", additional_special_tokens=language_codes.MBART50, **settings
+        "MBart50", "mbart", additional_special_tokens=mbart.LANGUAGES_50, **settings
     )
     return files | {
         "special_tokens_map.json": {
             "mask_token": MASK,
-            "additional_special_tokens": language_codes.MBART50,
+            "additional_special_tokens": mbart.LANGUAGES_50,
         }
     }
 
@@ -152,9 +152,7 @@ def _published_m2m_100() -> dict:
     files = made.m2m_100()
     count = len(files["vocab.json"])
     return files | {
-        "added_tokens.json": {
-            f"__{code}__": count + i for i, code in enumerate(language_codes.M2M100)
-        }
+        "added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(m2m_100.LANGUAGES)}
     }
 
 
@@ -344,18 +342,26 @@ def test_the_sizes_are_those_of_transformers(tmp_path):
 
 
 def test_the_languages_are_those_of_transformers():
-    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as m2m_100
-    from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as mbart
-    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart50
-    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb
+    from transformers.models.m2m_100 import tokenization_m2m_100
+    from transformers.models.mbart import tokenization_mbart
+    from transformers.models.mbart50 import tokenization_mbart50
+    from transformers.models.nllb import tokenization_nllb
 
-    codes = language_codes
-    assert (mbart, mbart50, nllb) == (codes.MBART, codes.MBART50, codes.NLLB)
-    assert m2m_100 == {"m2m100": codes.M2M100, "wmt21": codes.WMT21}
+    for theirs, ours in (
+        (tokenization_mbart, mbart.LANGUAGES),
+        (tokenization_mbart50, mbart.LANGUAGES_50),
+        (tokenization_nllb, m2m_100.LANGUAGES_NLLB),
+        (
+            tokenization_m2m_100,
+            {"m2m100": m2m_100.LANGUAGES, "wmt21": m2m_100.LANGUAGES_WMT21},
+        ),
+    ):
+        assert theirs.FAIRSEQ_LANGUAGE_CODES == ours
 
 
-def test_every_family_has_a_case():
-    assert {f"{kind.value}Tokenizer" for kind in Kind} == {name for _, name, _ in CASES.values()}
+def test_every_recipe_has_a_case():
+    recipes = huggingface.tokenizer_recipes().values()
+    assert {recipe.class_name for recipe in recipes} == {name for _, name, _ in CASES.values()}
 
 
 def test_a_tokenizer_json_is_followed_where_its_class_is_generic(tmp_path):

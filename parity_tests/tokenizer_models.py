@@ -8,7 +8,7 @@ from typing import Any
 
 import sentencepiece
 
-from jax_transformer.data import language_codes
+from jax_transformer.architectures import m2m_100 as m2m_100_family
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and the dog isn't amused.",
@@ -112,7 +112,7 @@ def m2m_100(*, listed: bool = True) -> dict[str, Any]:
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
     special = (
-        {"additional_special_tokens": [f"__{code}__" for code in language_codes.M2M100]}
+        {"additional_special_tokens": [f"__{code}__" for code in m2m_100_family.LANGUAGES]}
         if listed
         else {}
     )

@@ -25,7 +25,7 @@ from jax_transformer.data import (
     pair_files,
     parallel_text,
     phrases,
-    tokenizer,
+    run_tokenizer,
 )
 
 
@@ -60,7 +60,11 @@ def read(folder: Path) -> Run:
         raise ValueError(
             f"{folder}: compute_dtype={config.compute_dtype}, and this loop computes in its parameters' dtype"
         )
-    data, words, pairs = options["data"], tokenizer.load_folder(folder), read_pairs(options["data"])
+    data, words, pairs = (
+        options["data"],
+        run_tokenizer.load_folder(folder),
+        read_pairs(options["data"]),
+    )
     for name, now in (
         ("train_sha256", parallel_text.content_hash(pairs)),
         ("tokenizer_sha256", words.hash),

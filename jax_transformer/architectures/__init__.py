@@ -9,10 +9,6 @@ if TYPE_CHECKING:
 
 def table(config: "TransformerConfig") -> "Table":
     """Return the weight table of the configuration's architecture."""
-    from jax_transformer.architectures import bart_table, registry, t5_table
-    from jax_transformer.architectures.attributes import BART_LIKE, LAYOUTS
+    from jax_transformer.architectures import registry
 
-    if config.architecture in LAYOUTS and config.architecture not in registry.built_in():
-        family = bart_table if config.architecture in BART_LIKE else t5_table
-        return family.table(config)
     return registry.get(config.architecture).weight_table(config)

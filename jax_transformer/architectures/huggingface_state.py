@@ -1,112 +1,131 @@
-"""Which tensors a file of transformers leaves out, and what a file of older versions has too many: to all names of the module's
-``state_dict()``, and back to those that transformers itself saves. Works on arrays, and on shapes alone. Loads no jax but where it computes.
+"""The tensors of a file of transformers: completed to the module's ``state_dict()``, and reduced to what is saved.
 
-Facts from ``_tied_weights_keys`` and ``_keys_to_ignore_*`` of the classes of transformers 5.23, and from its ``from_pretrained``.
+A file leaves out copies that the module ties and positions that it computes; a file of an older version may
+have tensors too many. Everything here works on arrays, and on shapes only; jax is loaded if positions have
+to be computed. Facts from ``_tied_weights_keys`` and ``_keys_to_ignore_*`` of the classes of
+transformers 5.23, and from its ``from_pretrained``.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from jax_transformer import architectures
-from jax_transformer.architectures.attributes import T5_LIKE
-from jax_transformer.config import Layout, Positions, TransformerConfig, Tying
+from jax_transformer.architectures import huggingface
+from jax_transformer.config import Positions, TransformerConfig, Tying
 from jax_transformer.errors import InputError
-from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
 
 _LOGITS_BIAS = "final_logits_bias"
-_EMBEDDINGS = ("shared.weight", "model.shared.weight", "model.decoder.embed_tokens.weight")
-_VERSION = "counts versions of fairseq's format"
-_COMPUTED = "repeats sines and cosines that the model computes itself"
-_UNUSED = "belongs to attention between the stacks, where transformers uses no distances"
+_OUTPUT = "lm_head.weight"
+_VERSIONS = dict.fromkeys(
+    ("encoder.version", "decoder.version"), "counts versions of fairseq's format"
+)
 
 
 def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """What a file holds, under all names of the whole module: a copy that is left out is put back (whichever of those that are one is there),
-    as are the logits' bias, which is zero, and positions that the model computes; what :func:`why_dropped` names is left out.
+    """Return the tensors of a file under all names of the whole module.
 
-    The values are arrays, or what :mod:`..planning` describes them by. What is missing or unknown beyond that stays so: the table refuses it.
+    A tied copy that is left out is put back (from whichever of the copies is there), and so are the logits'
+    bias, which is zero, and positions that the module computes. What :func:`why_dropped` names is left out.
+    What is missing or unknown beyond that stays so: the weight table refuses it.
+
+    Args:
+        state: arrays, or dataclasses with ``shape`` and ``dtype`` that describe them.
+        config: the model's configuration.
     """
-    found = {_renamed(name, state, config): value for name, value in state.items()}
-    found = {name: value for name, value in found.items() if _unwanted(name, config) is None}
-    for copies in _groups(config):
-        present = next((name for name in copies if name in found), None)
+    named = {_renamed(name, state, config): value for name, value in state.items()}
+    named = {name: value for name, value in named.items() if _reason_unused(name, config) is None}
+    for copies in _tied_names(config):
+        present = next((name for name in copies if name in named), None)
         if present is not None:
-            found |= {name: found[present] for name in copies if name not in found}
-    embedding = next((found[name] for name in _EMBEDDINGS if name in found), None)
-    if embedding is not None:
-        found |= {name: value for name, value in _computed(config, embedding) if name not in found}
-    return found
+            named |= {name: named[present] for name in copies if name not in named}
+    family = huggingface.family_of(config)
+    like = next((named[name] for name in family.embedding_tensors if name in named), None)
+    if like is not None:
+        named |= {name: value for name, value in _computed(config, like) if name not in named}
+    return named
 
 
 def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """Of a whole module's state, what transformers writes: one of those that are one, and no positions that it computes.
+    """Return the tensors of a whole module that transformers writes: one of tied copies, no computed positions.
 
-    Raises InputError where such positions are not those that it would compute, because they would be lost.
+    Raises:
+        InputError: positions are not those that transformers would compute, and would be lost.
     """
-    left_out = set(_positions(config)) if config.layout is Layout.MARIAN else set()
+    family = huggingface.family_of(config)
+    left_out = set() if family.saves_computed_positions else set(_positions(config))
     for name in left_out & state.keys():
         _check_computed(name, state[name], config)
-    if (
-        config.layout in T5_LIKE or config.tying is not Tying.EMBEDDINGS
-    ):  # the others tie nothing at all where they do not tie the output
+    # Families that do not always tie their embeddings tie nothing if the output is not tied
+    if family.embeddings_always_tied or config.tying is not Tying.EMBEDDINGS:
         left_out |= {rule.torch for rule in architectures.table(config) if isinstance(rule, Alias)}
     return {name: value for name, value in state.items() if name not in left_out}
 
 
 def why_completed(name: str, config: TransformerConfig) -> str:
-    """Why the whole module has a tensor that its file has not."""
+    """Return the reason why the whole module has a tensor that its file does not have."""
     if name == _LOGITS_BIAS:
-        return "is zero where a file does not hold it"
+        return "is zero if a file does not hold it"
     if name in _positions(config):
         return "is computed: sines and cosines"
-    group = next((copies for copies in _groups(config) if name in copies), None)
+    group = next((copies for copies in _tied_names(config) if name in copies), None)
     if group is not None:
-        return f"repeats {' or '.join(other for other in group if other != name)}, with which the model ties it"
-    return f"is {name.removeprefix('model.')} in the file, which holds the model without its output layer"
+        others = " or ".join(other for other in group if other != name)
+        return f"repeats {others}, with which the model ties it"
+    bare = name.removeprefix(huggingface.family_of(config).prefix)
+    return f"is {bare} in the file, which holds the model without its output layer"
 
 
 def why_dropped(name: str, config: TransformerConfig) -> str:
-    """Why the model has no counterpart of a tensor that is in a file."""
-    return _unwanted(name, config) or f"is model.{name} where the output layer is there, too"
+    """Return the reason why the model has no counterpart of a tensor that is in a file."""
+    prefix = huggingface.family_of(config).prefix
+    return _reason_unused(name, config) or f"is {prefix}{name} in a model with an output layer"
+
+
+def computed_again(
+    state: Mapping[str, np.ndarray], config: TransformerConfig
+) -> dict[str, np.ndarray]:
+    """Return weights that were cast with positions as transformers computes them in that dtype.
+
+    Rounded positions give way to computed ones if the family's files do not hold them.
+
+    Args:
+        state: arrays by their names in PyTorch or in Flax.
+        config: the model's configuration.
+    """
+    family = huggingface.find(config)
+    if family is None or family.saves_computed_positions:
+        return dict(state)
+    names = [*_positions(config)]
+    names += [f"{name.split('.')[-3]}.positions.table" for name in names]
+    computed = {name for name in names if name in state and _gap(state[name], config) is None}
+    return {
+        name: _table(config).astype(value.dtype) if name in computed else value
+        for name, value in state.items()
+    }
 
 
 def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> str:
-    """``model.`` is missing where the model without its output layer was saved."""
-    if (
-        config.layout in T5_LIKE
-        or name in (_LOGITS_BIAS, "lm_head.weight")
-        or any(other.startswith("model.") for other in state)
-    ):
+    """The name with the family's prefix, which is missing if the model without its output layer was saved."""
+    prefix = huggingface.family_of(config).prefix
+    if name in (_LOGITS_BIAS, _OUTPUT) or any(other.startswith(prefix) for other in state):
         return name
-    return f"model.{name}"
+    return f"{prefix}{name}"
 
 
-def _unwanted(name: str, config: TransformerConfig) -> str | None:
-    bare = name.removeprefix("model.")
-    if bare in ("encoder.version", "decoder.version"):
-        return _VERSION
-    if config.layout in T5_LIKE:
-        return (
-            _UNUSED
-            if bare == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-            else None
-        )
-    computed = {
-        f"{stack}.embed_positions.{leaf}"
-        for stack in ("encoder", "decoder")
-        for leaf in ("weights", "_float_tensor")
-    }
-    return _COMPUTED if config.layout is Layout.M2M_100 and bare in computed else None
+def _reason_unused(name: str, config: TransformerConfig) -> str | None:
+    family = huggingface.family_of(config)
+    return (_VERSIONS | family.unused_tensors).get(name.removeprefix(family.prefix))
 
 
-def _groups(config: TransformerConfig) -> Iterator[list[str]]:
-    """The names that are one tensor, each group with the one first that transformers keeps."""
+def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
+    """Groups of names that are one tensor, each with the name first that transformers saves."""
     groups: dict[str, list[str]] = {}
     for rule in architectures.table(config):
         if isinstance(rule, Alias):
@@ -116,74 +135,44 @@ def _groups(config: TransformerConfig) -> Iterator[list[str]]:
 
 def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
     """The tables of sines and cosines that belong to the module, with their shapes."""
-    stacks = {"encoder": config.encoder, "decoder": config.decoder}
-    shape = (config.max_length, config.d_model)
+    prefix = huggingface.family_of(config).prefix
     return {
-        f"model.{name}.embed_positions.weight": shape
-        for name, s in stacks.items()
-        if s.positions is Positions.SINUSOIDAL_STORED
+        f"{prefix}{name}.embed_positions.weight": (config.max_length, config.d_model)
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+        if stack.positions is Positions.SINUSOIDAL_STORED
     }
 
 
 def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]:
-    """What transformers makes where it is not in a file, in the dtype of ``like``."""
-    if config.logits_bias:
-        shape = (1, config.target_vocab_size)
-        yield (
-            _LOGITS_BIAS,
-            np.zeros(shape, like.dtype)
-            if isinstance(like, np.ndarray)
-            else TensorInfo(shape, like.dtype),
-        )
-    for name, shape in _positions(config).items():
-        yield (
-            name,
-            _table(config).astype(like.dtype)
-            if isinstance(like, np.ndarray)
-            else TensorInfo(shape, like.dtype),
-        )
+    """The tensors that transformers makes if they are not in a file, in the dtype of ``like``."""
+    shapes = {_LOGITS_BIAS: (1, config.target_vocab_size)} if config.logits_bias else {}
+    for name, shape in (shapes | _positions(config)).items():
+        if not isinstance(like, np.ndarray):
+            yield name, replace(like, shape=shape)
+        elif name == _LOGITS_BIAS:
+            yield name, np.zeros(shape, like.dtype)
+        else:
+            yield name, _table(config).astype(like.dtype)
 
 
 def _table(config: TransformerConfig) -> np.ndarray:
-    """In float32, in which transformers makes it, whatever it is then kept in."""
+    """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps them in."""
     from jax_transformer.nn.positions import sinusoids  # loads jax
 
-    return np.asarray(
-        sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)
-    ).astype(np.float32)
-
-
-def computed_again(
-    state: Mapping[str, np.ndarray], config: TransformerConfig
-) -> dict[str, np.ndarray]:
-    """Weights that were cast, under PyTorch's names or ours, with the positions that transformers computes as it computes them in their dtype:
-    not as another dtype had rounded them."""
-    if config.layout is not Layout.MARIAN:  # the others' belong to the file
-        return dict(state)
-    ours = {f"{name.split('.')[1]}.positions.table" for name in _positions(config)}
-    again = {
-        name
-        for name in (*_positions(config), *ours)
-        if name in state and _is_computed(state[name], config)
-    }
-    return {
-        name: _table(config).astype(value.dtype) if name in again else value
-        for name, value in state.items()
-    }
-
-
-def _is_computed(value: np.ndarray, config: TransformerConfig) -> bool:
-    return _gap(value, config) is None
+    exact = sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)
+    return np.asarray(exact).astype(np.float32)
 
 
 def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
-    """How far a table is off the computed one; None where rounding, to its own dtype or on the way to one of 16 bits, explains it."""
+    """The largest difference between a table and the computed one, or None if rounding explains it.
+
+    The rounding may be to the table's own dtype, or to one of 16 bits on the way.
+    """
     exact = _table(config)
     if value.shape != exact.shape:
         return float("inf")
-    unit = {2: 2**-7, 4: 2**-22, 8: 2**-22}[
-        value.dtype.itemsize
-    ]  # two units in the last place at 1, of bfloat16 and float32
+    # Two units in the last place at 1, of bfloat16 and float32
+    unit = {2: 2**-7, 4: 2**-22, 8: 2**-22}[value.dtype.itemsize]
     gaps = []
     for kind in (value.dtype, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
         rounded = exact.astype(kind).astype(value.dtype).astype(np.float64)
@@ -197,6 +186,7 @@ def _check_computed(name: str, value: Any, config: TransformerConfig) -> None:
     difference = _gap(value, config)
     if difference is not None:
         raise InputError(
-            f"{name} is up to {difference:.2g} off the sines and cosines that transformers computes instead of reading them: "
-            "a model with other positions cannot be written as one of its own"
+            f"{name} is up to {difference:.2g} off the sines and cosines that transformers computes"
+            " instead of reading them: a model with other positions cannot be written as one of"
+            " its own"
         )

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jax_transformer.architectures import families
 from jax_transformer.architectures import huggingface_config as configs
 from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures.huggingface import published_codes, usual_length
 from jax_transformer.config import TransformerConfig, codec
 from jax_transformer.convert import card
 from jax_transformer.convert.card import Training
 from jax_transformer.convert.planning import Note
-from jax_transformer.data import language_codes
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.storage import hub, json_text
@@ -152,9 +151,7 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
         (data.target_lang, data.train_target),
     ):
         named = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
-        code = told or (
-            named.pop() if len(named) == 1 and named <= set(language_codes.M2M100) else None
-        )
+        code = told or (named.pop() if len(named) == 1 and named <= published_codes() else None)
         found += [code] if code else []
     return tuple(found)
 
@@ -240,7 +237,7 @@ def exported(
             for name, found in source.tensors.items()
             if name not in _repeated(source)
         )
-        files[CARD] = card.new(name, config.layout.value, numbers, source.training).encode()
+        files[CARD] = card.new(name, config.architecture, numbers, source.training).encode()
     elif source.training is not None:
         files[CARD] = card.appended(
             files[CARD].decode("utf-8", "replace"), name, source.training
@@ -267,16 +264,16 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
         "eos_token_id": config.eos_id,
         "pad_token_id": config.target_pad_id,
     }
-    return {"bos_token_id": config.bos_id, **ids, "max_length": families.usual_length(config)}
+    return {"bos_token_id": config.bos_id, **ids, "max_length": usual_length(config)}
 
 
 def left_behind(source: "Source") -> tuple[Note, ...]:
     """The two vocabularies of a run, for which transformers has no such file."""
-    from jax_transformer.data import tokenizer
+    from jax_transformer.data import run_tokenizer
 
     there = [
         name
-        for name in tokenizer.SIDE_FILES
+        for name in run_tokenizer.SIDE_FILES
         if source.path.is_dir() and (source.path / name).is_file()
     ]
     return tuple(
@@ -290,9 +287,9 @@ def left_behind(source: "Source") -> tuple[Note, ...]:
 
 def _tokenizer(source: "Source", config: TransformerConfig) -> dict[str, bytes]:
     """A run's own tokenizer as transformers loads it, which ends each line itself; none where the source has none."""
-    from jax_transformer.data import tokenizer
+    from jax_transformer.data import run_tokenizer, tokenizer
 
-    path = source.path / tokenizer.SHARED_FILE
+    path = source.path / run_tokenizer.SHARED_FILE
     if source.path.is_file() or not path.is_file():
         return {}
     found = tokenizer.Tokenizer.load(path)
@@ -317,8 +314,11 @@ def _tokenizer(source: "Source", config: TransformerConfig) -> dict[str, bytes]:
         "pad_token": tokenizer.PAD,
         "bos_token": tokenizer.BOS,
         "eos_token": tokenizer.EOS,
-        "model_max_length": families.usual_length(config),
+        "model_max_length": usual_length(config),
         "clean_up_tokenization_spaces": False,
     }
     data = json_text.read(path) | {"post_processor": ends_line}
-    return {tokenizer.SHARED_FILE: folders.text(data), "tokenizer_config.json": folders.text(about)}
+    return {
+        run_tokenizer.SHARED_FILE: folders.text(data),
+        "tokenizer_config.json": folders.text(about),
+    }

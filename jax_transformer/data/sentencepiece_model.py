@@ -1,7 +1,7 @@
-"""SentencePiece models: read by its own library, and taken apart into what ``tokenizers`` builds the same vocabulary of."""
+"""SentencePiece models: read by their own library, and taken apart so that ``tokenizers`` can rebuild them."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 
-# Of ``sentencepiece_model.proto``: fields of a model, of a piece, of what trained it, of its normalizer; and types of pieces and models
+# Numbers of ``sentencepiece_model.proto``: the fields of a model, of a piece, of its trainer, of its
+# normalizer, and the types of pieces and models
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _CHARSMAP = 3, 2
@@ -19,12 +20,12 @@ UNIGRAM, BPE = 1, 2
 
 @dataclass(frozen=True)
 class Pieces:
-    """A model taken apart."""
+    """The parts of a model."""
 
     scored: list[tuple[str, float]]
     """Every piece with its score, in the order of ids."""
     control: list[str]
-    """Pieces that no text becomes."""
+    """Pieces that no text is cut into."""
     user_defined: list[str]
     """Pieces that are never cut."""
     charsmap: bytes | None
@@ -33,8 +34,28 @@ class Pieces:
     """``UNIGRAM`` or ``BPE``, or another number."""
 
 
-def load(path: Path, content: bytes) -> Any:
-    """The library's processor of a model. Raises InputError for a file that is none, ConfigError where the library is not installed."""
+class SentencePieceModel:
+    """A model that the library itself runs; a :class:`.PieceModel`."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def cut(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
+        return self.processor.encode(text, out_type=str)
+
+    def join(self, pieces: Sequence[str]) -> str:
+        """Return the text of pieces."""
+        return self.processor.decode_pieces(list(pieces))
+
+
+def load(path: Path, content: bytes) -> SentencePieceModel:
+    """Return the model of a file.
+
+    Raises:
+        InputError: the file is not a model.
+        ConfigError: SentencePiece is not installed.
+    """
     try:
         import sentencepiece
     except ImportError:
@@ -48,29 +69,29 @@ def load(path: Path, content: bytes) -> Any:
         raise InputError(
             f"{path}: not a SentencePiece model: {shown(str(error).splitlines()[0], 120)}"
         ) from None
-    return processor
+    return SentencePieceModel(processor)
 
 
-def apart(processor: Any) -> Pieces:
-    """The parts of a model, of the library's own writing of it: what a file holds beside them is gone."""
+def take_apart(model: SentencePieceModel) -> Pieces:
+    """Return the parts of a model, as the library writes it: what else a file holds is not there."""
     scored: list[tuple[str, float]] = []
-    kinds: dict[int, list[str]] = {_CONTROL: [], _USER_DEFINED: []}
+    by_type: dict[int, list[str]] = {_CONTROL: [], _USER_DEFINED: []}
     charsmap, algorithm = None, UNIGRAM
-    for field, value in _fields(processor.serialized_model_proto()):
+    for field, value in _fields(model.processor.serialized_model_proto()):
         if field == _PIECES:
-            told = dict(_fields(value))
-            text = told.get(_TEXT, b"").decode("utf-8")
-            scored.append((text, struct.unpack("<f", told.get(_SCORE, bytes(4)))[0]))
-            kinds.get(told.get(_TYPE, 0), []).append(text)
+            piece = dict(_fields(value))
+            text = piece.get(_TEXT, b"").decode("utf-8")
+            scored.append((text, struct.unpack("<f", piece.get(_SCORE, bytes(4)))[0]))
+            by_type.get(piece.get(_TYPE, 0), []).append(text)
         elif field == _TRAINER:
             algorithm = dict(_fields(value)).get(_MODEL_TYPE, UNIGRAM)
         elif field == _NORMALIZER:
             charsmap = dict(_fields(value)).get(_CHARSMAP) or None
-    return Pieces(scored, kinds[_CONTROL], kinds[_USER_DEFINED], charsmap, algorithm)
+    return Pieces(scored, by_type[_CONTROL], by_type[_USER_DEFINED], charsmap, algorithm)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message in protocol buffers' wire format: whole numbers, and bytes."""
+    """Yield the fields of a message in the wire format of protocol buffers: whole numbers, and bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.architectures import families
+from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.generate.generation_config import (
@@ -238,7 +238,7 @@ def to_generation_config(
         if generation_config.eos_token_id is None
         else generation_config.eos_token_id,
         "pad_token_id": config.target_pad_id,
-        "max_length": families.usual_length(config)
+        "max_length": usual_length(config)
         if generation_config.max_new_tokens is None
         else generation_config.max_new_tokens + 1,
     }

@@ -13,7 +13,7 @@ from jax_transformer.data import (
     pair_files,
     parallel_text,
     phrases,
-    tokenizer,
+    run_tokenizer,
 )
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
@@ -209,7 +209,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     """Write tokenizer, config.json and, last, data.json, unless the folder has them already."""
     if folder.data.exists():
         return
-    tokenizer.save_folder(corpus.tokenizer, folder.path)
+    run_tokenizer.save_folder(corpus.tokenizer, folder.path)
     source = corpus.init_source
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_transformer.config import Positions, TransformerConfig
-from jax_transformer.data import tokenizer as tokenizers
+from jax_transformer.data import run_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, load_huggingface
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -103,7 +103,7 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
 
 def _taken(options: TrainOptions, folder: RunFolder) -> InitSource:
     recorded = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    words = _given(options.data) or tokenizers.load_folder(folder.path)
+    words = _given(options.data) or run_tokenizer.load_folder(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
     greedy = _greedy(folder.path / folders.IN_RUN, config, words)
     return InitSource(Path(options.init or ""), config, words, recorded, frozenset(), {}, greedy)
@@ -139,7 +139,7 @@ def _of_run(path: Path, options: TrainOptions) -> InitSource:
     from jax_transformer.storage import checkpoint
 
     folder, data = RunFolder(path), options.data
-    own = tokenizers.load_folder(path) if tokenizers.in_folder(path) else None
+    own = run_tokenizer.load_folder(path) if run_tokenizer.in_folder(path) else None
     if isinstance(own, HuggingFaceTokenizer):
         own = own.with_languages(data.source_lang, data.target_lang)
     words = _words(own, options, path)

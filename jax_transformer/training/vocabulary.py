@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from jax_transformer.architectures import families
+from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.data import tokenizer
+from jax_transformer.data import run_tokenizer
 from jax_transformer.data.options import DataOptions, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -27,9 +27,9 @@ def ready(options: TrainOptions, folder: Path) -> Vocabulary | None:
         if data.target_tokenizer is None:
             return source
         return TokenizerPair(source, Tokenizer.load(data.target_tokenizer))
-    if not (folder / "data.json").exists() or not tokenizer.in_folder(folder):
+    if not (folder / "data.json").exists() or not run_tokenizer.in_folder(folder):
         return None
-    loaded = tokenizer.load_folder(folder)
+    loaded = run_tokenizer.load_folder(folder)
     if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
         raise InputError(
             f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
@@ -97,5 +97,5 @@ def limits(data: DataOptions, model: TransformerConfig) -> tuple[int, int]:
                 else f"positions, which reach {model.longest} tokens"
             )
             raise ConfigError(f"data.{name}={value} is over the model's {reach}")
-        lengths.append(families.usual_length(model) if value is None else value)
+        lengths.append(usual_length(model) if value is None else value)
     return lengths[0], lengths[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import Tying
-from jax_transformer.data import parallel_text, tokenizer
+from jax_transformer.data import parallel_text, run_tokenizer
 from jax_transformer.data.options import DataOptions, Kind, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -294,7 +294,7 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
     assert {"tokenizer.source.json", "tokenizer.target.json"} <= {
         path.name for path in folder.path.iterdir()
     }
-    assert tokenizer.load_folder(folder.path).hash == found.tokenizer.hash
+    assert run_tokenizer.load_folder(folder.path).hash == found.tokenizer.hash
     with pytest.raises(InputError, match=r"its tokenizer does not fit data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
 

@@ -15,7 +15,7 @@ import pytest
 from jax_transformer import pretrained_files
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import conversion, exchange
-from jax_transformer.data import tokenizer
+from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import hub, huggingface, kinds, pt, safetensors
 from jax_transformer.weights import rules
@@ -300,7 +300,7 @@ def test_a_model_of_no_family_is_not_exported(tmp_path):
         rules.to_torch(conversion.model_of(other).table, helpers.random_arrays(other)),
     )
     (tmp_path / "config.json").write_text(other.to_json())
-    with pytest.raises(ConfigError, match=r"is no family of Hugging Face's: .*marian.*t5"):
+    with pytest.raises(ConfigError, match=r"is not a Hugging Face family: .*marian.*t5"):
         prepare(
             tmp_path / "model.safetensors",
             tmp_path / "out",
@@ -324,10 +324,10 @@ def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
 
 def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
     convert(copied(theirs, tmp_path / "bare", **{"spiece.model": None}), tmp_path / "run")
-    for name in tokenizer.SIDE_FILES:
+    for name in run_tokenizer.SIDE_FILES:
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
-    assert {note.name for note in prepared.plan.dropped} == set(tokenizer.SIDE_FILES)
+    assert {note.name for note in prepared.plan.dropped} == set(run_tokenizer.SIDE_FILES)
     assert not set(prepared.beside.files) & set(huggingface.TOKENIZER)
 
 

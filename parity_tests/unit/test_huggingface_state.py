@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from jax_transformer import architectures
-from jax_transformer.architectures import attributes
+from jax_transformer.architectures import huggingface
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.config import Positions
 from jax_transformer.convert import planning
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.transformer import abstract, flatten
@@ -30,13 +31,13 @@ BART = {
 T5 = {"num_layers": 2, "num_heads": 2, "d_kv": 3, "d_ff": 5}
 
 
-def config_of(layout, **changes):
-    return from_config(
-        {"model_type": layout.value}
-        | SMALL
-        | (BART if layout in attributes.BART_LIKE else T5)
-        | changes
-    )
+FAMILIES = huggingface.families()
+
+
+def config_of(name, **changes):
+    family = FAMILIES[name]
+    sizes = {key: value for key, value in (SMALL | BART | T5).items() if key in family.defaults}
+    return from_config({"model_type": name} | sizes | changes)
 
 
 def whole(config) -> dict[str, TensorInfo]:
@@ -47,9 +48,9 @@ def whole(config) -> dict[str, TensorInfo]:
     }
 
 
-@pytest.mark.parametrize("layout", attributes.LAYOUTS)
-def test_shapes_alone_are_completed_and_left_out_as_arrays_are(layout):
-    config = config_of(layout)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_shapes_alone_are_completed_and_left_out_as_arrays_are(name):
+    config = config_of(name)
     full = whole(config)
     file = states.saved(full, config)
     assert states.complete(file, config) == full
@@ -57,7 +58,7 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(layout):
     assert {name for name in full if name not in file} >= {
         rule.torch for rule in architectures.table(config) if isinstance(rule, Alias)
     }
-    computed = layout in (attributes.Layout.MARIAN, attributes.Layout.PEGASUS)
+    computed = config.encoder.positions is Positions.SINUSOIDAL_STORED
     kept = {name: one for name, one in full.items() if not (computed and "embed_positions" in name)}
     arrays = {name: np.zeros(one.shape, np.float32) for name, one in kept.items()}
     completed = states.complete(arrays, config)
@@ -70,7 +71,7 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(layout):
     "present", ["model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
 )
 def test_any_one_of_those_that_are_tied_is_enough(present):
-    config = config_of(attributes.Layout.BART)
+    config = config_of("bart")
     full = whole(config)
     tied = {
         "model.shared.weight",
@@ -90,10 +91,8 @@ def test_any_one_of_those_that_are_tied_is_enough(present):
 
 
 def test_the_reasons():
-    marian, t5 = config_of(attributes.Layout.MARIAN), config_of(attributes.Layout.T5)
-    assert (
-        states.why_completed("final_logits_bias", marian) == "is zero where a file does not hold it"
-    )
+    marian, t5 = config_of("marian"), config_of("t5")
+    assert states.why_completed("final_logits_bias", marian) == "is zero if a file does not hold it"
     assert (
         states.why_completed("model.encoder.embed_positions.weight", marian)
         == "is computed: sines and cosines"
@@ -107,6 +106,6 @@ def test_the_reasons():
 
 
 def test_what_is_unknown_is_kept_so_that_the_table_refuses_it():
-    config = config_of(attributes.Layout.T5)
+    config = config_of("t5")
     extra = whole(config) | {"adapter.weight": TensorInfo((3,), "float32")}
     assert "adapter.weight" in states.complete(extra, config)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jax_transformer import errors
-from jax_transformer.data import batches, encoding, huggingface_tokenizer, language_codes, tokenizer
+from jax_transformer.architectures import m2m_100 as m2m_100_family
+from jax_transformer.architectures import mbart as mbart_family
+from jax_transformer.data import batches, encoding, huggingface_tokenizer, run_tokenizer, tokenizer
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.storage import huggingface as folders
 from parity_tests import tokenizer_models as made
@@ -34,8 +36,8 @@ def test_each_family_has_its_ids_around_a_line(tmp_path):
     m2m_100 = load_huggingface(
         made.write(tmp_path / "a", made.m2m_100()), source_lang="en", target_lang="fr"
     )
-    count = m2m_100.opened.told.model["vocab_size"] - 108
-    codes = {code: count + i for i, code in enumerate(language_codes.M2M100)}
+    count = m2m_100.files.settings.model["vocab_size"] - 108
+    codes = {code: count + i for i, code in enumerate(m2m_100_family.LANGUAGES)}
     assert (around(m2m_100.source), around(m2m_100.target)) == (
         [codes["en"], -1, 2],
         [codes["fr"], -1, 2],
@@ -51,7 +53,7 @@ def test_each_family_has_its_ids_around_a_line(tmp_path):
         source_lang="de_DE",
         target_lang="ro_RO",
     )
-    codes = {code: mbart.opened.source.id_of(code) for code in language_codes.MBART}
+    codes = {code: mbart.files.source.id_of(code) for code in mbart_family.LANGUAGES}
     assert (around(mbart.source), around(mbart.target)) == (
         [-1, 2, codes["de_DE"]],
         [-1, 2, codes["ro_RO"]],
@@ -96,13 +98,13 @@ def test_the_languages_of_nllb_stand_before_the_mask_where_nothing_tells_their_i
         folder(tmp_path, made.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
     )
     count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(made.model(algorithm="bpe"))})
-    ids = [found.opened.source.id_of(token) for token in (*language_codes.NLLB, "<mask>")]
+    ids = [found.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
     assert ids == list(range(count, count + 203))
-    assert found.languages == tuple(language_codes.NLLB)
+    assert found.languages == tuple(m2m_100_family.LANGUAGES_NLLB)
 
 
 def test_pegasus_counts_its_pieces_from_105(tmp_path):
-    found = load_huggingface(folder(tmp_path, made.pegasus())).opened.source
+    found = load_huggingface(folder(tmp_path, made.pegasus())).files.source
     order = ["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk_2>", "<unk_102>", "<unk>"]
     assert [found.id_of(token) for token in order] == [0, 1, 2, 3, 4, 104, 105]
 
@@ -126,12 +128,12 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     )
     run = tmp_path / "run"
     run.mkdir()
-    assert not tokenizer.in_folder(run)
-    tokenizer.save_folder(found, run)
+    assert not run_tokenizer.in_folder(run)
+    run_tokenizer.save_folder(found, run)
     kept = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
     assert kept == {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()}
-    assert tokenizer.in_folder(run)
-    again = tokenizer.load_folder(run)
+    assert run_tokenizer.in_folder(run)
+    again = run_tokenizer.load_folder(run)
     assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
     assert (again.hash, again.source.prefix, again.target.prefix) == (
         found.hash,
@@ -142,15 +144,15 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
     with pytest.raises(
         errors.InputError, match=r"languages\.json: .* is no object of source_lang and target_lang"
     ):
-        tokenizer.load_folder(run)
+        run_tokenizer.load_folder(run)
     (run / "tokenizer.json").write_text("{}")  # a run that has made its own reads that
     with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
-        tokenizer.load_folder(run)
+        run_tokenizer.load_folder(run)
 
 
 def test_a_run_folder_with_other_files_of_hugging_face_alone_has_no_tokenizer(tmp_path):
     made.write(tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}})
-    assert not tokenizer.in_folder(tmp_path)
+    assert not run_tokenizer.in_folder(tmp_path)
 
 
 def test_a_side_is_not_saved_alone(tmp_path):
@@ -276,12 +278,12 @@ REFUSED = {
     "no class": (
         T5,
         {"tokenizer_config__json": {}, "config__json": {}},
-        "tells no tokenizer_class and no model_type; set tokenizer_class",
+        "names no tokenizer_class and no model_type; set tokenizer_class",
     ),
     "another model": (
         T5,
         {"tokenizer_config__json": {}, "config__json": {"model_type": "gpt2"}},
-        "tells the model_type 'gpt2'",
+        "names the model_type 'gpt2'",
     ),
     "no model": (
         T5,
@@ -330,7 +332,7 @@ REFUSED = {
     "config, a list": (
         T5,
         {"config__json": []},
-        r"config\.json: \[\] stands where an object should",
+        r"config\.json: \[\] is not an object",
     ),
     "vocabulary, deep": (MARIAN, {"vocab__json": DEEP}, r"vocab\.json: refused: JSON within JSON"),
     "vocabulary of text": (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import tokenizer
+from jax_transformer.data import run_tokenizer, tokenizer
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 LINES = [
@@ -264,24 +264,24 @@ def test_a_pair_reads_sources_and_writes_targets():
 
 
 def test_a_folder_keeps_one_or_two(tmp_path):
-    assert not tokenizer.in_folder(tmp_path)
+    assert not run_tokenizer.in_folder(tmp_path)
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: cannot be read: No such file"):
-        tokenizer.load_folder(tmp_path)
-    tokenizer.save_folder(SOURCE, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"] and tokenizer.in_folder(
-        tmp_path
-    )
-    found = tokenizer.load_folder(tmp_path)
+        run_tokenizer.load_folder(tmp_path)
+    run_tokenizer.save_folder(SOURCE, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [
+        "tokenizer.json"
+    ] and run_tokenizer.in_folder(tmp_path)
+    found = run_tokenizer.load_folder(tmp_path)
     assert isinstance(found, tokenizer.Tokenizer) and found.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
-    tokenizer.save_folder(pair, two)
+    run_tokenizer.save_folder(pair, two)
     assert sorted(file.name for file in two.iterdir()) == [
         "tokenizer.source.json",
         "tokenizer.target.json",
-    ] and tokenizer.in_folder(two)
-    found = tokenizer.load_folder(two)
+    ] and run_tokenizer.in_folder(two)
+    found = run_tokenizer.load_folder(two)
     assert isinstance(found, tokenizer.TokenizerPair)
     assert (found.hash, found.source.hash, found.target.hash) == (
         pair.hash,
@@ -290,18 +290,18 @@ def test_a_folder_keeps_one_or_two(tmp_path):
     )
 
 
-@pytest.mark.parametrize("missing", tokenizer.SIDE_FILES)
+@pytest.mark.parametrize("missing", run_tokenizer.SIDE_FILES)
 def test_a_folder_with_half_of_two_names_the_other(tmp_path, missing):
-    tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
+    run_tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
-    assert tokenizer.in_folder(tmp_path)
+    assert run_tokenizer.in_folder(tmp_path)
     with pytest.raises(errors.InputError, match=f"{missing}: cannot be read"):
-        tokenizer.load_folder(tmp_path)
-    tokenizer.save_folder(SOURCE, tmp_path)
+        run_tokenizer.load_folder(tmp_path)
+    run_tokenizer.save_folder(SOURCE, tmp_path)
     with pytest.raises(
         errors.InputError, match=r"holds tokenizer\.json and tokenizer\.(source|target)\.json"
     ):
-        tokenizer.load_folder(tmp_path)
+        run_tokenizer.load_folder(tmp_path)
 
 
 @NO_DEADLINE

@@ -1,0 +1,260 @@
+"""BART, and what the families that follow it share: mBART, Marian, M2M100 with NLLB, Pegasus.
+
+Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` and ``tokenization_roberta.py``
+of transformers 5.23.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax_transformer.architectures import huggingface
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
+from jax_transformer.config import (
+    EmbeddingScale,
+    NormPlacement,
+    Part,
+    Positions,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.weights.rules import (
+    Alias,
+    Each,
+    Rule,
+    Table,
+    attention,
+    embedding,
+    layer_norm,
+    linear,
+    repeat,
+)
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 1024,
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "encoder_ffn_dim": 4096,
+    "encoder_attention_heads": 16,
+    "decoder_layers": 12,
+    "decoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "activation_function": "gelu",
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+SHARED = "model.shared.weight"
+TOKENS = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+_LINEARS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+_ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BartFamily(HuggingFaceFamily):
+    """A family whose stacks have BART's attributes and names."""
+
+    stack: Mapping[str, Any]
+    """Fields of both stacks; with a final norm, norms stand before the branches."""
+    logits_bias: bool = True
+    """The module has ``final_logits_bias``."""
+    prefix: str = "model."
+    embedding_tensors: tuple[str, ...] = (SHARED, "model.decoder.embed_tokens.weight")
+    aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
+
+    def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Return the sizes of the source's and the target's vocabulary, and True if they have one embedding."""
+        return values["vocab_size"], values["vocab_size"], True
+
+    def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
+        """Return the configuration of a model with these attributes."""
+        activation = huggingface.activation(values["activation_function"])
+        stacks = {
+            name: StackConfig(
+                values[f"{name}_layers"],
+                branches,
+                num_heads=values[f"{name}_attention_heads"],
+                d_ff=values[f"{name}_ffn_dim"],
+                activation=activation,
+                **MASKS[name],
+                **self.stack,
+            )
+            for name, branches in BRANCHES.items()
+        }
+        source_size, target_size, shared = self.vocabularies(values)
+        tied = values["tie_word_embeddings"]
+        if shared:
+            tying = Tying.ALL if tied else Tying.EMBEDDINGS
+        else:
+            tying = Tying.OUTPUT if tied else Tying.NONE
+        scaled = values["scale_embedding"]
+        return TransformerConfig(
+            source_vocab_size=source_size,
+            target_vocab_size=target_size,
+            d_model=values["d_model"],
+            num_heads=values["encoder_attention_heads"],
+            d_ff=values["encoder_ffn_dim"],
+            max_length=values["max_position_embeddings"],
+            norm_placement=(
+                NormPlacement.PRE if self.stack.get("final_norm") else NormPlacement.POST
+            ),
+            output_bias=False,
+            logits_bias=self.logits_bias,
+            padding_trained=False,
+            embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
+            tying=tying,
+            dropout=values["dropout"],
+            attention_dropout=values["attention_dropout"],
+            activation_dropout=values["activation_dropout"],
+            embedding_dropout=values["dropout"],
+            architecture=self.model_type,
+            **huggingface.special_ids(values),
+            encoder=stacks["encoder"],
+            decoder=stacks["decoder"],
+        )
+
+    def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the attributes that are read, as they must be for ``config``."""
+        values: dict[str, Any] = {}
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+            values[f"{name}_layers"] = stack.layers
+            values[f"{name}_attention_heads"] = config.heads(stack)
+            values[f"{name}_ffn_dim"] = stack.d_ff or config.d_ff
+        return values | {
+            "max_position_embeddings": config.max_length,
+            "activation_function": huggingface.activation_name(config.encoder.activation),
+            "dropout": config.dropout,
+            "attention_dropout": config.attention_dropout,
+            "activation_dropout": config.activation_dropout,
+            "scale_embedding": config.embedding_scale is EmbeddingScale.SQRT_D_MODEL,
+        }
+
+
+def fixed(
+    *, pre_norm: bool = False, embedding_norm: bool = False, computed_positions: bool = False
+) -> dict[str, Any]:
+    """Return the attributes that describe a family's blocks in old files: they have one value in each family.
+
+    Args:
+        pre_norm: norms stand before the branches and after the stacks.
+        embedding_norm: norms stand after the embeddings.
+        computed_positions: positions are sines and cosines; old files of such families name other numbers of
+            extra rows, which their tables never had.
+    """
+    return {
+        "normalize_before": pre_norm,
+        "add_final_layer_norm": pre_norm,
+        "normalize_embedding": embedding_norm,
+        "static_position_embeddings": computed_positions,
+        "do_blenderbot_90_layernorm": False,
+    } | ({} if computed_positions else {"extra_pos_embeddings": 2})
+
+
+NO_EXTRA_ROWS = {"extra_pos_embeddings": "counts rows that a computed table of positions never had"}
+
+
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for every name of the module's ``state_dict()``, tied copies among them."""
+    bias = (
+        [Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0)] if config.logits_bias else []
+    )
+    return [
+        *bias,
+        *_embeddings(config),
+        *_stack("encoder", config),
+        *_stack("decoder", config),
+        *_output(config),
+    ]
+
+
+def _stack(name: str, config: TransformerConfig) -> Table:
+    stack = getattr(config, name)
+    torch, flax = f"model.{name}", f"{name}.blocks.{{i}}"
+    layer: Table = []
+    for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
+        norm = f"{flax}.residuals.{branch}.norm"
+        if part is Part.FFN:
+            layer += linear(f"{torch}.layers.{{i}}.fc1", f"{flax}.feed_forward.up")
+            layer += linear(f"{torch}.layers.{{i}}.fc2", f"{flax}.feed_forward.down")
+            layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
+        else:
+            layer += attention(
+                f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}", f"{flax}.{part.value}", _LINEARS
+            )
+            layer += layer_norm(f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}_layer_norm", norm)
+    before: Table = []
+    if stack.positions in (Positions.SINUSOIDAL_STORED, Positions.LEARNED):
+        before.append(Rule(f"{torch}.embed_positions.weight", (f"{name}.positions.table",)))
+    if stack.embedding_norm:
+        before += layer_norm(f"{torch}.layernorm_embedding", f"{name}.embedding_norm")
+    after = layer_norm(f"{torch}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
+    return [*before, *repeat(stack.layers, layer), *after]
+
+
+def _embeddings(config: TransformerConfig) -> Table:
+    if config.tying in (Tying.ALL, Tying.EMBEDDINGS):
+        copies = [
+            Alias(f"model.{stack}.embed_tokens.weight", SHARED) for stack in ("encoder", "decoder")
+        ]
+        return [*embedding("model.shared", "target_embedding"), *copies]
+    return [
+        *embedding("model.encoder.embed_tokens", "source_embedding"),
+        *embedding("model.decoder.embed_tokens", "target_embedding"),
+    ]
+
+
+def _output(config: TransformerConfig) -> Table:
+    if config.tying in (Tying.NONE, Tying.EMBEDDINGS):
+        return linear("lm_head", "output", bias=False)
+    tied = SHARED if config.tying is Tying.ALL else "model.decoder.embed_tokens.weight"
+    return [Alias("lm_head.weight", tied)]
+
+
+ARCHITECTURE = Architecture(
+    name="bart",
+    source="Lewis et al. 2020, BART (transformers' bart)",
+    weight_table=weight_table,
+    huggingface=BartFamily(
+        model_type="bart",
+        title="BART",
+        model_class="BartForConditionalGeneration",
+        base_class="BartModel",
+        defaults=DEFAULTS,
+        fixed=fixed(embedding_norm=True),
+        stack={"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True},
+        tokenizers=(
+            TokenizerRecipe(
+                name="Bart",
+                other_classes=("RobertaTokenizer",),
+                algorithm=Algorithm.BYTE_BPE,
+                files=("vocab.json", "merges.txt"),
+                tokens=TOKENS,
+                before=("cls_token",),
+                after=("sep_token",),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,84 @@
+"""Marian: the models of OPUS-MT, for one pair of languages or for several targets.
+
+Junczys-Dowmunt et al. 2018, Tiedemann and Thottingal 2020. Facts from ``configuration_marian.py``,
+``modeling_marian.py`` and ``tokenization_marian.py`` of transformers 5.23.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tokenizer_recipe import (
+    Algorithm,
+    LanguagePlace,
+    Languages,
+    TargetStart,
+    TokenizerRecipe,
+)
+from jax_transformer.config import Positions, Sinusoids, TransformerConfig, Tying
+
+
+class MarianFamily(bart.BartFamily):
+    """BART's attributes with a vocabulary for each side, if the file asks for it."""
+
+    def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Return the sizes of both vocabularies, and True if they have one embedding."""
+        target_size = values["decoder_vocab_size"] or values["vocab_size"]
+        return values["vocab_size"], target_size, values["share_encoder_decoder_embeddings"]
+
+    def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the attributes that are read, as they must be for ``config``."""
+        return super().to_attributes(config) | {
+            "decoder_vocab_size": config.target_vocab_size,
+            "share_encoder_decoder_embeddings": config.tying in (Tying.ALL, Tying.EMBEDDINGS),
+        }
+
+    def output_embedding(self, values: Mapping[str, Any]) -> str:
+        """Return the name of the tensor to which the output layer may be tied: the decoder's embedding."""
+        return self.embedding_tensors[0 if values["share_encoder_decoder_embeddings"] else 1]
+
+
+ARCHITECTURE = Architecture(
+    name="marian",
+    source="Junczys-Dowmunt et al. 2018, Marian (transformers' marian)",
+    weight_table=bart.weight_table,
+    huggingface=MarianFamily(
+        model_type="marian",
+        title="Marian (OPUS-MT)",
+        model_class="MarianMTModel",
+        base_class="MarianModel",
+        defaults=bart.DEFAULTS
+        | {
+            "vocab_size": 58101,
+            "decoder_vocab_size": None,
+            "share_encoder_decoder_embeddings": True,
+            "pad_token_id": 58100,
+            "bos_token_id": None,
+            "eos_token_id": 0,
+            "decoder_start_token_id": 58100,
+        },
+        fixed=bart.fixed(computed_positions=True),
+        ignored=bart.NO_EXTRA_ROWS,
+        stack={"positions": Positions.SINUSOIDAL_STORED, "sinusoids": Sinusoids.HALVES},
+        saves_computed_positions=False,
+        tokenizers=(
+            TokenizerRecipe(
+                name="Marian",
+                algorithm=Algorithm.PIECES,
+                files=("source.spm", "target.spm", "vocab.json"),
+                reads_own_files_first=True,
+                code_brackets=(">>", "<<"),
+                underlines_are_spaces=True,
+                tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+                start="pad_token",
+                languages=Languages(
+                    token=">>{}<<",
+                    pattern=">>([^<>]+)<<",
+                    place=LanguagePlace.TARGET_BEFORE_SOURCE,
+                    target_start=TargetStart.SOURCE,
+                ),
+            ),
+        ),
+    ),
+)

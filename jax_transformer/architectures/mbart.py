@@ -1,0 +1,112 @@
+"""mBART and mBART-50: BART with norms before the branches, for many languages.
+
+Liu et al. 2020, Tang et al. 2020. Facts from ``configuration_mbart.py``, ``modeling_mbart.py``,
+``tokenization_mbart.py`` and ``tokenization_mbart50.py`` of transformers 5.23.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tokenizer_recipe import (
+    Algorithm,
+    LanguagePlace,
+    Languages,
+    RebuiltPieces,
+    Scored,
+    TargetStart,
+    TokenizerRecipe,
+)
+from jax_transformer.config import Positions
+
+LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT"
+    " lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+).split()
+LANGUAGES_50 = [
+    *LANGUAGES,
+    *(
+        "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL"
+        " ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+    ).split(),
+]
+_PATTERN = "([a-z]{2}_[A-Z]{2})"
+_MASK = {"mask_token": {"lstrip": True, "normalized": False}}
+
+
+def _arrange(first_role: str, scored: Scored, tokens: Mapping[str, str], own: Sequence[str]):
+    """The file's first three pieces give way to four tokens; the languages and the mask follow."""
+    first = [tokens[role] for role in (first_role, "pad_token", "eos_token", "unk_token")]
+    last = [*own, tokens["mask_token"]]
+    return [
+        *((text, 0.0) for text in first),
+        *scored[3:],
+        *((text, 0.0) for text in last),
+    ]
+
+
+MBART = TokenizerRecipe(
+    name="MBart",
+    algorithm=Algorithm.REBUILT_PIECES,
+    files=("sentencepiece.bpe.model",),
+    pieces=RebuiltPieces(
+        arrange=lambda *arguments: _arrange("bos_token", *arguments),
+        unknown_id=3,
+        normalizes=False,  # as the class of transformers 5
+        splits_words=True,
+    ),
+    tokens=bart.TOKENS,
+    token_flags=_MASK,
+    own_tokens=lambda settings: LANGUAGES,
+    languages=Languages(
+        token="{}",
+        pattern=_PATTERN,
+        place=LanguagePlace.LAST,
+        target_start=TargetStart.DECODER_START,
+        published=LANGUAGES,
+        default_source="en_XX",
+    ),
+)
+MBART50 = TokenizerRecipe(
+    name="MBart50",
+    algorithm=Algorithm.REBUILT_PIECES,
+    files=("sentencepiece.bpe.model",),
+    pieces=RebuiltPieces(
+        arrange=lambda *arguments: _arrange("cls_token", *arguments),
+        unknown_id=3,
+        replaces=((" {2,}", " "),),
+        replaces_without_map=((" {2,}", " "),),
+    ),
+    tokens=bart.TOKENS,
+    token_flags=_MASK,
+    own_tokens=lambda settings: LANGUAGES_50,
+    languages=Languages(
+        token="{}",
+        pattern=_PATTERN,
+        place=LanguagePlace.FIRST,
+        target_start=TargetStart.FORCED,
+        published=LANGUAGES_50,
+        default_source="en_XX",
+    ),
+)
+
+ARCHITECTURE = Architecture(
+    name="mbart",
+    source="Liu et al. 2020, mBART (transformers' mbart)",
+    weight_table=bart.weight_table,
+    huggingface=bart.BartFamily(
+        model_type="mbart",
+        title="mBART, mBART-50",
+        model_class="MBartForConditionalGeneration",
+        base_class="MBartModel",
+        defaults=bart.DEFAULTS | {"decoder_start_token_id": None},
+        fixed=bart.fixed(pre_norm=True, embedding_norm=True),
+        stack={
+            "positions": Positions.LEARNED,
+            "position_offset": 2,
+            "embedding_norm": True,
+            "final_norm": True,
+        },
+        tokenizers=(MBART, MBART50),
+    ),
+)

@@ -1,0 +1,29 @@
+"""mT5: T5 v1.1 for a hundred languages.
+
+Xue et al. 2021. Facts from ``configuration_mt5.py`` and ``modeling_mt5.py`` of transformers 5.23.
+"""
+
+from jax_transformer.architectures import t5
+from jax_transformer.architectures.base import Architecture
+
+DEFAULTS = t5.DEFAULTS | {
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+}
+
+ARCHITECTURE = Architecture(
+    name="mt5",
+    source="Xue et al. 2021, mT5 (transformers' mt5)",
+    weight_table=t5.weight_table,
+    huggingface=t5.T5Family(
+        model_type="mt5",
+        title="mT5",
+        model_class="MT5ForConditionalGeneration",
+        base_class="MT5Model",
+        defaults=DEFAULTS,
+        scales_logits=False,
+    ),
+)

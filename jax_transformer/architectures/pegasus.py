@@ -1,0 +1,73 @@
+"""Pegasus: summaries.
+
+Zhang et al. 2020. Facts from ``configuration_pegasus.py``, ``modeling_pegasus.py`` and
+``tokenization_pegasus.py`` of transformers 5.23.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tokenizer_recipe import (
+    Algorithm,
+    RebuiltPieces,
+    Scored,
+    Settings,
+    TokenizerRecipe,
+)
+from jax_transformer.config import Positions, Sinusoids
+
+_FIRST_MASK = "<mask_1>"
+
+
+def _own_tokens(settings: Settings) -> Sequence[str]:
+    return [_FIRST_MASK, *(f"<unk_{i}>" for i in range(2, settings.number("offset", 103)))]
+
+
+def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
+    """The file's first two pieces give way to four tokens and to those that were kept for later use."""
+    first = (tokens["pad_token"], tokens["eos_token"], _FIRST_MASK, tokens["mask_token"])
+    unused = [text for text in own if text.startswith("<unk_")]
+    return [*((text, 0.0) for text in first), *((text, -100.0) for text in unused), *scored[2:]]
+
+
+ARCHITECTURE = Architecture(
+    name="pegasus",
+    source="Zhang et al. 2020, PEGASUS (transformers' pegasus)",
+    weight_table=bart.weight_table,
+    huggingface=bart.BartFamily(
+        model_type="pegasus",
+        title="Pegasus",
+        model_class="PegasusForConditionalGeneration",
+        base_class="PegasusModel",
+        defaults=bart.DEFAULTS
+        | {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1, "decoder_start_token_id": 0},
+        fixed=bart.fixed(pre_norm=True, computed_positions=True),
+        ignored=bart.NO_EXTRA_ROWS,
+        stack={
+            "positions": Positions.SINUSOIDAL_STORED,
+            "sinusoids": Sinusoids.HALVES,
+            "final_norm": True,
+        },
+        tokenizers=(
+            TokenizerRecipe(
+                name="Pegasus",
+                algorithm=Algorithm.REBUILT_PIECES,
+                files=("spiece.model",),
+                pieces=RebuiltPieces(
+                    arrange=_arrange,
+                    replaces=((" {2,}", " "),),
+                    replaces_without_map=(("\n", " "), (" {2,}", " ")),
+                ),
+                tokens={
+                    "eos_token": "</s>",
+                    "unk_token": "<unk>",
+                    "pad_token": "<pad>",
+                    "mask_token": "<mask_2>",
+                },
+                own_tokens=_own_tokens,
+                start="pad_token",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,292 @@
+"""T5, T5 v1.1 and Flan-T5, and what mT5 and UMT5 share with them.
+
+Raffel et al. 2020. A layer is a list of branches, each a module and its norm; positions are distances, of
+which T5 and mT5 keep a stack's table in its first layer and UMT5 one in every layer. Facts from
+``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`` of transformers 5.23.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax_transformer.architectures import huggingface
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.tokenizer_recipe import (
+    Algorithm,
+    RebuiltPieces,
+    Scored,
+    Settings,
+    TokenizerRecipe,
+)
+from jax_transformer.config import (
+    Activation,
+    EmbeddingScale,
+    LogitScale,
+    Norm,
+    NormPlacement,
+    Part,
+    Positions,
+    ScoreScale,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import ConfigError
+from jax_transformer.weights.rules import (
+    Alias,
+    Rule,
+    Table,
+    attention,
+    embedding,
+    layer_norm,
+    linear,
+    repeat,
+)
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,  # T5Config has none; every T5 starts with padding
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+DERIVED = {"dense_act_fn": "relu", "is_gated_act": False}
+UNBOUNDED = 32_768
+"""The ``max_length`` of these models: they add nothing to embeddings, and all long distances share a bucket."""
+_LINEARS = {"query": "q", "key": "k", "value": "v", "out": "o"}
+_ATTENTIONS = {Part.SELF: "SelfAttention", Part.CROSS: "EncDecAttention"}
+_UNUSED_TENSORS = {
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (
+        "belongs to attention between the stacks, where transformers uses no distances"
+    )
+}
+
+
+def _sentinels(settings: Settings) -> Sequence[str]:
+    return [f"<extra_id_{i}>" for i in range(settings.number("extra_ids", 100))]
+
+
+def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> Scored:
+    """The sentinels follow the file's pieces, the last one first."""
+    return [*scored, *((text, 0.0) for text in reversed(own))]
+
+
+TOKENIZER = TokenizerRecipe(
+    name="T5",
+    other_classes=("MT5Tokenizer",),
+    algorithm=Algorithm.REBUILT_PIECES,
+    files=("spiece.model",),
+    pieces=RebuiltPieces(arrange=_arrange, unknown_id=2, splits_words=True),
+    tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    own_tokens=_sentinels,
+    start="pad_token",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class T5Family(HuggingFaceFamily):
+    """A family whose stacks have T5's attributes and names."""
+
+    positions: Positions = Positions.RELATIVE
+    scales_logits: bool | None = None
+    """The family always, or never, scales the output of the decoder; None if an attribute decides."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    derived: Mapping[str, Any] = field(default_factory=lambda: DERIVED)
+    aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
+    ignored: Mapping[str, str] = field(
+        default_factory=lambda: {"n_positions": "bounds nothing: there is no table of positions"}
+    )
+    embedding_tensors: tuple[str, ...] = ("shared.weight",)
+    unused_tensors: Mapping[str, str] = field(default_factory=lambda: _UNUSED_TENSORS)
+    output_tied_by_file: bool = True
+    embeddings_always_tied: bool = True
+    tokenizers: tuple[TokenizerRecipe, ...] = (TOKENIZER,)
+    unbounded_length: int | None = UNBOUNDED
+    usual_length: int | None = 512
+    one_rate: tuple[str, ...] = ("embedding_dropout", "attention_dropout", "activation_dropout")
+
+    def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes with the scale of the logits, which version 1 implies by its tied output."""
+        if self.scales_logits is not None:
+            return dict(values)
+        return {"scale_decoder_outputs": values["tie_word_embeddings"], **values}
+
+    def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
+        """Return the configuration of a model with these attributes."""
+        activation, gated = _feed_forward(values)
+        layers = {
+            "encoder": values["num_layers"],
+            "decoder": values["num_decoder_layers"] or values["num_layers"],
+        }
+        stacks = {
+            name: StackConfig(
+                layers[name],
+                branches,
+                positions=self.positions,
+                relative_buckets=values["relative_attention_num_buckets"],
+                relative_max_distance=values["relative_attention_max_distance"],
+                activation=activation,
+                gated=gated,
+                final_norm=True,
+                **MASKS[name],
+            )
+            for name, branches in BRANCHES.items()
+        }
+        scaled = self.scales_logits
+        if scaled is None:
+            scaled = values.get("scale_decoder_outputs", True)
+        rate = values["dropout_rate"]
+        return TransformerConfig(
+            source_vocab_size=values["vocab_size"],
+            target_vocab_size=values["vocab_size"],
+            d_model=values["d_model"],
+            num_heads=values["num_heads"],
+            head_dim=values["d_kv"],
+            d_ff=values["d_ff"],
+            max_length=UNBOUNDED,
+            norm=Norm.RMS,
+            norm_placement=NormPlacement.PRE,
+            norm_epsilon=values["layer_norm_epsilon"],
+            bias=False,
+            output_bias=False,
+            logit_scale=LogitScale.INVERSE_SQRT_D_MODEL if scaled else LogitScale.NONE,
+            score_scale=ScoreScale.NONE,
+            embedding_scale=EmbeddingScale.NONE,
+            tying=Tying.ALL if values["tie_word_embeddings"] else Tying.EMBEDDINGS,
+            dropout=rate,
+            attention_dropout=rate,
+            activation_dropout=rate,
+            embedding_dropout=rate,
+            final_dropout=True,
+            architecture=self.model_type,
+            **huggingface.special_ids(values),
+            encoder=stacks["encoder"],
+            decoder=stacks["decoder"],
+        )
+
+    def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the attributes that are read, as they must be for ``config``."""
+        encoder = config.encoder
+        activation = huggingface.activation_name(encoder.activation)
+        # transformers reads gated GELU as the approximation, and GELU without a gate as exact
+        gelu = encoder.gated and encoder.activation is Activation.GELU_TANH
+        projection = "gelu" if gelu else activation
+        values = {
+            "d_kv": config.head_width,
+            "d_ff": encoder.d_ff or config.d_ff,
+            "num_layers": encoder.layers,
+            "num_decoder_layers": config.decoder.layers,
+            "num_heads": config.heads(encoder),
+            "relative_attention_num_buckets": encoder.relative_buckets,
+            "relative_attention_max_distance": encoder.relative_max_distance,
+            "dropout_rate": config.dropout,
+            "layer_norm_epsilon": config.norm_epsilon,
+            "feed_forward_proj": f"gated-{projection}" if encoder.gated else projection,
+            "dense_act_fn": activation,
+            "is_gated_act": encoder.gated,
+        }
+        if self.scales_logits is None:
+            scale = config.logit_scale
+            values["scale_decoder_outputs"] = scale is LogitScale.INVERSE_SQRT_D_MODEL
+        return values
+
+
+def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
+    """Return the activation, and True for a gated feed-forward.
+
+    Files of later versions name the two separately, and these attributes win.
+    """
+    gated, _, name = values["feed_forward_proj"].rpartition("-")
+    if gated not in ("", "gated"):
+        raise ConfigError(
+            f"feed_forward_proj={values['feed_forward_proj']!r} is neither an activation nor gated-"
+            " and one"
+        )
+    # The one exception of its configuration: gated GELU is the approximation
+    named = "gelu_new" if (gated, name) == ("gated", "gelu") else name
+    activation = huggingface.activation(values.get("dense_act_fn", named))
+    return activation, values.get("is_gated_act", bool(gated))
+
+
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for every name of the module's ``state_dict()``, tied copies among them."""
+    copies = [
+        Alias(f"{stack}.embed_tokens.weight", "shared.weight") for stack in ("encoder", "decoder")
+    ]
+    output: Table = (
+        [Alias("lm_head.weight", "shared.weight")]
+        if config.tying is Tying.ALL
+        else linear("lm_head", "output", bias=False)
+    )
+    return [
+        *embedding("shared", "target_embedding"),
+        *copies,
+        *_stack("encoder", config),
+        *_stack("decoder", config),
+        *output,
+    ]
+
+
+def _stack(name: str, config: TransformerConfig) -> Table:
+    stack = getattr(config, name)
+    flax, layer = f"{name}.blocks.{{i}}", []
+    for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
+        torch = f"{name}.block.{{i}}.layer.{branch}"
+        if part is Part.FFN:
+            inner = {"up": "wi", "down": "wo"}
+            if stack.gated:
+                inner = {"up": "wi_0", "gate": "wi_1", "down": "wo"}
+            for ours, theirs in inner.items():
+                layer += linear(
+                    f"{torch}.DenseReluDense.{theirs}", f"{flax}.feed_forward.{ours}", bias=False
+                )
+        else:
+            layer += attention(
+                f"{torch}.{_ATTENTIONS[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
+            )
+        layer += layer_norm(f"{torch}.layer_norm", f"{flax}.residuals.{branch}.norm", bias=False)
+    relative = f"{name}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias.weight"
+    shared: Table = []
+    if stack.positions is Positions.RELATIVE_PER_BLOCK:
+        layer.append(Rule(relative, (f"{flax}.relative.embedding",)))
+    if stack.positions is Positions.RELATIVE:
+        shared.append(Rule(relative.format(i=0), (f"{name}.relative.embedding",)))
+    return [
+        *repeat(stack.layers, layer),
+        *shared,
+        *layer_norm(f"{name}.final_layer_norm", f"{name}.final_norm", bias=False),
+    ]
+
+
+ARCHITECTURE = Architecture(
+    name="t5",
+    source="Raffel et al. 2020, T5 (transformers' t5)",
+    weight_table=weight_table,
+    huggingface=T5Family(
+        model_type="t5",
+        title="T5, T5 v1.1, Flan-T5",
+        model_class="T5ForConditionalGeneration",
+        base_class="T5Model",
+        older_classes=("T5WithLMHeadModel",),
+        derived=DERIVED | {"scale_decoder_outputs": True},
+    ),
+)

@@ -1,0 +1,87 @@
+"""The tokenizer of a run folder: one file, a file for each side, or the files of a Hugging Face folder."""
+
+import json
+from pathlib import Path
+
+from jax_transformer.data import huggingface_tokenizer
+from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import InputError
+from jax_transformer.storage import atomic, json_text
+from jax_transformer.storage.untrusted import shown
+
+SHARED_FILE = "tokenizer.json"
+SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+HUGGINGFACE_FOLDER = "huggingface"
+"""A folder in the run folder with the files of a Hugging Face folder as they were."""
+LANGUAGES_FILE = "languages.json"
+"""The languages that a Hugging Face tokenizer was loaded with."""
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "source.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+)
+
+
+def in_folder(path: str | Path) -> bool:
+    """True if a run folder holds a tokenizer, or at least one of two."""
+    own = any((Path(path) / name).exists() for name in (SHARED_FILE, *SIDE_FILES))
+    return own or _has_huggingface(Path(path))
+
+
+def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
+    """Return the tokenizer that a run folder holds, or its two. Raises InputError that names a missing file."""
+    folder = Path(path)
+    sides = [name for name in SIDE_FILES if (folder / name).exists()]
+    if (folder / SHARED_FILE).exists():
+        if sides:
+            raise InputError(
+                f"{folder}: holds {SHARED_FILE} and {sides[0]}; both sides share a vocabulary or"
+                " each has its own"
+            )
+        return Tokenizer.load(folder / SHARED_FILE)
+    if sides:
+        return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
+    if _has_huggingface(folder):
+        return _load_huggingface(folder)
+    raise InputError(f"{folder / SHARED_FILE}: cannot be read: No such file or directory")
+
+
+def save_folder(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
+    """Write the files that :func:`load_folder` reads."""
+    folder = Path(path)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        _save_huggingface(tokenizer, folder)
+    elif isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder / SHARED_FILE)
+    else:
+        for side, name in zip((tokenizer.source, tokenizer.target), SIDE_FILES, strict=True):
+            side.save(folder / name)
+
+
+def _has_huggingface(folder: Path) -> bool:
+    return any((folder / HUGGINGFACE_FOLDER / name).exists() for name in _VOCABULARY_FILES)
+
+
+def _load_huggingface(folder: Path) -> HuggingFaceTokenizer:
+    path = folder / LANGUAGES_FILE
+    languages = json_text.read(path) if path.exists() else {}
+    if (
+        not isinstance(languages, dict)
+        or set(languages) - {"source_lang", "target_lang"}
+        or not all(isinstance(code, str | None) for code in languages.values())
+    ):
+        raise InputError(f"{path}: {shown(languages)} is no object of source_lang and target_lang")
+    return huggingface_tokenizer.load_huggingface(folder / HUGGINGFACE_FOLDER, **languages)
+
+
+def _save_huggingface(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
+    inner = folder / HUGGINGFACE_FOLDER
+    inner.mkdir(exist_ok=True)
+    tokenizer.save(inner)
+    languages = {"source_lang": tokenizer.source_lang, "target_lang": tokenizer.target_lang}
+    if any(languages.values()):
+        with atomic.file(folder / LANGUAGES_FILE) as temporary:
+            temporary.write_text(json.dumps(languages) + "\n", encoding="utf-8")
