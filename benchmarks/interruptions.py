@@ -2,8 +2,8 @@
 
 See docs/reliability.md.
 
-``python benchmarks/interruptions.py --kills 200 --terms 50 --damages 500``; exit code 1 where
-anything is not as promised. Linux.
+``python benchmarks/interruptions.py --kills 200 --terms 50 --damages 500``; exit code 1 if
+any promise is broken. Linux.
 """
 
 import argparse
@@ -25,108 +25,127 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # as in the children
 
 from benchmarks import interruptions_chains, interruptions_damage, interruptions_runs
 from benchmarks.interruptions_chains import Chain, Reference
-from benchmarks.interruptions_damage import Found
-from benchmarks.interruptions_runs import COMMON, PHASES, SETTINGS, Place
+from benchmarks.interruptions_damage import Finding
+from benchmarks.interruptions_runs import COMMON, PHASES, SETTINGS, Sandbox
 from benchmarks.interruptions_verdict import Outcome
 
 KINDS = ("kills", "terms", "failures")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def references(work: Path, compiled: Path) -> list[Reference]:
+def record_references(work: Path, compiled: Path) -> list[Reference]:
     """A run of each setting, done twice; exits if the two differ.
 
     The first compiles everything, the second finds it compiled.
     """
-    flags, found = interruptions_runs.write_text(work), []
+    flags, references = interruptions_runs.write_text(work), []
     for name, options in SETTINGS.items():
-        ends = []
+        runs = []
         for turn in ("cold", "warm"):
-            place = Place(
+            sandbox = Sandbox(
                 work / f"whole-{name}-{turn}", [*flags, *COMMON.split(), *options.split()], compiled
             )
-            place.folder.mkdir()
-            ended = place.start()
-            if ended.code:
+            sandbox.folder.mkdir()
+            result = sandbox.start()
+            if result.code:
                 raise SystemExit(
-                    f"the uninterrupted run ends with exit code {ended.code}:\n{ended.err[-2000:]}"
+                    f"the uninterrupted run ends with exit code {result.code}:\n"
+                    f"{result.err[-2000:]}"
                 )
-            ends.append(Reference.of(name, place, ended))
-        differing = interruptions_runs.differences(place.run, ends[0].left)
+            runs.append(Reference.from_run(name, sandbox, result))
+        differing = interruptions_runs.differences(sandbox.run, runs[0].contents)
         if differing:
             raise SystemExit(f"two uninterrupted runs differ: {'; '.join(differing[:5])}")
-        found.append(ends[1])
-    return found
+        references.append(runs[1])
+    return references
 
 
 def chains(
-    options: argparse.Namespace, whole: list[Reference], work: Path, compiled: Path
+    options: argparse.Namespace, references: list[Reference], work: Path, compiled: Path
 ) -> Iterator[Chain]:
-    """All chains, or the one that is asked for."""
+    """All chains, or the one of ``--only``."""
     for kind in KINDS:
         for number, count in enumerate(
             interruptions_chains.lengths(getattr(options, kind), options.seed, kind)
         ):
             if options.only in (None, f"{kind}-{number}"):
                 yield Chain(
-                    kind, number, options.seed, count, whole[number % len(whole)], work, compiled
+                    kind,
+                    number,
+                    options.seed,
+                    count,
+                    references[number % len(references)],
+                    work,
+                    compiled,
                 )
 
 
 def interrupt(
-    options: argparse.Namespace, whole: list[Reference], work: Path, compiled: Path
+    options: argparse.Namespace, references: list[Reference], work: Path, compiled: Path
 ) -> list[Outcome]:
-    """Every chain, so many at a time."""
+    """Run the chains, ``--jobs`` at a time."""
     with ThreadPoolExecutor(options.jobs) as pool:
-        started = [pool.submit(chain.outcomes) for chain in chains(options, whole, work, compiled)]
+        started = [
+            pool.submit(chain.outcomes) for chain in chains(options, references, work, compiled)
+        ]
         for chain in as_completed(started):
             for outcome in chain.result():
-                say(
-                    f"{outcome.kind}-{outcome.chain}: {outcome.what} in phase {outcome.phase}: {'NOT EQUAL' if outcome.wrong else 'equal'}"
+                verdict = "NOT EQUAL" if outcome.wrong else "equal"
+                log(
+                    f"{outcome.kind}-{outcome.chain}: {outcome.what} in phase {outcome.phase}:"
+                    f" {verdict}"
                 )
     return [outcome for chain in started for outcome in chain.result()]
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-# What is printed
+# Report
 
 
 def table(outcomes: list[Outcome]) -> Iterator[str]:
-    """How many interruptions fell in each phase, and whether all runs ended equal."""
+    """Yield a table: interruptions by phase, and the number of runs that did not end equal."""
     yield "| phase | " + " | ".join(KINDS) + " | not equal |"
     yield "|---" * (len(KINDS) + 2) + "|"
     for phase in (*PHASES, "all"):
         here = [outcome for outcome in outcomes if phase in (outcome.phase, "all")]
         counts = [sum(outcome.kind == kind for outcome in here) for kind in KINDS]
-        yield f"| {phase} | {' | '.join(map(str, counts))} | {sum(bool(outcome.wrong) for outcome in here) or 'none'} |"
+        wrong = sum(bool(outcome.wrong) for outcome in here)
+        yield f"| {phase} | {' | '.join(map(str, counts))} | {wrong or 'none'} |"
 
 
 def remarks(outcomes: list[Outcome]) -> Iterator[str]:
-    """Figures that the table does not have."""
+    """Yield figures that the table does not have."""
     calls = [
         outcome
         for outcome in outcomes
         if outcome.kind == "kills" and outcome.what.startswith("kill at ")
     ]
     harmless = sum(outcome.harmless for outcome in outcomes)
-    default = [outcome for outcome in outcomes if outcome.by_default]
-    yield f"Of the kills, {len(calls)} came in place of a system call, the others by the clock."
+    unhandled = [outcome for outcome in outcomes if outcome.by_default]
+    yield f"Of the kills, {len(calls)} replaced a system call, the others by the clock."
     yield f"{harmless} failed calls were harmless: the run went on to its end."
-    yield f"{len(default)} signals found no handler, because the options were not read yet or the run was over, or because they were the second."
+    yield (
+        f"{len(unhandled)} signals met no handler: the options were not read yet, the run was over,"
+        " or it was the second signal."
+    )
     stops = [
         outcome.seconds
         for outcome in outcomes
         if outcome.kind == "terms" and not outcome.by_default
     ]
     if stops:
-        yield f"From a signal to the end of the process it took {sorted(stops)[len(stops) // 2]:.1f} s (median), {max(stops):.1f} s at most."
+        median = sorted(stops)[len(stops) // 2]
+        yield (
+            f"From a signal to the end of the process it took {median:.1f} s (median),"
+            f" {max(stops):.1f} s at most."
+        )
 
 
-def reproduced(outcomes: list[Outcome], options: argparse.Namespace) -> Iterator[str]:
-    """What was wrong, chain by chain, and the command that does it again."""
+def reproduction(outcomes: list[Outcome], options: argparse.Namespace) -> Iterator[str]:
+    """Yield the faults, chain by chain, and the command that reproduces each."""
     for name in dict.fromkeys(
         f"{outcome.kind}-{outcome.chain}" for outcome in outcomes if outcome.wrong
     ):
@@ -136,10 +155,13 @@ def reproduced(outcomes: list[Outcome], options: argparse.Namespace) -> Iterator
             f"  {line}" for line in next(outcome.wrong for outcome in here if outcome.wrong)[:8]
         )
         counts = " ".join(f"--{kind} {getattr(options, kind)}" for kind in KINDS)
-        yield f"  again: python benchmarks/interruptions.py --seed {options.seed} {counts} --damages 0 --only {name}"
+        yield (
+            f"  again: python benchmarks/interruptions.py --seed {options.seed} {counts}"
+            f" --damages 0 --only {name}"
+        )
 
 
-def about() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """The machine and the versions."""
     versions = {
         "python": platform.python_version(),
@@ -170,31 +192,33 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument(
-        "--work", type=Path, help="a new folder to work in, which stays; a temporary one without it"
+        "--work",
+        type=Path,
+        help="a new folder to work in, which is kept (default: a temporary one)",
     )
     return parser.parse_args()
 
 
 def campaign(options: argparse.Namespace, work: Path) -> int:
-    """Everything, and the exit code."""
+    """Run everything and return the exit code."""
     began = time.monotonic()
     compiled = work / "compiled"
-    whole = references(work, compiled)
-    outcomes = interrupt(options, whole, work, compiled)
-    controls: list[Found] = []
-    damages: list[Found] = []
+    references = record_references(work, compiled)
+    outcomes = interrupt(options, references, work, compiled)
+    controls: list[Finding] = []
+    damages: list[Finding] = []
     if options.only is None:
-        parts: list[tuple[list[Found], Callable]] = [
+        parts: list[tuple[list[Finding], Callable]] = [
             (controls, interruptions_damage.controls),
             (damages, interruptions_damage.damages),
         ]
-        for found, part in parts:
-            for each in part(options, whole[0], work, compiled):
-                found.append(each)
-                say(each.line())
-    wrong = [outcome for outcome in outcomes if outcome.wrong] + [
-        each for each in controls + damages if each.wrong
-    ]
+        for findings, part in parts:
+            for finding in part(options, references[0], work, compiled):
+                findings.append(finding)
+                log(finding.line())
+    wrong = any(outcome.wrong for outcome in outcomes) or any(
+        finding.wrong for finding in controls + damages
+    )
     missing = (
         sum(getattr(options, kind) for kind in KINDS) - len(outcomes) if options.only is None else 0
     )
@@ -203,20 +227,21 @@ def campaign(options: argparse.Namespace, work: Path) -> int:
         "",
         *remarks(outcomes),
         *interruptions_damage.summary(controls, damages),
-        *reproduced(outcomes, options),
+        *reproduction(outcomes, options),
     ]
     if missing:
-        lines.append(f"{missing} interruptions did not come: their runs ended before")
+        lines.append(f"{missing} interruptions did not happen: their runs ended before")
     print("\n".join(lines))
     if options.json:
         parts_json = {"interruptions": outcomes, "controls": controls, "damages": damages}
         content = {
-            name: [dataclasses.asdict(each) for each in found] for name, found in parts_json.items()
+            name: [dataclasses.asdict(each) for each in records]
+            for name, records in parts_json.items()
         }
         minutes = round((time.monotonic() - began) / 60, 1)
         options.json.write_text(
             json.dumps(
-                {**about(), "seed": options.seed, "minutes": minutes, "report": lines, **content},
+                {**machine(), "seed": options.seed, "minutes": minutes, "report": lines, **content},
                 indent=1,
             )
             + "\n"
@@ -231,9 +256,7 @@ def main() -> int:
         return campaign(options, options.work.absolute())
     work = Path(tempfile.mkdtemp(prefix="interruptions-"))
     code = campaign(options, work)
-    print(
-        f"what was not as promised lies in {work}" if code else "all as promised", file=sys.stderr
-    )
+    print(f"broken promises: see {work}" if code else "all as promised", file=sys.stderr)
     return code
 
 

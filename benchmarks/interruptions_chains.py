@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import interruptions_child, interruptions_runs, interruptions_verdict
-from benchmarks.interruptions_runs import EVAL_EVERY, PHASES, STEPS, Ended, Moment, Place
+from benchmarks.interruptions_runs import (
+    EVAL_EVERY,
+    PHASES,
+    STEPS,
+    ProcessResult,
+    Sandbox,
+    SignalTime,
+)
 from benchmarks.interruptions_verdict import Outcome
 from jax_transformer.storage import checkpoint
 
@@ -18,10 +25,10 @@ REPEATED = (
     "validation",
     "save",
     "prune",
-)  # phases of every validation; after the last of them only averaging is left
+)  # the phases of every validation; only averaging comes after the last of them
 LONGEST = 7  # interruptions of one chain
-COLD = 10  # every so-many-th chain begins without compiled programs, and keeps its own
-ATTEMPTS = 4  # starts for each interruption that is asked for: some runs end before it comes
+COLD = 10  # every tenth chain begins without compiled programs, and keeps its own
+ATTEMPTS = 4  # starts per requested interruption: some runs end before it comes
 
 
 @dataclass(frozen=True)
@@ -30,38 +37,40 @@ class Reference:
 
     name: str
     arguments: Sequence[str]
-    left: dict[str, Any]
-    """What has to be left (:func:`interruptions_runs.left`)."""
+    contents: dict[str, Any]
+    """The expected result of :func:`interruptions_runs.run_contents`."""
     durations: dict[str, list[float]]
-    """Seconds of each phase, each time that it began."""
+    """Seconds of each phase, for each time that it began."""
     calls: dict[str, int]
-    """How often each watched system call was made."""
+    """Number of times that each watched system call was made."""
 
     @classmethod
-    def of(cls, name: str, place: Place, ended: Ended) -> "Reference":
-        """From a run that nothing interrupted."""
-        phases = [(at, word) for at, word in ended.words if word in PHASES]
-        spans: dict[str, list[float]] = {PHASES[0]: [phases[0][0] - ended.started]}
-        for (began, phase), (over, _) in zip(phases, [*phases[1:], (ended.ended, "")], strict=True):
+    def from_run(cls, name: str, sandbox: Sandbox, result: ProcessResult) -> "Reference":
+        """The reference of a run that nothing interrupted."""
+        phases = [(at, word) for at, word in result.words if word in PHASES]
+        spans: dict[str, list[float]] = {PHASES[0]: [phases[0][0] - result.started]}
+        for (began, phase), (over, _) in zip(
+            phases, [*phases[1:], (result.ended, "")], strict=True
+        ):
             spans.setdefault(phase, []).append(over - began)
-        words = [word.removeprefix("call ") for _, word in ended.words if word.startswith("call ")]
+        words = [word.removeprefix("call ") for _, word in result.words if word.startswith("call ")]
         calls = {call: words.count(call) for call in interruptions_child.CALLS.values()}
         return cls(
             name,
-            place.arguments,
-            interruptions_runs.left(place.run),
+            sandbox.arguments,
+            interruptions_runs.run_contents(sandbox.run),
             spans,
             {call: n for call, n in calls.items() if n},
         )
 
 
 def lengths(count: int, seed: int, kind: str) -> list[int]:
-    """How many interruptions each chain has, ``count`` in all."""
-    choose, found = random.Random(f"{seed} {kind}"), []
+    """The number of interruptions of each chain, ``count`` in total."""
+    random_source, counts = random.Random(f"{seed} {kind}"), []
     while count:
-        found.append(min(count, choose.randint(1, LONGEST)))
-        count -= found[-1]
-    return found
+        counts.append(min(count, random_source.randint(1, LONGEST)))
+        count -= counts[-1]
+    return counts
 
 
 class Chain:
@@ -76,11 +85,11 @@ class Chain:
         number: int,
         seed: int,
         count: int,
-        to: Reference,
+        reference: Reference,
         work: Path,
         compiled: Path,
     ):
-        self.kind, self.number, self.count, self.to = kind, number, count, to
+        self.kind, self.number, self.count, self.reference = kind, number, count, reference
         self.random = random.Random(f"{seed} {kind} {number}")
         self.folder = work / f"{kind}-{number}"
         self.compiled = self.folder / "compiled" if number % COLD == COLD - 1 else compiled
@@ -88,56 +97,55 @@ class Chain:
 
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
         run = 0
-        while len(found) < self.count and self.starts > 0:
-            place = Place(self.folder / str(run), self.to.arguments, self.compiled)
-            place.folder.mkdir(parents=True)
+        while len(outcomes) < self.count and self.starts > 0:
+            sandbox = Sandbox(self.folder / str(run), self.reference.arguments, self.compiled)
+            sandbox.folder.mkdir(parents=True)
             run += 1
-            found += self._run(place, self.count - len(found))
-            if any(outcome.wrong for outcome in found):
-                return found
-            shutil.rmtree(place.folder)
+            outcomes += self._run(sandbox, self.count - len(outcomes))
+            if any(outcome.wrong for outcome in outcomes):
+                return outcomes
+            shutil.rmtree(sandbox.folder)
         shutil.rmtree(self.folder)
-        return found
+        return outcomes
 
-    def _run(self, place: Place, count: int) -> list[Outcome]:
-        """One run, interrupted up to ``count`` times, to its end and compared."""
-        found: list[Outcome] = []
-        ended = self._interrupted(place, count, found)
-        if any(outcome.wrong for outcome in found):
-            return found
-        wrong = interruptions_verdict.clean_end(ended) or interruptions_runs.differences(
-            place.run, self.to.left
+    def _run(self, sandbox: Sandbox, count: int) -> list[Outcome]:
+        """Interrupt one run up to ``count`` times, let it finish, and compare."""
+        outcomes: list[Outcome] = []
+        result = self._interrupted(sandbox, count, outcomes)
+        if any(outcome.wrong for outcome in outcomes):
+            return outcomes
+        wrong = interruptions_verdict.clean_end(result) or interruptions_runs.differences(
+            sandbox.run, self.reference.contents
         )
-        if wrong and not found:
-            found.append(Outcome(self.kind, self.number, "none came", PHASES[-1]))
-        for outcome in found:
+        if wrong and not outcomes:
+            outcomes.append(Outcome(self.kind, self.number, "none came", PHASES[-1]))
+        for outcome in outcomes:
             outcome.wrong = wrong
-        return found
+        return outcomes
 
-    def _interrupted(self, place: Place, count: int, found: list[Outcome]) -> Ended:
-        """The process that ended the run, after the interruptions that are put into ``found``."""
-        while len(found) < count and self.starts > 0:
-            moment, task = self._draw(place)
+    def _interrupted(self, sandbox: Sandbox, count: int, outcomes: list[Outcome]) -> ProcessResult:
+        """The last process of the run, after interruptions that are appended to ``outcomes``."""
+        while len(outcomes) < count and self.starts > 0:
+            signal_time, task = self._draw(sandbox)
             self.starts -= 1
-            ended = place.start(moment, **task)
-            outcome = interruptions_verdict.judge(self.kind, self.number, place, ended, task)
+            result = sandbox.start(signal_time, **task)
+            outcome = interruptions_verdict.judge(self.kind, self.number, sandbox, result, task)
             if outcome:
-                found.append(outcome)
+                outcomes.append(outcome)
             if not outcome or outcome.wrong:
-                return ended
-            if (
-                ended.code == 0
-            ):  # it had just finished, or the call that failed was harmless: another start has to change nothing
+                return result
+            # Finished, or the failed call was harmless: another start must change nothing
+            if result.code == 0:
                 break
-        return place.start()
+        return sandbox.start()
 
-    # What is to happen
+    # The next fault
 
-    def _draw(self, place: Place) -> tuple[Moment | None, dict[str, Any]]:
-        """When a signal is to be sent, or what is to become of which system call."""
-        ahead = 1 - max(checkpoint.steps(place.run / "checkpoints"), default=0) / STEPS
+    def _draw(self, sandbox: Sandbox) -> tuple[SignalTime | None, dict[str, Any]]:
+        """The time of the next signal, or the system call that fails next."""
+        ahead = 1 - max(checkpoint.steps(sandbox.run / "checkpoints"), default=0) / STEPS
         if self.kind == "failures":
             does = self.random.choice([*interruptions_child.ERRORS, interruptions_child.FULL])
             return None, {**self._call(ahead), "does": does, "lasting": self.random.random() < 0.5}
@@ -146,24 +154,24 @@ class Chain:
         return self._moment(ahead), {}
 
     def _call(self, ahead: float) -> dict[str, Any]:
-        call = self.random.choice(sorted(self.to.calls))
+        call = self.random.choice(sorted(self.reference.calls))
         return {
             "call": call,
-            "number": self.random.randint(1, max(1, round(self.to.calls[call] * ahead))),
+            "number": self.random.randint(1, max(1, round(self.reference.calls[call] * ahead))),
         }
 
-    def _moment(self, ahead: float) -> Moment:
+    def _moment(self, ahead: float) -> SignalTime:
         phase = self.random.choice(
             [phase for phase in PHASES if ahead or phase not in (*REPEATED, "compile")]
         )
         times = max(1, round(ahead * STEPS / EVAL_EVERY)) if phase in REPEATED else 1
         occurrence = self.random.randint(1, times)
-        delay = self.random.uniform(0, self.random.choice(self.to.durations[phase]))
+        delay = self.random.uniform(0, self.random.choice(self.reference.durations[phase]))
         if self.kind == "kills":
-            return Moment(phase, occurrence, delay, (signal.SIGKILL,))
+            return SignalTime(phase, occurrence, delay, (signal.SIGKILL,))
         first = signal.SIGINT if self.random.random() < 0.5 else signal.SIGTERM
         again = self.random.random() < 0.2
-        return Moment(
+        return SignalTime(
             phase,
             occurrence,
             delay,

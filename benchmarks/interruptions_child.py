@@ -3,8 +3,8 @@
 It reports its phases and system calls on a pipe.
 
 ``python interruptions_child.py TASK train --run run ...``, where TASK is the JSON of :class:`Task`.
-No line of the product is another: functions are wrapped when their modules have been imported, and
-an audit hook sees the system calls, or stands in their way, inside the run folder.
+The package is not changed: functions are wrapped after their modules have been imported, and an
+audit hook sees system calls inside the run folder, and may make them fail.
 """
 
 import errno
@@ -37,50 +37,47 @@ CALLS = {
 
 Python reports replace as a rename; of open only calls for writing are watched.
 """
-DIR_FD = {
-    "os.mkdir": 2,
-    "os.rmdir": 1,
-    "os.remove": 1,
-}  # which of an event's arguments is the folder that a path is relative to
+DIR_FD = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1}
+"""The argument of an event that is the folder which its path is relative to."""
 ERRORS = ("ENOSPC", "EIO", "EDQUOT")
-FULL = "full"  # from the call on, no file grows beyond FULL_AT bytes: this reaches what C++ writes, too
+FULL = "full"  # from the call on, no file may exceed FULL_AT bytes, also those written by C++
 FULL_AT = 200
 KILL = "kill"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked of a child."""
+    """The fault of a child."""
 
     pipe: int
     """The descriptor that takes a line ``TIME WORD`` for each phase that begins and each call."""
     call: str | None = None
-    """A call that does not happen,"""
+    """A system call that is replaced by a fault."""
     number: int = 1
-    """the so-many-th of its name,"""
+    """The number of that call, counted from 1."""
     does: str = KILL
-    """but what this names: ``kill``, ``full``, or an error of :data:`ERRORS`,"""
+    """The fault: ``kill``, ``full``, or an error of :data:`ERRORS`."""
     lasting: bool = False
-    """once, or from then on."""
+    """True if later calls fail too."""
     updates: int = 0
-    """SIGTERM comes after so many updates of this process; 0 is never."""
+    """Number of updates after which the process gets SIGTERM; 0 for none."""
     control: str | None = None
-    """What a process that goes on does wrong (:mod:`interruptions_controls`)."""
+    """The wrong way to resume (:mod:`interruptions_controls`)."""
 
 
 class Pipe:
-    """Tells the parent what happens."""
+    """Reports phases and calls to the parent."""
 
     def __init__(self, descriptor: int):
         self.descriptor, self.phase = descriptor, ""
 
-    def tell(self, word: str) -> None:
+    def report(self, word: str) -> None:
         os.write(self.descriptor, f"{time.monotonic()} {word}\n".encode())
 
     def begin(self, phase: str) -> None:
         if phase != self.phase:
             self.phase = phase
-            self.tell(phase)
+            self.report(phase)
 
     def wrap(self, holder: Any, name: str, phase: str, then: str | None = None) -> None:
         """Report a function as a phase of its own.
@@ -91,7 +88,7 @@ class Pipe:
         function = getattr(holder, name)
 
         @functools.wraps(function)
-        def told(*arguments: Any, **options: Any) -> Any:
+        def reported(*arguments: Any, **options: Any) -> Any:
             before = self.phase
             if before == "average":
                 return function(*arguments, **options)
@@ -101,7 +98,7 @@ class Pipe:
             finally:
                 self.begin(then or before)
 
-        setattr(holder, name, told)
+        setattr(holder, name, reported)
 
 
 # System calls
@@ -141,12 +138,12 @@ class Watch:
         return os.path.normpath(os.path.join(where, path))
 
     def _count(self, call: str, path: str) -> None:
-        self.pipe.tell(f"call {call}")
+        self.pipe.report(f"call {call}")
         if call != self.task.call:
             return
         self.seen += 1
         if self.seen == self.task.number or (self.task.lasting and self.seen > self.task.number):
-            self.pipe.tell(f"fault {call}")
+            self.pipe.report(f"fault {call}")
             self._fail(path)
 
     def _fail(self, path: str) -> None:
@@ -187,43 +184,43 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 
 def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
-    """By module, what has to be wrapped."""
+    """The changes to each module: its functions that are phases are wrapped."""
 
-    def of_loop(loop: Any) -> None:
+    def change_loop(loop: Any) -> None:
         if task.control:
-            loop.start = interruptions_controls.going_on(loop.start, task.control)
+            loop.start = interruptions_controls.resume_wrongly(loop.start, task.control)
         pipe.wrap(loop, "start", "state", "state")
         pipe.wrap(loop.Run, "_steps", "compile", "steps")
         pipe.wrap(loop.Run, "_validate", "validation")
         pipe.wrap(loop.Run, "_average", "average", "end")
 
-    def of_checkpoint(checkpoint: Any) -> None:
+    def change_checkpoint(checkpoint: Any) -> None:
         pipe.wrap(checkpoint, "save", "save")
         pipe.wrap(checkpoint, "prune", "prune")
 
-    def of_step(step: Any) -> None:
+    def change_step(step: Any) -> None:
         step.TrainStep.__call__ = counted(step.TrainStep.__call__, pipe, task)
 
-    folder = "jax_transformer.training"
+    training = "jax_transformer.training"
     return {
         "jax_transformer.cli": lambda cli: pipe.wrap(cli, "main", "imports", "end"),
-        f"{folder}.loop": of_loop,
-        f"{folder}.checkpoint": of_checkpoint,
-        f"{folder}.step": of_step,
-        f"{folder}.corpus": lambda corpus: pipe.wrap(corpus, "prepare", "data", "data"),
+        f"{training}.loop": change_loop,
+        "jax_transformer.storage.checkpoint": change_checkpoint,
+        f"{training}.step": change_step,
+        f"{training}.corpus": lambda corpus: pipe.wrap(corpus, "prepare", "data", "data"),
     }
 
 
 def counted(call: Callable, pipe: Pipe, task: Task) -> Callable:
-    """An update; behind the first one the phase is no longer ``compile``."""
-    made = 0
+    """``call``, which ends the phase ``compile`` after the first update."""
+    updates = 0
 
     def update(*arguments: Any) -> Any:
-        nonlocal made
+        nonlocal updates
         result = call(*arguments)
-        made += 1
+        updates += 1
         pipe.begin("steps")
-        if made == task.updates:
+        if updates == task.updates:
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
@@ -240,7 +237,7 @@ def main() -> None:
     def signal_handler(number: int, action: Any) -> Any:
         before = handler(number, action)
         if number == signal.SIGTERM:
-            pipe.tell("handled" if callable(action) else "unhandled")
+            pipe.report("handled" if callable(action) else "unhandled")
         return before
 
     signal.signal = signal_handler  # type: ignore[assignment]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 
-def going_on(start: Callable, control: str) -> Callable:
-    """The product's start of a run, wrong where it goes on and right where it begins."""
+def resume_wrongly(start: Callable, control: str) -> Callable:
+    """The package's start of a run, wrong if it resumes and correct if it begins."""
 
     def started(options: Any, corpus: Any, folder: Any, devices: Any, intact: int | None) -> Any:
         state = start(options, corpus, folder, devices, intact)
@@ -15,16 +15,16 @@ def going_on(start: Callable, control: str) -> Callable:
 
 
 def other_dropout(state: Any) -> Any:
-    """The key is another one than before the interruption."""
+    """Use another key than before the interruption."""
     import jax
 
     key = jax.random.key
-    jax.random.key = lambda seed: key(seed + 1)  # from here on, only dropout asks for one
+    jax.random.key = lambda seed: key(seed + 1)  # from here on, only dropout needs one
     return state
 
 
 def zero_moments(state: Any) -> Any:
-    """Adam's moments are lost, its counts are not."""
+    """Lose Adam's moments but not its counts."""
     import jax
     import jax.numpy as jnp
 
@@ -36,7 +36,7 @@ def zero_moments(state: Any) -> Any:
 
 
 def zero_schedule(state: Any) -> Any:
-    """The learning rate's schedule begins again."""
+    """Restart the learning rate's schedule."""
     import jax
     import optax
 
@@ -57,7 +57,7 @@ def zero_schedule(state: Any) -> Any:
 
 
 def other_average(state: Any) -> Any:
-    """The moving average begins again at the weights."""
+    """Restart the moving average from the weights."""
     import jax
     import jax.numpy as jnp
 
@@ -65,7 +65,7 @@ def other_average(state: Any) -> Any:
 
 
 def other_batch(state: Any) -> Any:
-    """The data goes on one batch further than where it was."""
+    """Skip one batch of the data."""
     from jax_transformer.data import batches
 
     stream = batches.train_stream
@@ -78,7 +78,7 @@ def other_batch(state: Any) -> Any:
 CONTROLS: dict[str, Callable[[Any], Any]] = {
     "dropout drawn from another key": other_dropout,
     "moments set to zero": zero_moments,
-    "schedule begun again": zero_schedule,
-    "moving average begun again": other_average,
-    "data one batch further": other_batch,
+    "schedule restarted": zero_schedule,
+    "moving average restarted": other_average,
+    "one batch skipped": other_batch,
 }

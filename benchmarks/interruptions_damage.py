@@ -10,28 +10,28 @@ from pathlib import Path
 
 from benchmarks import interruptions_controls, interruptions_runs, interruptions_verdict
 from benchmarks.interruptions_chains import Reference
-from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Place
+from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Sandbox
 from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint
 
-THROUGH_TRAIN = 12  # damages that a whole run meets
-STOPPED_AT = (
-    STEPS - EVAL_EVERY - LOG_EVERY - 1
-)  # between two lines of metrics and two validations: a line is half measured
+THROUGH_TRAIN = 12  # damages that a run resumes from
+# Between two lines of metrics and two validations, so that a line is half measured
+STOPPED_AT = STEPS - EVAL_EVERY - LOG_EVERY - 1
 
 
 @dataclass
-class Found:
-    """One damage or control, and what was not as promised."""
+class Finding:
+    """One damage or control, and the broken promises."""
 
     what: str
     where: str
-    met: bool = False
-    """Whether a run met it."""
+    in_run: bool = False
+    """True if a run met it."""
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        return f"{self.what} ({self.where}): {'WRONG: ' + '; '.join(self.wrong) if self.wrong else 'as promised'}"
+        verdict = "WRONG: " + "; ".join(self.wrong) if self.wrong else "as promised"
+        return f"{self.what} ({self.where}): {verdict}"
 
 
 # Damages
@@ -61,10 +61,10 @@ class Damage:
 
     def flip(self, folder: Path, step: int) -> tuple[set[int], str]:
         path, content = self._file(folder, step)
-        place = self.random.randrange(len(content) * 8)
-        content[place // 8] ^= 1 << place % 8
+        bit = self.random.randrange(len(content) * 8)
+        content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
-        return {step}, f"bit {place} of {path.name}"
+        return {step}, f"bit {bit} of {path.name}"
 
     def truncate(self, folder: Path, step: int) -> tuple[set[int], str]:
         path, content = self._file(folder, step)
@@ -76,7 +76,7 @@ class Damage:
         path, content = self._file(folder, step)
         more = self.random.randbytes(self.random.randint(1, 100))
         path.write_bytes(content + more)
-        return {step}, f"{len(more)} bytes behind {path.name}"
+        return {step}, f"{len(more)} bytes after {path.name}"
 
     def zero(self, folder: Path, step: int) -> tuple[set[int], str]:
         path, content = self._file(folder, step)
@@ -94,9 +94,9 @@ class Damage:
         return {step}, f"{path.name} deleted"
 
     def add(self, folder: Path, step: int) -> tuple[set[int], str]:
-        beside = self.random.choice(_files(folder / str(step)))
-        (beside.parent / "more").write_bytes(self.random.randbytes(8))
-        return {step}, f"a file beside {beside.name}"
+        neighbour = self.random.choice(_files(folder / str(step)))
+        (neighbour.parent / "more").write_bytes(self.random.randbytes(8))
+        return {step}, f"a file next to {neighbour.name}"
 
     def swap_within(self, folder: Path, step: int) -> tuple[set[int], str]:
         one, _ = self._file(folder, step)
@@ -141,146 +141,152 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in _files(folder) if not path.name.startswith(".")}
+
+
 def damages(
-    options: argparse.Namespace, whole: Reference, work: Path, compiled: Path
-) -> Iterator[Found]:
+    options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
+) -> Iterator[Finding]:
     """Damage the checkpoints of a finished run ``count`` times, then resume from a few of them."""
-    run, choose = (
-        Place(work / f"whole-{whole.name}-warm", whole.arguments, compiled).run,
-        random.Random(f"{options.seed} damages"),
-    )
-    kinds = Damage(choose).kinds()
+    sandbox = Sandbox(work / f"whole-{reference.name}-warm", reference.arguments, compiled)
+    random_source = random.Random(f"{options.seed} damages")
+    kinds = Damage(random_source).kinds()
     for number in range(options.damages):
         copy = work / "damaged"
-        shutil.copytree(run / "checkpoints", copy)
-        yield noticed(kinds[number % len(kinds)], copy, choose.choice(checkpoint.steps(copy)))
+        shutil.copytree(sandbox.run / "checkpoints", copy)
+        yield refused(
+            kinds[number % len(kinds)], copy, random_source.choice(checkpoint.steps(copy))
+        )
         shutil.rmtree(copy)
     if options.damages:
-        stopped = stop(whole, work, compiled)
+        stopped = stop(reference, work, compiled)
         for number in range(THROUGH_TRAIN):
-            source = stopped if number % 3 else run.parent
-            yield met(
+            source = stopped if number % 3 else sandbox.folder
+            yield resumed(
                 kinds[number % 7],
-                whole,
+                reference,
                 source,
-                Place(work / f"met-{number}", whole.arguments, compiled),
+                Sandbox(work / f"met-{number}", reference.arguments, compiled),
             )
-        yield all_damaged(kinds[0], stopped, Place(work / "all-damaged", whole.arguments, compiled))
+        yield all_damaged(
+            kinds[0], stopped, Sandbox(work / "all-damaged", reference.arguments, compiled)
+        )
 
 
-def noticed(damage: Callable, folder: Path, step: int) -> Found:
+def refused(damage: Callable, folder: Path, step: int) -> Finding:
     """Damage one checkpoint: only it is refused, and the newest of the others is chosen."""
     before = checkpoint.steps(folder)
     damaged, where = damage(folder, step)
-    found = Found(damage.__name__, where)
+    finding = Finding(damage.__name__, where)
     for each in before:
         try:
             checkpoint.open(folder, each)
             if each in damaged:
-                found.wrong.append(f"{each} is damaged and passes")
+                finding.wrong.append(f"{each} is damaged and was accepted")
         except CheckpointError as error:
             if each not in damaged:
-                found.wrong.append(f"{each} is whole and is refused: {error}")
+                finding.wrong.append(f"{each} is intact and was refused: {error}")
             elif str(folder / str(each)) not in str(error):
-                found.wrong.append(f"the damaged checkpoint is not named: {error}")
+                finding.wrong.append(f"the damaged checkpoint is not named: {error}")
     intact = max(set(before) - damaged, default=None)
     try:
         newest = checkpoint.newest_intact(folder)[0]
     except CheckpointError:
         newest = None
     if newest != intact:
-        found.wrong.append(f"the newest intact one is said to be {newest}, and is {intact}")
-    return found
+        finding.wrong.append(f"the newest intact checkpoint is {intact}, not {newest}")
+    return finding
 
 
-def stop(whole: Reference, work: Path, compiled: Path) -> Path:
+def stop(reference: Reference, work: Path, compiled: Path) -> Path:
     """The folder of a run that SIGTERM stopped between two validations and two lines of metrics."""
-    place = Place(work / "stopped", whole.arguments, compiled)
-    place.folder.mkdir()
-    ended = place.start(updates=STOPPED_AT)
-    if ended.code != 75 or max(checkpoint.steps(place.run / "checkpoints")) % EVAL_EVERY == 0:
+    sandbox = Sandbox(work / "stopped", reference.arguments, compiled)
+    sandbox.folder.mkdir()
+    result = sandbox.start(updates=STOPPED_AT)
+    if result.code != 75 or max(checkpoint.steps(sandbox.run / "checkpoints")) % EVAL_EVERY == 0:
         raise SystemExit(
-            f"SIGTERM at step {STOPPED_AT} did not stop the run there: exit code {ended.code}\n{ended.err[-2000:]}"
+            f"SIGTERM at step {STOPPED_AT} did not stop the run there: exit code {result.code}\n"
+            f"{result.err[-2000:]}"
         )
-    return place.folder
+    return sandbox.folder
 
 
-def met(damage: Callable, whole: Reference, source: Path, place: Place) -> Found:
+def resumed(damage: Callable, reference: Reference, source: Path, sandbox: Sandbox) -> Finding:
     """Damage the newest checkpoint of a run and resume.
 
     The next start names and keeps it, continues from the one before, and ends with an equal run.
     """
-    shutil.copytree(source, place.folder)
-    folder = place.run / "checkpoints"
+    shutil.copytree(source, sandbox.folder)
+    folder = sandbox.run / "checkpoints"
     newest = max(checkpoint.steps(folder))
     _, where = damage(folder, newest)
-    found = Found(f"{damage.__name__}, then train", f"{source.name}: {where}", met=True)
-    ended = place.start()
-    found.wrong = interruptions_verdict.clean_end(ended)
-    if f"warning: {RUN}/checkpoints/{newest}/" not in ended.err:
-        found.wrong.append(f"the damaged checkpoint {newest} is not named\n{ended.err[-1000:]}")
+    finding = Finding(f"{damage.__name__}, then train", f"{source.name}: {where}", in_run=True)
+    result = sandbox.start()
+    finding.wrong = interruptions_verdict.clean_end(result)
+    if f"warning: {RUN}/checkpoints/{newest}/" not in result.err:
+        finding.wrong.append(f"the damaged checkpoint {newest} is not named\n{result.err[-1000:]}")
     aside = folder / f"damaged-{newest}"
     if aside.is_dir():
         shutil.rmtree(aside)
     else:
-        found.wrong.append(f"the damaged checkpoint {newest} was not set aside")
-    found.wrong += [] if found.wrong else interruptions_runs.differences(place.run, whole.left)
-    if not found.wrong:
-        shutil.rmtree(place.folder)
-    return found
+        finding.wrong.append(f"the damaged checkpoint {newest} was not quarantined")
+    finding.wrong += (
+        [] if finding.wrong else interruptions_runs.differences(sandbox.run, reference.contents)
+    )
+    if not finding.wrong:
+        shutil.rmtree(sandbox.folder)
+    return finding
 
 
-def all_damaged(damage: Callable, source: Path, place: Place) -> Found:
-    """Damage every checkpoint: the run is refused and left as it is."""
-    shutil.copytree(source, place.folder)
-    folder = place.run / "checkpoints"
+def all_damaged(damage: Callable, source: Path, sandbox: Sandbox) -> Finding:
+    """Damage every checkpoint: the run is refused and not changed."""
+    shutil.copytree(source, sandbox.folder)
+    folder = sandbox.run / "checkpoints"
     for step in checkpoint.steps(folder):
         damage(folder, step)
-    before = {
-        path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")
-    }
-    ended, found = (
-        place.start(),
-        Found(f"{damage.__name__}, then train", "every checkpoint", met=True),
-    )
-    if ended.code != CheckpointError.exit_code or ended.err.count("\n") != 1:
-        found.wrong.append(f"exit code {ended.code}, {ended.err[-1000:]}")
-    if before != {
-        path: path.read_bytes() for path in _files(place.run) if not path.name.startswith(".")
-    }:
-        found.wrong.append("the folder was changed")
-    return found
+    before = _contents(sandbox.run)
+    result = sandbox.start()
+    finding = Finding(f"{damage.__name__}, then train", "every checkpoint", in_run=True)
+    if result.code != CheckpointError.exit_code or result.err.count("\n") != 1:
+        finding.wrong.append(f"exit code {result.code}, {result.err[-1000:]}")
+    if before != _contents(sandbox.run):
+        finding.wrong.append("the folder was changed")
+    return finding
 
 
 # Controls
 
 
 def controls(
-    options: argparse.Namespace, whole: Reference, work: Path, compiled: Path
-) -> Iterator[Found]:
-    """A stopped run goes on rightly and ends equal; going on wrongly in one way, it must not."""
+    options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
+) -> Iterator[Finding]:
+    """Resume a stopped run: correctly it ends equal, wrongly in any one way it must not."""
     del options
     (work / "controls").mkdir()
-    source = stop(whole, work / "controls", compiled)
+    source = stop(reference, work / "controls", compiled)
     for name in (None, *interruptions_controls.CONTROLS):
-        place = Place(
-            work / "controls" / (name or "none").replace(" ", "-"), whole.arguments, compiled
+        sandbox = Sandbox(
+            work / "controls" / (name or "none").replace(" ", "-"), reference.arguments, compiled
         )
-        shutil.copytree(source, place.folder)
-        ended = place.start(control=name)
-        differing = interruptions_runs.differences(place.run, whole.left)
-        found = Found(name or "nothing wrong", f"{len(differing)} differences")
-        found.wrong = interruptions_verdict.clean_end(ended)
+        shutil.copytree(source, sandbox.folder)
+        result = sandbox.start(control=name)
+        differing = interruptions_runs.differences(sandbox.run, reference.contents)
+        finding = Finding(name or "no fault", f"{len(differing)} differences")
+        finding.wrong = interruptions_verdict.clean_end(result)
         if bool(differing) != bool(name):
-            found.wrong.append("; ".join(differing[:5]) or "the comparison does not notice it")
-        yield found
+            finding.wrong.append("; ".join(differing[:5]) or "the comparison did not notice it")
+        yield finding
 
 
-def summary(controls: list[Found], damages: list[Found]) -> Iterator[str]:
+def summary(controls: list[Finding], damages: list[Finding]) -> Iterator[str]:
     """Lines for the end of the campaign's report."""
     yield ""
-    yield from (f"Control: {found.line()}" for found in controls)
-    for met, promise in ((False, "were noticed"), (True, "that a run met had the promised end")):
-        here = [found for found in damages if found.met is met]
-        yield f"{sum(not found.wrong for found in here)} of {len(here)} damages {promise}."
-    yield from (f"  {found.line()}" for found in damages if found.wrong)
+    yield from (f"Control: {finding.line()}" for finding in controls)
+    for in_run, promise in (
+        (False, "were noticed"),
+        (True, "that a run met had the promised end"),
+    ):
+        here = [finding for finding in damages if finding.in_run is in_run]
+        yield f"{sum(not finding.wrong for finding in here)} of {len(here)} damages {promise}."
+    yield from (f"  {finding.line()}" for finding in damages if finding.wrong)

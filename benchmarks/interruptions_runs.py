@@ -36,8 +36,10 @@ PHASES = (
 ``interpreter`` ends with the first line of our code, ``end`` begins after all work.
 """
 COMMON = (
-    "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40 "
-    "--data.vocab-size 300 --data.tokens-per-batch 128 --optimizer.warmup-steps 20 --optimizer.learning-rate 0.01 "
+    "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 "
+    "--model.decoder-layers 1 --model.max-length 40 "
+    "--data.vocab-size 300 --data.tokens-per-batch 128 "
+    "--optimizer.warmup-steps 20 --optimizer.learning-rate 0.01 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every {LOG_EVERY} --average 3"
 )
 SETTINGS = {
@@ -48,20 +50,18 @@ ENGLISH, GERMAN = (
     "the cat dog sees a red house small bird and",
     "die Katze Hund sieht eine rote Haus kleine Vogel und",
 )
-LONGEST = 300.0  # seconds that a child may take before it is said to hang
+LONGEST = 300.0  # seconds after which a child counts as hung
 RUN = "run"
 
 
 def write_text(folder: Path) -> list[str]:
-    """Four files of text, and the flags that name them."""
-    words, choose, flags = (
-        dict(zip(ENGLISH.split(), GERMAN.split(), strict=True)),
-        random.Random(0),
-        [],
-    )
+    """Write four files of text and return the flags that name them."""
+    words = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
+    random_source, flags = random.Random(0), []
     for split, count in (("train", 60), ("valid", 8)):
         lines = [
-            [choose.choice(list(words)) for _ in range(choose.randint(1, 6))] for _ in range(count)
+            [random_source.choice(list(words)) for _ in range(random_source.randint(1, 6))]
+            for _ in range(count)
         ]
         for side, text in (
             ("source", lines),
@@ -74,7 +74,7 @@ def write_text(folder: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Moment:
+class SignalTime:
     """The time of a signal: seconds after the n-th start of a phase, and perhaps of a second
     signal."""
 
@@ -86,8 +86,8 @@ class Moment:
 
 
 @dataclass
-class Ended:
-    """A process that has ended, and all that it told."""
+class ProcessResult:
+    """A process that has ended, and everything that it reported."""
 
     code: int
     out: str
@@ -99,17 +99,17 @@ class Ended:
     started: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     hung: bool = False
-    """It had not ended after :data:`LONGEST`, and was killed."""
+    """True if it had not ended after :data:`LONGEST` and was killed."""
 
     def phase(self, at: float) -> str:
-        """The phase that was going on at a time."""
+        """The phase at a time."""
         return next(
             (word for began, word in reversed(self.words) if began <= at and word in PHASES),
             PHASES[0],
         )
 
     def handled(self, at: float) -> bool:
-        """Whether signals had a handler at a time."""
+        """True if signals had a handler at a time."""
         words = [
             word for began, word in self.words if began <= at and word in ("handled", "unhandled")
         ]
@@ -117,13 +117,13 @@ class Ended:
 
     @property
     def fault(self) -> tuple[str, str] | None:
-        """The phase and the name of the call that was to fail or kill, where it came to that."""
-        found = next(((at, word) for at, word in self.words if word.startswith("fault ")), None)
-        return (self.phase(found[0]), found[1].removeprefix("fault ")) if found else None
+        """The phase and the name of the call that failed or killed, if that happened."""
+        fault = next(((at, word) for at, word in self.words if word.startswith("fault ")), None)
+        return (self.phase(fault[0]), fault[1].removeprefix("fault ")) if fault else None
 
 
 @dataclass(frozen=True)
-class Place:
+class Sandbox:
     """A folder in which the same command is started until the run has ended.
 
     The run is always called ``run``, so that all messages are equal.
@@ -138,8 +138,8 @@ class Place:
     def run(self) -> Path:
         return self.folder / RUN
 
-    def start(self, moment: Moment | None = None, **task: Any) -> Ended:
-        """One start, to its end; ``task`` are fields of the child's task."""
+    def start(self, signal_time: SignalTime | None = None, **task: Any) -> ProcessResult:
+        """Start the command and wait for its end; ``task`` are fields of the child's task."""
         reader, writer = os.pipe()
         environment = {
             name: value
@@ -162,43 +162,45 @@ class Place:
             *self.arguments,
         ]
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        ended = Ended(0, "", "", [])
+        result = ProcessResult(0, "", "", [])
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, pass_fds=(writer,), **pipes
         )  # type: ignore[call-overload]
         os.close(writer)
-        sender = Sender(process, moment, ended)
+        sender = Sender(process, signal_time, result)
         follower = threading.Thread(target=sender.follow, args=(reader,))
         follower.start()
         try:
-            ended.out, ended.err = process.communicate(timeout=LONGEST)
+            result.out, result.err = process.communicate(timeout=LONGEST)
         except subprocess.TimeoutExpired:
             process.kill()
-            ended.out, ended.err = process.communicate()
-            ended.hung = True
+            result.out, result.err = process.communicate()
+            result.hung = True
         finally:
-            ended.ended = time.monotonic()
+            result.ended = time.monotonic()
             sender.cancel()
             follower.join()
-        ended.code = process.returncode
-        return ended
+        result.code = process.returncode
+        return result
 
 
 class Sender:
-    """Reads what a child tells, and sends the signals at their moment."""
+    """Reads a child's reports and sends the signals at their time."""
 
-    def __init__(self, process: subprocess.Popen, moment: Moment | None, ended: Ended):
-        self.process, self.moment, self.ended = process, moment, ended
+    def __init__(
+        self, process: subprocess.Popen, signal_time: SignalTime | None, result: ProcessResult
+    ):
+        self.process, self.signal_time, self.result = process, signal_time, result
         self.timer: threading.Timer | None = None
         self.over = threading.Event()
-        self.left = moment.occurrence if moment else 0
+        self.remaining = signal_time.occurrence if signal_time else 0
         self._begun(PHASES[0])
 
     def follow(self, reader: int) -> None:
         with open(reader) as lines:
             for line in lines:
                 at, word = line.rstrip("\n").split(" ", 1)
-                self.ended.words.append((float(at), word))
+                self.result.words.append((float(at), word))
                 self._begun(word)
 
     def cancel(self) -> None:
@@ -209,24 +211,24 @@ class Sender:
                 self.timer.join()
 
     def _begun(self, word: str) -> None:
-        if self.moment and word == self.moment.phase and self.left:
-            self.left -= 1
-            if not self.left:
-                self.timer = threading.Timer(self.moment.delay, self._send)
+        if self.signal_time and word == self.signal_time.phase and self.remaining:
+            self.remaining -= 1
+            if not self.remaining:
+                self.timer = threading.Timer(self.signal_time.delay, self._send)
                 self.timer.start()
 
     def _send(self) -> None:
-        assert self.moment is not None
-        for number in self.moment.signals:
+        assert self.signal_time is not None
+        for number in self.signal_time.signals:
             if self.process.poll() is not None:
                 return
-            self.ended.sent.append((time.monotonic(), number))
+            self.result.sent.append((time.monotonic(), number))
             self.process.send_signal(number)
-            if self.over.wait(self.moment.between):
+            if self.over.wait(self.signal_time.between):
                 return
 
 
-# What a run leaves
+# Contents of a finished run
 
 
 def arrays(folder: Path, step: int) -> dict[str, str]:
@@ -235,73 +237,73 @@ def arrays(folder: Path, step: int) -> dict[str, str]:
     import numpy as np
     from orbax.checkpoint import v1 as ocp
 
-    path, here = (
-        (folder / str(step)).absolute(),
-        jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-    )
+    path = (folder / str(step)).absolute()
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
         ocp.metadata(path).metadata,
     )
-    found = {}
+    contents = {}
     for name, leaf in jax.tree_util.tree_leaves_with_path(ocp.load(path, shapes)):
         array = np.asarray(leaf)
         digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
-        found[jax.tree_util.keystr(name, simple=True, separator="/")] = (
+        contents[jax.tree_util.keystr(name, simple=True, separator="/")] = (
             f"{array.dtype} {array.shape} {digest}"
         )
-    return found
+    return contents
 
 
-def left(run: Path) -> dict[str, Any]:
+def run_contents(run: Path) -> dict[str, Any]:
     """Everything that is compared of a finished run, as a flat dict.
 
     File names, small files, metrics without speed, checkpoints and their manifests.
     """
     from jax_transformer.storage import checkpoint
 
-    found: dict[str, Any] = {f"file {path.relative_to(run)}": True for path in run.iterdir()}
+    contents: dict[str, Any] = {f"file {path.relative_to(run)}": True for path in run.iterdir()}
     for name in ("config.json", "train_config.json", "data.json", "tokenizer.json"):
-        found[name] = (run / name).read_text() if (run / name).exists() else None
+        contents[name] = (run / name).read_text() if (run / name).exists() else None
     for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
-        found[f"metrics.jsonl line {number}"] = {
+        contents[f"metrics.jsonl line {number}"] = {
             name: value for name, value in json.loads(line).items() if name != "tokens_per_second"
         }
     for folder in (run / "checkpoints", run / "averaged"):
-        found |= {f"file {path.relative_to(run)}": True for path in folder.iterdir()}
+        contents |= {f"file {path.relative_to(run)}": True for path in folder.iterdir()}
         for step in checkpoint.steps(folder):
             name = f"{folder.name}/{step}"
-            about = checkpoint.read_manifest(folder, step)
-            found |= {
-                f"{name} manifest {key}": value for key, value in about.items() if key != "sha256"
+            manifest = checkpoint.read_manifest(folder, step)
+            contents |= {
+                f"{name} manifest {key}": value
+                for key, value in manifest.items()
+                if key != "sha256"
             }
-            found |= {f"{name} {key}": value for key, value in arrays(folder, step).items()}
-    return found
+            contents |= {f"{name} {key}": value for key, value in arrays(folder, step).items()}
+    return contents
 
 
 _one_at_a_time = threading.Lock()
 
 
 def differences(run: Path, reference: dict[str, Any]) -> list[str]:
-    """What is otherwise than in the uninterrupted run, by name; nothing where all is equal."""
+    """Differences from the uninterrupted run, by name."""
     with _one_at_a_time:  # one JAX for all threads
         try:
-            found = left(run)
+            contents = run_contents(run)
         except Exception as error:  # whatever cannot be read is a difference
             return [f"cannot be compared: {type(error).__name__}: {error}"]
-    names = [*reference, *(name for name in found if name not in reference)]
+    names = [*reference, *(name for name in contents if name not in reference)]
     return [
-        _difference(name, found, reference)
+        _difference(name, contents, reference)
         for name in names
-        if name not in found or name not in reference or found[name] != reference[name]
+        if name not in contents or name not in reference or contents[name] != reference[name]
     ]
 
 
-def _difference(name: str, found: dict[str, Any], reference: dict[str, Any]) -> str:
+def _difference(name: str, contents: dict[str, Any], reference: dict[str, Any]) -> str:
     if name not in reference:
         return f"{name}: too many"
     return (
         f"{name}: missing"
-        if name not in found
-        else f"{name}: {str(found[name])[:80]} instead of {str(reference[name])[:80]}"
+        if name not in contents
+        else f"{name}: {str(contents[name])[:80]} instead of {str(reference[name])[:80]}"
     )

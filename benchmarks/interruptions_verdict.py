@@ -7,138 +7,142 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import interruptions_child
-from benchmarks.interruptions_runs import LONGEST, PHASES, Ended, Place
+from benchmarks.interruptions_runs import LONGEST, PHASES, ProcessResult, Sandbox
 from jax_transformer.errors import CheckpointError, InputError, Preempted
 from jax_transformer.storage import checkpoint
 
-REFUSALS = (InputError.exit_code, CheckpointError.exit_code)  # of a call that failed
-WITHOUT_HANDLER = (PHASES[0], "imports", "end")  # where a signal may do what it does to any program
-WORK = ("validation", "save")  # what no run begins and then ends with 0 that was asked to stop
+REFUSALS = (InputError.exit_code, CheckpointError.exit_code)  # after a failed call
+WITHOUT_HANDLER = (PHASES[0], "imports", "end")  # a signal may act as on any program
+WORK = ("validation", "save")  # a run told to stop must not begin these and exit with 0
 AT_ONCE = (
     -signal.SIGTERM,
     -signal.SIGINT,
     128 + signal.SIGTERM,
     128 + signal.SIGINT,
-)  # of a second signal
+)  # after a second signal
 TRAINED = (
     "steps",
     "validation",
     "save",
     "prune",
     "average",
-)  # where something is there to be saved
+)  # there is something to save
 
 
 @dataclass
 class Outcome:
-    """One interruption, and how the run ended to which it happened."""
+    """One interruption, and the end of the run that it happened to."""
 
     kind: str
     chain: int
     what: str
-    """The signals, or the call and what became of it."""
+    """The signals, or the call and its fault."""
     phase: str
-    """In which it fell."""
+    """The phase of the run at that time."""
     harmless: bool = False
-    """A call failed, and the run went on to its end."""
+    """True if a call failed and the run went on to its end."""
     by_default: bool = False
     """True if a signal came while there was no handler, or was the second one.
 
     That is before the options are read, or after the end of the run.
     """
     seconds: float = 0.0
-    """From the first signal to the end of the process."""
+    """Time from the first signal to the end of the process."""
     wrong: list[str] = field(default_factory=list)
-    """What was not as promised, in this process or at the end of the run."""
+    """Broken promises, in this process or at the end of the run."""
 
 
 def judge(
-    kind: str, chain: int, place: Place, ended: Ended, task: dict[str, Any]
+    kind: str, chain: int, sandbox: Sandbox, result: ProcessResult, task: dict[str, Any]
 ) -> Outcome | None:
-    """What happened to a process, None where it ended before anything could."""
-    if ended.fault:
-        phase, call = ended.fault
+    """The outcome of a process; None if it result before the interruption."""
+    if result.fault:
+        phase, call = result.fault
         outcome = Outcome(
             kind,
             chain,
             f"{task.get('does', interruptions_child.KILL)} at {call}",
             phase,
-            harmless=ended.code == 0,
+            harmless=result.code == 0,
         )
-    elif ended.sent and not (ended.code == 0 and kind == "kills"):
-        at = ended.sent[0][0]
+    elif result.sent and not (result.code == 0 and kind == "kills"):
+        at = result.sent[0][0]
         outcome = Outcome(
             kind,
             chain,
-            " ".join(number.name for _, number in ended.sent),
-            ended.phase(at),
-            seconds=ended.ended - at,
+            " ".join(number.name for _, number in result.sent),
+            result.phase(at),
+            seconds=result.ended - at,
         )
     else:
         return None
-    if ended.hung:
-        complaints = iter([_hung(ended)])
-    elif ended.code == -signal.SIGKILL:
+    if result.hung:
+        complaints = iter([_hung(result)])
+    elif result.code == -signal.SIGKILL:
         complaints = iter(() if kind == "kills" else ["it was killed"])
     elif kind == "failures":
-        complaints = _of_a_failure(ended)
+        complaints = _failure_complaints(result)
     else:
-        outcome.by_default = not ended.handled(ended.sent[-1][0])
-        complaints = _of_a_signal(place, ended, outcome)
-    outcome.wrong = [f"{complaint}\n{ended.err[-2000:]}" for complaint in complaints]
+        outcome.by_default = not result.handled(result.sent[-1][0])
+        complaints = _signal_complaints(sandbox, result, outcome)
+    outcome.wrong = [f"{complaint}\n{result.err[-2000:]}" for complaint in complaints]
     return outcome
 
 
-def clean_end(ended: Ended) -> list[str]:
-    """What is wrong with a start that nothing interrupted."""
-    if ended.hung:
-        return [f"{_hung(ended)}\n{ended.err[-2000:]}"]
-    if ended.code != 0:
+def clean_end(result: ProcessResult) -> list[str]:
+    """Problems of a start that nothing interrupted."""
+    if result.hung:
+        return [f"{_hung(result)}\n{result.err[-2000:]}"]
+    if result.code != 0:
         return [
-            f"a start that nothing interrupted ended with exit code {ended.code}\n{ended.err[-2000:]}"
+            f"a start that nothing interrupted result with exit code {result.code}\n"
+            f"{result.err[-2000:]}"
         ]
-    return [f"a traceback on stderr\n{ended.err[-2000:]}"] if _traceback(ended) else []
+    return [f"a traceback on stderr\n{result.err[-2000:]}"] if _traceback(result) else []
 
 
-def _of_a_failure(ended: Ended) -> Iterator[str]:
-    if ended.code not in (0, *REFUSALS):
-        yield f"exit code {ended.code} after a call that failed"
-    elif ended.code and not _last(ended).startswith("jax-transformer: "):
-        yield "no line that says why it ended"
-    if _traceback(ended):
+def _failure_complaints(result: ProcessResult) -> Iterator[str]:
+    if result.code not in (0, *REFUSALS):
+        yield f"exit code {result.code} after a call that failed"
+    elif result.code and not _last(result).startswith("jax-transformer: "):
+        yield "no line with the reason for its end"
+    if _traceback(result):
         yield "a traceback on stderr"
 
 
-def _of_a_signal(place: Place, ended: Ended, outcome: Outcome) -> Iterator[str]:
+def _signal_complaints(sandbox: Sandbox, result: ProcessResult, outcome: Outcome) -> Iterator[str]:
     if outcome.by_default and outcome.phase in WITHOUT_HANDLER:
         return
-    if _traceback(ended):
+    if _traceback(result):
         yield "a traceback on stderr"
-    if outcome.by_default and len(ended.sent) > 1 and ended.code in AT_ONCE:
+    if outcome.by_default and len(result.sent) > 1 and result.code in AT_ONCE:
         return
-    if ended.code not in (0, Preempted.exit_code):
-        yield f"exit code {ended.code} after {outcome.what}"
-    elif ended.code == 0 and any(
-        began > ended.sent[0][0] and word in WORK for began, word in ended.words
+    if result.code not in (0, Preempted.exit_code):
+        yield f"exit code {result.code} after {outcome.what}"
+    elif result.code == 0 and any(
+        began > result.sent[0][0] and word in WORK for began, word in result.words
     ):
         yield f"exit code 0 after {outcome.what} in phase {outcome.phase}: it did not stop"
-    elif ended.code:
-        yield from _of_what_is_saved(place, ended, outcome)
+    elif result.code:
+        yield from _checkpoint_complaints(sandbox, result, outcome)
 
 
-def _of_what_is_saved(place: Place, ended: Ended, outcome: Outcome) -> Iterator[str]:
-    said = re.fullmatch(
-        r"jax-transformer: stopped (?:before|(?:at|behind) step (\d+)).*", _last(ended)
+def _checkpoint_complaints(
+    sandbox: Sandbox, result: ProcessResult, outcome: Outcome
+) -> Iterator[str]:
+    message = re.fullmatch(
+        r"jax-transformer: stopped (?:before|(?:at|behind|after) step (\d+)).*", _last(result)
     )
-    if not said:
-        yield "no line that says where it stopped"
-    elif said[1] is None and outcome.phase in TRAINED:
+    if not message:
+        yield "no line with the step at which it stopped"
+    elif message[1] is None and outcome.phase in TRAINED:
         yield f"nothing saved in phase {outcome.phase}"
-    elif said[1] is not None:
-        folder = place.run / "checkpoints"
+    elif message[1] is not None:
+        folder = sandbox.run / "checkpoints"
         saved = checkpoint.steps(folder)
-        if not saved or max(saved) != int(said[1]):
-            yield f"it said step {said[1]}, and the newest checkpoint is {max(saved, default=None)}"
+        if not saved or max(saved) != int(message[1]):
+            newest = max(saved, default=None)
+            yield f"it printed step {message[1]}, but the newest checkpoint is {newest}"
         else:
             try:
                 checkpoint.open(folder, max(saved))
@@ -146,13 +150,13 @@ def _of_what_is_saved(place: Place, ended: Ended, outcome: Outcome) -> Iterator[
                 yield str(error)
 
 
-def _hung(ended: Ended) -> str:
-    return f"no end after {LONGEST:.0f} s, in phase {ended.phase(ended.ended)}"
+def _hung(result: ProcessResult) -> str:
+    return f"no end after {LONGEST:.0f} s, in phase {result.phase(result.ended)}"
 
 
-def _traceback(ended: Ended) -> bool:
-    return "Traceback (most recent call last)" in ended.err
+def _traceback(result: ProcessResult) -> bool:
+    return "Traceback (most recent call last)" in result.err
 
 
-def _last(ended: Ended) -> str:
-    return ended.err.splitlines()[-1] if ended.err else ""
+def _last(result: ProcessResult) -> str:
+    return result.err.splitlines()[-1] if result.err else ""

@@ -1,4 +1,4 @@
-"""The campaign of interruptions itself: its damages are noticed, its chains are reproducible, and a small campaign passes."""
+"""The interruption campaign: damages are noticed, chains are reproducible, a small one passes."""
 
 import random
 import shutil
@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks import interruptions_chains, interruptions_damage, interruptions_verdict
-from benchmarks.interruptions_runs import Ended, Place
-from jax_transformer.storage import checkpoint
+from benchmarks.interruptions_runs import ProcessResult, Sandbox
+from jax_transformer.storage import checkpoint, manifest
 from parity_tests.unit.runs import ROOT
+
+RESUMES = "the same command goes on from there"
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +35,46 @@ def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path, kind):
     for number in range(3):
         copy = tmp_path / str(number)
         shutil.copytree(checkpoints, copy)
-        assert interruptions_damage.noticed(damage, copy, step=3 - number).wrong == []
+        assert interruptions_damage.refused(damage, copy, step=3 - number).wrong == []
 
 
-def test_damage_that_passes_is_told(checkpoints, tmp_path, monkeypatch):
+def test_accepted_damage_is_reported(checkpoints, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
-    monkeypatch.setattr(checkpoint, "_sha256", lambda path: "0")
-    wrong = interruptions_damage.noticed(
+    monkeypatch.setattr(manifest, "sha256", lambda path: "0")
+    wrong = interruptions_damage.refused(
         lambda folder, step: ({step}, "nothing at all"), copy, 3
     ).wrong
-    assert any(line.startswith("1 is whole and is refused") for line in wrong)
-    monkeypatch.setattr(checkpoint, "verify", lambda folder, step: None)
-    wrong = interruptions_damage.noticed(
+    assert any(line.startswith("1 is intact and was refused") for line in wrong)
+    monkeypatch.setattr(manifest, "verify", lambda folder, step: ({}, {}))
+    wrong = interruptions_damage.refused(
         lambda folder, step: ({step}, "nothing at all"), copy, 3
     ).wrong
-    assert wrong == ["3 is damaged and passes", "the newest intact one is said to be 3, and is 2"]
+    assert wrong == [
+        "3 is damaged and was accepted",
+        "the newest intact checkpoint is 2, not 3",
+    ]
 
 
-def test_the_chains_of_a_seed_have_as_many_interruptions_as_were_asked_for():
+def test_the_chains_of_a_seed_have_the_requested_number_of_interruptions():
     first, again, other = (interruptions_chains.lengths(200, seed, "kills") for seed in (0, 0, 1))
     assert first == again != other
     assert sum(first) == 200
 
 
-def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
-    """A process that had begun a phase, was sent SIGTERM, and ended so."""
+def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResult:
+    """The result of a process that got SIGTERM in a phase."""
     words = [(1.0, "imports"), (2.0, "handled"), (3.0, phase), (4.5, after)]
-    return Ended(code, "", line, words, [(4.0, signal.SIGTERM)], ended=5.0)
+    return ProcessResult(code, "", line, words, [(4.0, signal.SIGTERM)], ended=5.0)
 
 
 @pytest.mark.parametrize(
-    "ended, wrong",
+    "result, wrong",
     [
         (
             stopped(
                 75,
-                "jax-transformer: stopped at step 3, saved in run; the same command goes on from there\n",
+                f"jax-transformer: stopped at step 3, saved in run; {RESUMES}\n",
                 "steps",
             ),
             None,
@@ -77,15 +82,15 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
         (
             stopped(
                 75,
-                "jax-transformer: stopped at step 4, saved in run; the same command goes on from there\n",
+                f"jax-transformer: stopped at step 4, saved in run; {RESUMES}\n",
                 "steps",
             ),
-            "it said step 4",
+            "it printed step 4",
         ),
         (
             stopped(
                 75,
-                "jax-transformer: stopped before the first step; the same command begins again\n",
+                "jax-transformer: stopped before the first step; the same command restarts\n",
                 "data",
             ),
             None,
@@ -93,7 +98,7 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
         (
             stopped(
                 75,
-                "jax-transformer: stopped before the first step; the same command begins again\n",
+                "jax-transformer: stopped before the first step; the same command restarts\n",
                 "save",
             ),
             "nothing saved",
@@ -115,11 +120,11 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> Ended:
         ),
     ],
 )
-def test_what_a_signal_may_lead_to(checkpoints, ended, wrong):
-    place = Place(checkpoints.parent.parent, [], Path("nowhere"))
-    outcome = interruptions_verdict.judge("terms", 0, place, ended, {})
+def test_the_verdict_on_a_signal(checkpoints, result, wrong):
+    sandbox = Sandbox(checkpoints.parent.parent, [], Path("nowhere"))
+    outcome = interruptions_verdict.judge("terms", 0, sandbox, result, {})
     assert outcome is not None
-    assert outcome.phase == ended.words[2][1]
+    assert outcome.phase == result.words[2][1]
     assert [line[: len(wrong or "")] for line in outcome.wrong] == ([wrong] if wrong else [])
 
 
@@ -133,6 +138,6 @@ def test_a_small_campaign_passes(tmp_path):
         "--work",
         str(tmp_path / "work"),
     ]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "not equal" in told.stdout
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "not equal" in process.stdout
