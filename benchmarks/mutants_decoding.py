@@ -3,8 +3,9 @@
 from benchmarks.mutants_fault import Mutant
 
 _CACHE, _WHOLE = "jax_transformer/nn/cache.py", "jax_transformer/transformer.py"
-_LOOP, _SEARCH, _BEAMS, _SAMPLING = (
-    f"jax_transformer/generate/{name}.py" for name in ("stepwise", "search", "beams", "sampling")
+_LOOP, _SCORERS, _SEARCH, _SAMPLING = (
+    f"jax_transformer/generate/{name}.py"
+    for name in ("stepwise", "scorers", "beam_search", "sampling")
 )
 _UNIT = "parity_tests/unit/test_generate.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
@@ -82,57 +83,66 @@ MUTANTS = [
     ),
     Mutant(
         "the start token said at every step",
-        _BEAMS,
-        "jnp.where(step == 0, frame.ids.bos, last)",
-        "jnp.where(step >= 0, frame.ids.bos, last)",
+        _SEARCH,
+        "jnp.where(length == 0, static_args.bos_id, last)",
+        "jnp.where(length >= 0, static_args.bos_id, last)",
         _BEAM,
         met="decoder input",
     ),
     Mutant(
         "only as many continuations as beams",
-        _BEAMS,
-        "2 * search.size)",
-        "search.size)",
+        _SEARCH,
+        (
+            "best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)\n"
+        ),
+        (
+            "best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)\n"
+            "    best = best.at[:, static_args.config.num_beams :].set(jnp.finfo(best.dtype).min / 2)\n"
+        ),
         _BEAM,
         met="ends crowd out what goes on",
     ),
     Mutant(
         "logits added up, not log-probabilities",
-        _BEAMS,
-        "jax.nn.log_softmax(logits.astype(log_probs.dtype))",
-        "logits.astype(log_probs.dtype)",
+        _SEARCH,
+        "jax.nn.log_softmax(logits.astype(beams.log_probs.dtype))",
+        "logits.astype(beams.log_probs.dtype)",
         _BEAM,
         met="unnormalised scores",
     ),
     Mutant(
         "length penalty of another form",
-        _SEARCH,
-        "((5 + length.astype(dtype)) / 6)",
-        "(length.astype(dtype))",
+        _SCORERS,
+        "((5 + length.astype(self.dtype)) / 6)",
+        "(length.astype(self.dtype))",
         _BEAM,
         met="beam length penalty: Wu et al. and transformers",
     ),
     Mutant(
         "length penalty without the end token",
         _SEARCH,
-        "best / penalty(beams.step + 1)",
-        "best / penalty(beams.step)",
+        "scorer.mask(log_probs / scorer.divisor(length), closed",
+        "scorer.mask(log_probs / scorer.divisor(length - 1), closed",
         _BEAM,
         met="beam length penalty off by one",
     ),
     Mutant(
         "a row stops at its first end",
         _SEARCH,
-        "jnp.any(reachable > beams.ended_scores.min(axis=1))",
-        "jnp.any(reachable > beams.ended_scores.max(axis=1))",
+        (
+            "worst = jnp.where(\n"
+            "        beams.finished, beams.finished_scores.min(axis=1, keepdims=True), scorer.masked\n"
+            "    )"
+        ),
+        "worst = beams.finished_scores.max(axis=1, keepdims=True)",
         ("parity_tests/test_decoding.py::test_beam_token_for_token",),
         met="early stop, which a list of several shows alone",
     ),
     Mutant(
         "a row stops by the length so far",
-        _SEARCH,
-        "jnp.asarray(places)",
-        "beams.step",
+        _SCORERS,
+        "return jnp.asarray(self.static_args.max_new_tokens)",
+        "return length",
         (
             f"{_UNIT}::test_beam_is_the_plain_search[2]",
             f"{_UNIT}::test_beam_is_the_plain_search[4]",
@@ -142,23 +152,23 @@ MUTANTS = [
     Mutant(
         "all beams speak at first",
         _SEARCH,
-        "jnp.full((batch, size), lowest).at[:, 0].set(0)",
-        "jnp.zeros((batch, size), dtype)",
+        "scores.at[:, 0].set(0)",
+        "jnp.zeros(shape, scores.dtype)",
         _BEAM,
         met="beams that are copies of each other",
     ),
     Mutant(
         "ended hypotheses go on",
         _SEARCH,
-        "jax.lax.top_k(jnp.where(ends, lowest, best), size)",
-        "jax.lax.top_k(best, size)",
+        "jax.lax.top_k(scorer.mask(log_probs, ends), ",
+        "jax.lax.top_k(log_probs, ",
         _BEAM,
         met="tokens behind the end",
     ),
     Mutant(
         "an ended row goes on speaking",
         _LOOP,
-        "jnp.where(done, ids.pad, choose(scores[:, 0], i))",
+        "jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))",
         "choose(scores[:, 0], i)",
         (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
         met="tokens behind the end",
@@ -166,8 +176,8 @@ MUTANTS = [
     Mutant(
         "greedy runs to the last place",
         _LOOP,
-        "(step < places) & ~done.all()",
-        "step < places",
+        "(step < length) & ~done.all()",
+        "step < length",
         _STOP,
         met="early stop",
     ),

@@ -10,8 +10,8 @@ _NORM, _FEED, _EMBEDDING = (
 )
 _WHOLE, _BART, _T5 = (
     "jax_transformer/transformer.py",
-    "jax_transformer/architectures/bart_table.py",
-    "jax_transformer/architectures/t5_table.py",
+    "jax_transformer/architectures/bart.py",
+    "jax_transformer/architectures/t5.py",
 )
 _SELF = "encoder.blocks.0.self_attention"
 
