@@ -115,6 +115,22 @@ def preset_names() -> list[str]:
     return list(presets())
 
 
+def find_preset(name: str, architecture: Architecture | str | None = None) -> Preset:
+    """Return the preset of that name: of ``architecture`` if it has one, else of any.
+
+    Raises:
+        ConfigError: no preset has the name.
+    """
+    known = presets()
+    if architecture is not None:
+        known |= resolve(architecture).presets
+    if name not in known:
+        raise ConfigError(
+            f"unknown preset {name!r}{nearest(name, list(known))}; known: {', '.join(known)}"
+        )
+    return known[name]
+
+
 def preset(name: str, **sizes: Any) -> TransformerConfig:
     """Return a preset's configuration with fields changed as by ``TransformerConfig.with_sizes``.
 
@@ -124,12 +140,7 @@ def preset(name: str, **sizes: Any) -> TransformerConfig:
     Raises:
         ConfigError: no preset has the name, or a field is unknown or has a value that cannot be.
     """
-    known = presets()
-    if name not in known:
-        raise ConfigError(
-            f"unknown preset {name!r}{nearest(name, list(known))}; known: {', '.join(known)}"
-        )
-    return known[name].with_sizes(**sizes)
+    return find_preset(name).with_sizes(**sizes)
 
 
 def load_from(spec: str) -> Architecture:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures import registry
+from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import huggingface, infer, planning, report, sources, verify, writing
 from jax_transformer.convert.planning import Note, Plan
@@ -33,7 +35,9 @@ class Description:
     preset: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
-    def settle(self, source: Source) -> infer.Inferred:
+    def settle(
+        self, source: Source, architecture: Architecture | str | None = None
+    ) -> infer.Inferred:
         """The configuration; a preset's sizes are read from the shapes. Raises ConfigError where it is not said, or said twice."""
         if (self.config is None) == (self.preset is None):
             raise ConfigError(
@@ -43,7 +47,10 @@ class Description:
             names = "torch" if source.kind.has_torch_names else "flax"
             shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
             return infer.infer(
-                self.preset, self.changes, shapes, lambda config: model_of(config).shapes[names]
+                registry.find_preset(self.preset, architecture),
+                self.changes,
+                shapes,
+                lambda config: model_of(config, architecture).shapes[names],
             )
         try:
             text = Path(self.config or "").read_text(encoding="utf-8")
@@ -75,6 +82,8 @@ class Request:
     """Which kind of folder is made, ``hf`` or ``run``, where the name does not tell."""
     shard_size: str | None = None
     """The most bytes of weights in one file of a Hugging Face folder."""
+    architecture: Architecture | str | None = None
+    """The architecture whose names the PyTorch weights have; that of the configuration if None."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,18 @@ class Model:
 
 
 @lru_cache(maxsize=32)
-def model_of(config: TransformerConfig) -> Model:
-    """Names and shapes alone: no memory is taken. Raises ConfigError where the layout has no names for it."""
+def model_of(config: TransformerConfig, architecture: Architecture | str | None = None) -> Model:
+    """Return the names and shapes of a configuration's weights, without allocating them.
+
+    Raises ConfigError if the architecture has no names for the configuration.
+    """
     from jax_transformer import convert, transformer
     from jax_transformer.nn.positions import Frozen
 
-    flax, table = transformer.shapes(config), convert.weight_table(config)
+    flax, table = (
+        transformer.shapes(config),
+        convert.weight_table(config, architecture=architecture),
+    )
     return Model(
         config,
         table,
@@ -141,7 +156,7 @@ def prepare(request: Request) -> Prepared:
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
     settled = _settle(request, source, target, kind)
-    model = None if settled is None else model_of(settled.config)
+    model = None if settled is None else model_of(settled.config, request.architecture)
     wrong = _wrong(source, model)
     inferred = settled.sizes if settled is not None else {}
     made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
@@ -204,7 +219,7 @@ def _settle(request: Request, source: Source, target: Path, kind: Kind) -> infer
         raise InputError(
             f"{source.path}: every name begins with {prefix!r}: give --strip-prefix {prefix}"
         )
-    return request.description.settle(source)
+    return request.description.settle(source, request.architecture)
 
 
 def _wrong(source: Source, model: Model | None) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.architectures import registry
+from jax_transformer.architectures.base import Preset
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
 from jax_transformer.weights.rules import Shape
@@ -36,7 +36,7 @@ class Inferred:
 
 
 def infer(
-    preset: str,
+    preset: Preset,
     settings: Mapping[str, Any],
     shapes: Shapes,
     shapes_of: Callable[[TransformerConfig], Shapes],
@@ -44,7 +44,7 @@ def infer(
     """Return the preset at the sizes that the shapes of its weights show.
 
     Args:
-        preset: its name.
+        preset: the model at some sizes.
         settings: fields that the user sets; they are not inferred.
         shapes: the shape of every tensor of the file, by name.
         shapes_of: returns the shapes of the weights of a configuration.
@@ -53,9 +53,7 @@ def infer(
         ConfigError: no model can have these sizes.
     """
     structure = {name: value for name, value in settings.items() if name not in _SIZES}
-    probe = registry.preset(
-        preset, **(structure | _probe_sizes(preset, structure) | {"num_layers": 1})
-    )
+    probe = preset.with_sizes(**(structure | _probe_sizes(preset, structure) | {"num_layers": 1}))
     known = _by_field(settings)
     sizes: dict[str, int] = {}
     for stack in ("encoder", "decoder"):
@@ -71,7 +69,7 @@ def infer(
     if all_heads is not None:
         sizes |= _heads(preset, known, sizes, all_heads)
     try:
-        config = registry.preset(preset, **{**sizes, **settings})
+        config = preset.with_sizes(**{**sizes, **settings})
     except ConfigError as error:
         text = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ConfigError(
@@ -112,8 +110,8 @@ def _by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _probe_sizes(preset: str, structure: Mapping[str, Any]) -> dict[str, Any]:
-    tied = registry.preset(preset, **structure).tying is Tying.ALL
+def _probe_sizes(preset: Preset, structure: Mapping[str, Any]) -> dict[str, Any]:
+    tied = preset.with_sizes(**structure).tying is Tying.ALL
     return (
         dict[str, Any](_PROBE)
         | {"num_heads": _HEADS}
@@ -149,18 +147,17 @@ def _shown_sizes(probed: Shapes, shapes: Shapes, probe: TransformerConfig) -> di
 
 
 def _heads(
-    preset: str, known: Mapping[str, Any], sizes: Mapping[str, int], all_heads: int
+    preset: Preset, known: Mapping[str, Any], sizes: Mapping[str, int], all_heads: int
 ) -> dict[str, int]:
     """The number of heads if the width of one is known; otherwise that width if it is unusual."""
-    entry = registry.presets()[preset]
     d_model = known.get("d_model", sizes.get("d_model"))
-    multiple = entry.multiples.get("head_dim")
+    multiple = preset.multiples.get("head_dim")
     width = known.get("head_dim") or (
-        multiple * d_model if multiple and d_model else entry.config.head_dim
+        multiple * d_model if multiple and d_model else preset.config.head_dim
     )
     if width and "num_heads" not in known and isinstance(width, int) and all_heads % width == 0:
         return {"num_heads": all_heads // width}
-    heads = known.get("num_heads", entry.config.num_heads)
+    heads = known.get("num_heads", preset.config.num_heads)
     if (
         not width
         and isinstance(heads, int)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion, planning, sources, writing
 from jax_transformer.convert.conversion import Description, Request
@@ -23,6 +24,7 @@ def load(
     weights: str = "auto",
     key: str | None = None,
     strip_prefix: str = "",
+    architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Any:
     """The ``Transformer`` whose weights lie at ``path``: a .safetensors file or an index of several, a PyTorch file, a run folder, or one checkpoint.
@@ -35,6 +37,8 @@ def load(
         weights: which of a run folder's, as for ``translate --weights``.
         key: where in a PyTorch file the state_dict is, as ``model``; found where there is only one.
         strip_prefix: taken from the beginning of every name, as ``module.``.
+        architecture: whose names PyTorch weights have, an Architecture or a registered name; that
+            of the configuration if None.
 
     Raises:
         ConfigError: the model is not said, or said twice.
@@ -52,10 +56,10 @@ def load(
     if source.config is None and (config is None) == (preset is None):
         raise ConfigError(f"{path} does not say its architecture: give either config or preset")
     if config is None and preset is not None:
-        config = Description(None, preset, sizes).settle(source).config
+        config = Description(None, preset, sizes).settle(source, architecture).config
     elif sizes:
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
-    model = conversion.model_of(source.config or config)
+    model = conversion.model_of(source.config or config, architecture)
     wrong = planning.problems(
         source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]
     )
@@ -70,7 +74,13 @@ def load(
     )
 
 
-def save(model: Any, path: str | Path, *, force: bool = False) -> Path:
+def save(
+    model: Any,
+    path: str | Path,
+    *,
+    force: bool = False,
+    architecture: Architecture | str | None = None,
+) -> Path:
     """Write a ``Transformer``: to a .safetensors or PyTorch file under PyTorch's names, or to a new run folder, by the name of ``path``.
 
     The same weights give the same bytes of a file. What is written is read back, compared, synced and renamed: ``path`` is there whole or as it
@@ -81,7 +91,7 @@ def save(model: Any, path: str | Path, *, force: bool = False) -> Path:
     target = Path(path)
     kind = kinds.wanted(target)
     writing.check_free(target, kind, force=force)
-    about = conversion.model_of(model.config)
+    about = conversion.model_of(model.config, architecture)
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     state = conversion.moved(arrays, about, from_torch=False, to_torch=kind.is_file)
     writing.write(target, kind, state, model.config, about.carried, lambda again: None)
@@ -99,6 +109,7 @@ def plan(
     key: str | None = None,
     strip_prefix: str = "",
     force: bool = False,
+    architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Plan:
     """What ``jax-transformer convert SOURCE DESTINATION`` would do, without reading a weight: every tensor once, with what becomes of it.
@@ -115,6 +126,7 @@ def plan(
         key,
         strip_prefix,
         force,
+        architecture=architecture,
     )
     prepared = conversion.prepare(request)
     planning.refuse(prepared.wrong)

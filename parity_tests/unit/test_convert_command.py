@@ -67,7 +67,7 @@ def test_sizes_are_read_from_the_shapes(preset):
     )
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
         found = infer.infer(
-            preset,
+            registry.presets()[preset],
             given | hidden,
             shown[names],
             lambda config, names=names: conversion.model_of(config).shapes[names],
@@ -81,7 +81,7 @@ def test_equal_sizes_are_told_apart():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = conversion.model_of(config).shapes["torch"]
     found = infer.infer(
-        "lesson10",
+        registry.presets()["lesson10"],
         {"num_heads": 4},
         shapes,
         lambda config: conversion.model_of(config).shapes["torch"],
