@@ -86,7 +86,12 @@ def _run(arguments: list[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(help_text(name, command, rest), end="")
         return 0
-    return command.run(parse(name, command.kind, rest))
+    options = parse(name, command.kind, rest)
+    if (architecture := getattr(options, "architecture", None)) is not None:
+        from jax_transformer.architectures import registry
+
+        registry.load_from(architecture)
+    return command.run(options)
 
 
 def _usage() -> str:

@@ -21,6 +21,8 @@ class EvaluateOptions:
     """Reference translations, line by line, plain or gzip."""
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    architecture: str | None = None
+    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
     source_lang: str | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
     target_lang: str | None = None

@@ -24,6 +24,8 @@ class GoldenOptions:
     """For package.module:callable, a .safetensors file of the call's arguments, named 0, 1, ..."""
     weights: str = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
+    architecture: str | None = None
+    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
     python: str | None = None
     """Python to run package.module:callable in, if torch is installed in another environment."""
     seed: int = 0

@@ -37,6 +37,7 @@ METAVARS = {
     "KEY": "key",
     "PREFIX": "strip_prefix",
     "SIZE": "shard_size",
+    "FILE.py:NAME": "architecture",
     "N,N,...": "lengths",
 }
 """The placeholders of text values in help, each with the dotted names of its options."""

@@ -13,12 +13,14 @@ class TrainCommand:
 
     config: str | None = None
     """YAML file of options, or a run's train_config.json; flags win."""
+    architecture: str | None = None
+    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     options: Inline[TrainOptions] = field(default_factory=TrainOptions)
 
     @classmethod
     def from_file(cls, path: str) -> "TrainCommand":
         """Return the options of a file. Checks across several options run after the flags."""
-        return cls(path, config_file.read(TrainOptions, path))
+        return cls(path, options=config_file.read(TrainOptions, path))
 
 
 def run(command: TrainCommand) -> int:
@@ -36,7 +38,7 @@ COMMAND = Command(
     TrainCommand,
     run,
     groups={
-        "run": "config run init resume steps seed devices compilation_cache",
+        "run": "config architecture run init resume steps seed devices compilation_cache",
         "validation and checkpoints": "eval_* samples best_by patience keep keep_* average*",
         "logging": "log_every tensorboard wandb",
         "model": "model.*",

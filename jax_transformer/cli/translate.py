@@ -18,6 +18,8 @@ class TranslateOptions:
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    architecture: str | None = None
+    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
     source_lang: str | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
     target_lang: str | None = None

@@ -1,0 +1,317 @@
+"""An architecture from outside the package: converted both ways, compared, trained, and used.
+
+The folder docs/examples/my_translator is copied elsewhere, and only the public API and the command
+line touch it. Its checkpoint has the form that PyTorch Lightning writes.
+"""
+
+import importlib
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import jax_transformer as jt
+from jax_transformer import cli
+from jax_transformer.architectures import registry
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError, InputError
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
+SIZES = dict(vocabulary=300, width=16, heads=4, layers=2, inner=24, longest=40)
+FIELDS = dict(vocab_size=300, d_model=16, num_heads=4, num_layers=2, d_ff=24, max_length=40)
+ENGLISH = "the cat dog sees a red house small bird and".split()
+GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
+
+
+@pytest.fixture(autouse=True)
+def _registry_and_imports_as_before(monkeypatch):
+    """Take back what a test registers and imports."""
+    modules, path, added = set(sys.modules), list(sys.path), dict(registry._added)
+    yield
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+    sys.path[:] = path
+    registry._added.clear()
+    registry._added.update(added)
+    importlib.invalidate_caches()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The example in a folder of its own."""
+    return shutil.copytree(EXAMPLE, tmp_path / "mine")
+
+
+@pytest.fixture
+def spec(folder: Path) -> str:
+    """What follows --architecture."""
+    return f"{folder / 'my_architecture.py'}:MY_TRANSLATOR"
+
+
+def random_module(folder: Path, seed: int = 0) -> torch.nn.Module:
+    """The user's module; every weight is random, biases and scales too."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    module = importlib.import_module("my_model").MyTranslator(**SIZES)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator) * 0.3 + ("norm" in name)
+            )
+    return module.eval()
+
+
+def lightning_checkpoint(module: torch.nn.Module, path: Path) -> Path:
+    """Write what PyTorch Lightning 2 saves of a LightningModule whose ``self.model`` this is."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    module(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    torch.save(
+        {
+            "epoch": 3,
+            "global_step": 120,
+            "pytorch-lightning_version": "2.5.1",
+            "state_dict": {f"model.{name}": tensor for name, tensor in module.state_dict().items()},
+            "loops": {"fit_loop": {"epoch_progress": {"total": {"ready": 4, "completed": 3}}}},
+            "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": ""}},
+            "optimizer_states": [optimizer.state_dict()],
+            "lr_schedulers": [],
+            "hparams_name": "kwargs",
+            "hyper_parameters": {"width": 16, "heads": 4, "learning_rate": 1e-3},
+        },
+        path,
+    )
+    return path
+
+
+def run(*arguments: object) -> None:
+    assert cli.main([str(argument) for argument in arguments]) == 0
+
+
+def same_bits(ours: dict[str, np.ndarray], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == np.float32 and ours[name].tobytes() == tensor.numpy().tobytes()
+        for name, tensor in theirs.items()
+    )
+
+
+def test_python_takes_an_architecture_that_is_not_registered(folder):
+    module = random_module(folder)
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    config = mine.presets["my_translator"].with_sizes(**FIELDS)
+    model = jt.convert.from_torch(module.state_dict(), config, architecture=mine)
+    source, target = np.array([[5, 6, 7, 0], [8, 9, 0, 0]]), np.array([[1, 5, 6], [1, 7, 2]])
+    theirs = module(torch.from_numpy(source), torch.from_numpy(target)).detach().numpy()
+    np.testing.assert_allclose(np.asarray(model(source, target)), theirs, atol=2e-5)
+
+    assert same_bits(jt.convert.to_torch(model, architecture=mine), module.state_dict())
+    other = random_module(folder, seed=1)
+    jt.convert.into_torch(model, other, architecture=mine)
+    assert all(torch.equal(x, module.state_dict()[n]) for n, x in other.state_dict().items())
+    with pytest.raises(ConfigError, match=r"^unknown architecture 'my_translator'.*--architecture"):
+        jt.convert.to_torch(model)
+    jt.register(mine)
+    assert same_bits(jt.convert.to_torch(model), module.state_dict())
+    assert jt.parity.compare(model, module, [source, target]).agrees
+    assert jt.preset("my_translator", **FIELDS) == config
+
+
+def test_files_are_read_and_written_by_an_architecture_that_is_not_registered(folder, tmp_path):
+    module = random_module(folder)
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    path = lightning_checkpoint(module, tmp_path / "last.ckpt")
+    told = dict(preset="my_translator", strip_prefix="model.", architecture=mine, num_heads=4)
+    model = jt.convert.load(path, **told)
+    assert model.config == mine.presets["my_translator"].with_sizes(**FIELDS)
+    plan = jt.convert.plan(path, tmp_path / "run", **told)
+    names = {name for move in plan.moves for name in move.source}
+    assert names == module.state_dict().keys() - {"to_words.weight"} and plan.ties
+    jt.convert.save(model, tmp_path / "model.safetensors", architecture=mine)
+    assert same_bits(load_file(tmp_path / "model.safetensors"), module.state_dict())
+
+
+def test_the_command_line_converts_compares_trains_and_translates(
+    folder, spec, tmp_path, monkeypatch, capsys
+):
+    module = random_module(folder)
+    checkpoint = lightning_checkpoint(module, tmp_path / "last.ckpt")
+    monkeypatch.chdir(tmp_path)
+    mine = ["--architecture", spec]
+
+    run("convert", checkpoint, "mine", *mine, "--preset", "my_translator", "--set", "num_heads=4",
+        "--strip-prefix", "model.")  # fmt: skip
+    assert "PyTorch twin in float64" in capsys.readouterr().err
+    run("convert", "mine", "back.safetensors", *mine)
+    assert same_bits(load_file("back.safetensors"), module.state_dict())
+    run("convert", "mine", "back.pt", *mine)
+    module.load_state_dict(torch.load("back.pt", weights_only=True), strict=True)
+
+    run("parity", "mine", "twin", *mine)
+    run("golden", "make", "golden.safetensors", "mine", *mine)
+    run("golden", "check", "golden.safetensors", *mine)
+
+    Tokenizer.train([*ENGLISH, *GERMAN], vocab_size=300, pad_id=0, bos_id=1, eos_id=2).save(
+        tmp_path / "tokenizer.json"
+    )
+    choose, flags = random.Random(0), []
+    for split, count in (("train", 40), ("valid", 4)):
+        lines = [[choose.randrange(10) for _ in range(4)] for _ in range(count)]
+        for side, words in (("source", ENGLISH), ("target", GERMAN)):
+            text = "".join(" ".join(words[i] for i in line) + "\n" for line in lines)
+            (tmp_path / f"{split}.{side}").write_text(text)
+            flags += [f"--data.{split}-{side}", tmp_path / f"{split}.{side}"]
+    # A run has a complete config.json: to train it and to translate needs no weight table
+    run("train", "--run", "more", "--init", "mine", "--data.tokenizer", "tokenizer.json", *flags,
+        "--steps", 10, "--eval-every", 10, "--data.buckets", 1, "--data.tokens-per-batch", 128,
+        "--optimizer.warmup-steps", 1)  # fmt: skip
+    (tmp_path / "lines").write_text("the cat\na red dog\n")
+    capsys.readouterr()
+    run("translate", "--run", "more", "--input", "lines", "--max-length", 8)
+    assert capsys.readouterr().out.count("\n") == 2
+
+    run("convert", "more", "more.pt", *mine)
+    trained = torch.load("more.pt", weights_only=True)
+    module.load_state_dict(trained, strict=True)
+    assert not torch.equal(trained["words.weight"], torch.load(
+        "back.pt", weights_only=True)["words.weight"])  # fmt: skip
+
+
+def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
+    """As a user would: in a process of its own, from a folder that is not the package's."""
+    options = "--model.preset my_translator --model.d-model 16 --model.num-heads 2 --model.d-ff 16"
+    done = subprocess.run(
+        [sys.executable, "-m", "jax_transformer", "train", "--architecture", spec, "--run", "new",
+         "--steps", "3", "--eval-every", "3", "--eval-pairs", "2", "--optimizer.warmup-steps", "1",
+         "--model.encoder-layers", "1", "--model.decoder-layers", "1", "--data.vocab-size", "300",
+         "--data.buckets", "1", "--data.tokens-per-batch", "64", *options.split()],
+        cwd=tmp_path, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"architecture": "my_translator"' in (tmp_path / "new" / "config.json").read_text()
+
+
+def test_nothing_is_imported_because_a_checkpoint_names_it(folder, spec, tmp_path, capsys):
+    module = random_module(folder)
+    path = lightning_checkpoint(module, tmp_path / "last.ckpt")
+    run("convert", path, tmp_path / "run", "--architecture", spec, "--preset", "my_translator",
+        "--set", "num_heads=4", "--strip-prefix", "model.", "--no-check")  # fmt: skip
+    registry._added.clear()
+    capsys.readouterr()
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "back.safetensors")]) == 2
+    message = capsys.readouterr().err
+    assert "unknown architecture 'my_translator'" in message and "--architecture" in message
+
+
+# Mistakes
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"mine\.py: no such file$"):
+        registry.load_from(f"{tmp_path / 'mine.py'}:MINE")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("MY_TRANSLATOR = 1", "MY_TRANSLATR", r"no 'MY_TRANSLATR' \(did you mean 'MY_TRANSLATOR'"),
+        ("MINE = 1", "MINE", r"MINE is a int, not a jax_transformer\.Architecture$"),
+        ("MINE = 1 / 0", "MINE", r"ZeroDivisionError: division by zero$"),
+        ("raise SystemExit('no\\nmore')", "MINE", r"SystemExit: no more$"),
+        ("def (", "MINE", r"SyntaxError: .*"),
+        ("import not_installed", "MINE", r"ModuleNotFoundError: No module named 'not_installed'$"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_file_is_one_line(tmp_path, text, name, message):
+    (tmp_path / "my_file.py").write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        registry.load_from(f"{tmp_path / 'my_file.py'}:{name}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_a_name_and_unknown_names_are_refused():
+    with pytest.raises(ConfigError, match=r"name the Architecture too, mine\.py:NAME$"):
+        registry.load_from("mine.py")
+    with pytest.raises(
+        ConfigError, match=r"^unknown architecture 'lesson1' \(did you mean 'lesson"
+    ):
+        registry.load_from("lesson1")
+    with pytest.raises(ConfigError, match=r"^cannot import not_installed: ModuleNotFoundError"):
+        registry.load_from("not_installed:MINE")
+    assert registry.load_from("lesson10").name == "lesson10"
+
+
+def test_names_are_registered_once(folder):
+    random_module(folder)
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    assert jt.register(mine) is jt.register(mine) is registry.get("my_translator") is mine
+    again = jt.Architecture("my_translator", "Another.", mine.weight_table)
+    with pytest.raises(ConfigError, match="another architecture is registered as 'my_translator'"):
+        jt.register(again)
+    assert jt.register(again, replace=True) is registry.get("my_translator") is again
+    for replace in (False, True):
+        with pytest.raises(ConfigError, match="registered as 'lesson10'"):
+            jt.register(jt.Architecture("lesson10", "", mine.weight_table), replace=replace)
+    own = mine.presets["my_translator"]
+    entry = jt.Preset(own.config.with_sizes(architecture="x"), "")
+    with pytest.raises(ConfigError, match="'deep_dive' has a preset 'deep_dive': choose"):
+        jt.register(jt.Architecture("x", "", mine.weight_table, {"deep_dive": entry}))
+    with pytest.raises(ConfigError, match=r"preset 'y' .* another, architecture='my_translator'"):
+        jt.register(jt.Architecture("x", "", mine.weight_table, {"y": own}))
+
+
+def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(folder):
+    random_module(folder)
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    config = mine.presets["my_translator"].with_sizes(**FIELDS)
+    short = jt.Architecture("my_translator", "", lambda config: mine.weight_table(config)[:-1])
+    with pytest.raises(
+        ConfigError, match=r"architecture 'my_translator' has no names .*final_norm"
+    ):
+        jt.convert.weight_table(config, architecture=short)
+
+
+# Installed packages
+
+
+def installed(folder: Path, value: str, name: str = "my_translator") -> None:
+    """Make ``folder`` a place of installed packages, one of which has an entry point."""
+    metadata = folder / "my_package-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[jax_transformer.architectures]\n{name} = {value}\n"
+    )
+    sys.path.append(str(folder))
+    importlib.invalidate_caches()
+
+
+def test_an_installed_package_registers_its_architecture(folder, tmp_path):
+    installed(folder, "my_architecture:MY_TRANSLATOR")
+    assert "my_architecture" not in sys.modules
+    assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
+    assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()
+    assert registry.get("my_translator").reference == "my_model:MyTranslator"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("my_missing:X", "ModuleNotFoundError"),
+        ("my_model:MyTranslator", "not an Architecture of that name"),
+    ],
+)
+def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, message):
+    installed(folder, value)
+    assert "lesson10" in registry.names()
+    warning = capsys.readouterr().err
+    assert "my_translator" in warning and message in warning and warning.count("\n") == 1
+    with pytest.raises(ConfigError, match=message):
+        registry.get("my_translator")
