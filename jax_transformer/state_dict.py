@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer import architectures, transformer
+from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
@@ -40,24 +40,18 @@ def weight_table(
         raise ConfigError(
             f"unknown part {part!r}{nearest(part, list(_PARTS))}; known: {', '.join(_PARTS)}"
         )
-    table = _rules_of(config, architecture)
+    known = registry.resolve(architecture or config.architecture)
+    table = registry.weight_table(known, config)
     try:
         rules.check_complete(table, transformer.shapes(config))
     except ValueError as error:  # such as tied weights, which the architecture's module has not
-        name = registry.name_of(architecture or config.architecture)
         raise ConfigError(
-            f"architecture {name!r} has no names for this configuration: {error}"
+            f"architecture {known.name!r} has no names for this configuration: {error}"
         ) from None
     if part == "encoder":
         table = rules.within(table, "encoder.")
         rules.check_complete(table, transformer.shapes(config, _PARTS[part]))
     return table
-
-
-def _rules_of(config: TransformerConfig, architecture: Architecture | str | None) -> rules.Table:
-    if architecture is None:
-        return architectures.table(config)
-    return registry.resolve(architecture).weight_table(config)
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray:

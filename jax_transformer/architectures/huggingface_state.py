@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from jax_transformer import architectures
-from jax_transformer.architectures import huggingface
+from jax_transformer.architectures import huggingface, registry
 from jax_transformer.config import Positions, TransformerConfig, Tying
 from jax_transformer.errors import InputError
 from jax_transformer.weights.rules import Alias
@@ -64,7 +63,11 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
         _check_computed(name, state[name], config)
     # Families that do not always tie their embeddings tie nothing if the output is not tied
     if family.embeddings_always_tied or config.tying is not Tying.EMBEDDINGS:
-        left_out |= {rule.torch for rule in architectures.table(config) if isinstance(rule, Alias)}
+        left_out |= {
+            rule.torch
+            for rule in registry.weight_table(config.architecture, config)
+            if isinstance(rule, Alias)
+        }
     return {name: value for name, value in state.items() if name not in left_out}
 
 
@@ -127,7 +130,7 @@ def _reason_unused(name: str, config: TransformerConfig) -> str | None:
 def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
     """Groups of names that are one tensor, each with the name first that transformers saves."""
     groups: dict[str, list[str]] = {}
-    for rule in architectures.table(config):
+    for rule in registry.weight_table(config.architecture, config):
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
     yield from groups.values()

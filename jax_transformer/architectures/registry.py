@@ -20,7 +20,8 @@ from typing import Any
 
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
+from jax_transformer.weights.rules import Table
 
 ENTRY_POINTS = "jax_transformer.architectures"
 
@@ -80,9 +81,21 @@ def resolve(architecture: Architecture | str) -> Architecture:
     return get(architecture) if isinstance(architecture, str) else architecture
 
 
-def name_of(architecture: Architecture | str) -> str:
-    """Return the name of an architecture, or the name itself."""
-    return architecture if isinstance(architecture, str) else architecture.name
+def weight_table(architecture: Architecture | str, config: TransformerConfig) -> Table:
+    """Return the rules that an architecture has for a configuration, unchecked.
+
+    Raises:
+        ConfigError: the architecture is not known, or its function raises an exception.
+    """
+    known = resolve(architecture)
+    try:
+        return known.weight_table(config)
+    except Refusal:
+        raise
+    except Exception as error:  # in a user's file
+        raise ConfigError(
+            f"architecture {known.name!r}: its weight_table raised {_one_line(error)}"
+        ) from error
 
 
 def architectures() -> list[Architecture]:

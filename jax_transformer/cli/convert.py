@@ -24,7 +24,7 @@ class ConvertOptions:
     preset: str | None = None
     """The model's preset, if there is no config.json; sizes are read from the shapes."""
     architecture: str | None = None
-    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
+    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     set: tuple[str, ...] = ()
     """Fields of the preset that shapes do not show, as num_heads=4 max_length=40."""
     dtype: str | None = None

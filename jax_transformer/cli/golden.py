@@ -25,7 +25,7 @@ class GoldenOptions:
     weights: str = "auto"
     """Weights of a run: averaged, best, last, a step, or auto (the first that exists)."""
     architecture: str | None = None
-    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
+    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     python: str | None = None
     """Python to run package.module:callable in, if torch is installed in another environment."""
     seed: int = 0

@@ -19,7 +19,7 @@ class TranslateOptions:
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     architecture: str | None = None
-    """Register an architecture of yours, as my_architecture.py:NAME or package.module:NAME."""
+    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: str | None = None
     """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
     target_lang: str | None = None

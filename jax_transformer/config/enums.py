@@ -182,26 +182,6 @@ class Init(enum.StrEnum):
     XAVIER = "xavier"
 
 
-class Layout(enum.StrEnum):
-    """The page of convert/tables that names this model's PyTorch weights."""
-
-    TORCH_NN = "torch_nn"  # torch.nn.Transformer with embeddings around it
-    LESSON10 = "lesson10"  # the same names; the twin is the document's
-    DEEP_DIVE = "deep_dive"
-    FROM_SCRATCH = "from_scratch"
-    PART2_ENCODER = "part2_encoder"  # its encoder, with lesson10's names around it
-    BLOG2023 = "blog2023"
-    # The families of Hugging Face transformers, by their model_type
-    BART = "bart"
-    MBART = "mbart"
-    MARIAN = "marian"
-    M2M_100 = "m2m_100"
-    PEGASUS = "pegasus"
-    T5 = "t5"
-    MT5 = "mt5"
-    UMT5 = "umt5"
-
-
 class DropoutMasks(enum.StrEnum):
     """The generator of dropout masks."""
 

@@ -21,7 +21,6 @@ from jax_transformer.config.enums import (
     EmbeddingScale,
     HeadMerge,
     Init,
-    Layout,
     LogitScale,
     Mask,
     MaskFill,
@@ -160,10 +159,6 @@ class TransformerConfig:
             checks.check_stacks,
         ):
             check(self)
-
-    @property
-    def layout(self) -> Layout:  # until every file asks the registry
-        return Layout(self.architecture)
 
     @property
     def head_width(self) -> int:

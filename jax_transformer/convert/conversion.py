@@ -98,12 +98,16 @@ class Model:
     """The arrays that are never trained."""
 
 
-@lru_cache(maxsize=32)
 def model_of(config: TransformerConfig, architecture: Architecture | str | None = None) -> Model:
     """Return the names and shapes of a configuration's weights, without allocating them.
 
     Raises ConfigError if the architecture has no names for the configuration.
     """
+    return _model_of(config, registry.resolve(architecture or config.architecture))
+
+
+@lru_cache(maxsize=32)
+def _model_of(config: TransformerConfig, architecture: Architecture) -> Model:
     from jax_transformer import convert, transformer
     from jax_transformer.nn.positions import Frozen
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_transformer import architectures
-from jax_transformer.architectures import huggingface
+from jax_transformer.architectures import huggingface, registry
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions
@@ -44,7 +43,9 @@ def whole(config) -> dict[str, TensorInfo]:
     shapes = {name: leaf.shape for name, leaf in flatten(abstract(config)).items()}
     return {
         name: TensorInfo(shape, "bfloat16")
-        for name, shape in torch_shapes(architectures.table(config), shapes).items()
+        for name, shape in torch_shapes(
+            registry.weight_table(config.architecture, config), shapes
+        ).items()
     }
 
 
@@ -56,7 +57,9 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(name):
     assert states.complete(file, config) == full
     assert not planning.problems(full, {name: one.shape for name, one in full.items()})
     assert {name for name in full if name not in file} >= {
-        rule.torch for rule in architectures.table(config) if isinstance(rule, Alias)
+        rule.torch
+        for rule in registry.weight_table(config.architecture, config)
+        if isinstance(rule, Alias)
     }
     computed = config.encoder.positions is Positions.SINUSOIDAL_STORED
     kept = {name: one for name, one in full.items() if not (computed and "embed_positions" in name)}
