@@ -128,7 +128,7 @@ class Translator:
             self.widths,
             self._rows(config),
             pad_id=sizes.source_pad_id,
-            around=encoding.around_of(self.tokenizer),
+            special_tokens=encoding.special_tokens(self.tokenizer),
         )
         for indices, source in groups:
             yield [filled[i] for i in indices], source

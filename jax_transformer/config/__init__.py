@@ -1,4 +1,4 @@
-"""The description of one encoder-decoder: frozen dataclasses that check themselves, and the enums that they are made of."""
+"""The description of one encoder-decoder: frozen dataclasses that check themselves."""
 
 from jax_transformer.config.enums import (
     Activation,

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, exactly; an unknown, missing or mistyped key is refused by name."""
+"""Frozen dataclasses to JSON and back, exactly; a wrong key is refused by name."""
 
 import dataclasses
 import enum
@@ -18,7 +18,10 @@ def to_json(value: Any) -> str:
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """Inverse of :func:`to_json`. Raises ConfigError naming the key that is unknown, missing or of the wrong type."""
+    """Inverse of :func:`to_json`.
+
+    Raises ConfigError naming the key that is unknown, missing or of the wrong type.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -27,10 +30,12 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True) -> T:
-    """A dataclass from nested dicts; a key that is not there keeps its default, at every depth. A text may stand for a list of one text.
+    """A dataclass from nested dicts; a key that is not there keeps its default, at every depth.
 
-    ``where`` is the dotted key of ``data``, for messages. ``checked=False`` leaves out what the classes check in ``__post_init__``: for values that
-    are yet to be completed.
+    A string may stand for a list of one string.
+
+    ``where`` is the dotted key of ``data``, for messages. ``checked=False`` skips the checks of
+    ``__post_init__``: for values that are yet to be completed.
     """
     if not isinstance(data, dict):
         raise ConfigError(
@@ -59,27 +64,27 @@ def from_dict(cls: type[T], data: Any, where: str = "", *, checked: bool = True)
 
 
 def names(cls: type, where: str = "") -> list[str]:
-    """The dotted keys of a dataclass, those of nested dataclasses among them, as ``model.d_model``."""
-    found = []
+    """The dotted keys of a dataclass and of those nested in it, such as ``model.d_model``."""
+    keys = []
     for name, kind in typing.get_type_hints(cls).items():
-        found += (
+        keys += (
             names(kind, _join(where, name))
             if dataclasses.is_dataclass(kind)
             else [_join(where, name)]
         )  # type: ignore[arg-type]
-    return found
+    return keys
 
 
 def _unchecked(cls: type[T], values: dict[str, Any]) -> T:
-    made = object.__new__(cls)
+    instance = object.__new__(cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         default = (
             field.default
             if field.default_factory is dataclasses.MISSING
             else field.default_factory()
         )
-        object.__setattr__(made, field.name, values.get(field.name, default))
-    return made
+        object.__setattr__(instance, field.name, values.get(field.name, default))
+    return instance
 
 
 def _join(where: str, key: str) -> str:

@@ -1,7 +1,10 @@
-"""The description of one encoder-decoder: frozen dataclasses that check themselves. Standard library only.
+"""The description of one encoder-decoder: frozen dataclasses that check themselves.
 
-A stack is ``layers`` times a block, a block is a tuple of branches, and a branch is one or more parts under one residual and one norm. A field
-is here because two published architectures differ in it. Shared numbers stand in TransformerConfig, what a stack may have for itself in StackConfig.
+Standard library only.
+
+A stack is ``layers`` times a block, a block is a tuple of branches, and a branch is one or more
+parts under one residual and one norm. A field is here because two published architectures differ in
+it. TransformerConfig has what both stacks share, StackConfig what a stack may have for itself.
 """
 
 import dataclasses
@@ -41,12 +44,14 @@ from jax_transformer.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Branch:
-    """Parts composed in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and one norm."""
+    """Parts composed in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and
+    one norm.
+    """
 
     parts: tuple[Part, ...]
     residual: Residual = Residual.INPUT
     dropout: float | None = None
-    """Rate of this branch's dropout; the model's ``dropout`` where None."""
+    """Rate of this branch's dropout; the model's ``dropout`` if None."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +61,37 @@ class StackConfig:
     layers: int
     branches: tuple[Branch, ...]
     idle: tuple[Branch, ...] = ()
-    """Branches of one part that every block owns and never computes: they belong to the checkpoint, and are not trained."""
+    """Branches of one part that every block owns and never computes.
+
+    They belong to the checkpoint and are never trained.
+    """
     positions: Positions = Positions.SINUSOIDAL
     positions_at: PositionsAt = PositionsAt.EMBEDDING
     position_index: PositionIndex = PositionIndex.ORDER
     position_exponent: float = 1.0
-    """Of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d); 1 in Vaswani et al. 2017, 2 in "Transformers from scratch part 2"."""
+    """Exponent of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d).
+
+    1 in Vaswani et al. 2017, 2 in "Transformers from scratch part 2".
+    """
     position_offset: int = 0
     """The row of the first position: 2 in BART, whose table has as many rows more."""
     sinusoids: Sinusoids = Sinusoids.INTERLEAVED
     relative_buckets: int = 32
-    """Of relative positions: how many biases a head has for distances, and"""
+    """Number of biases per head for relative positions (Raffel et al. 2020)."""
     relative_max_distance: int = 128
-    """from which distance on all share the last one (Raffel et al. 2020)."""
+    """Distance from which on all share the last bias."""
     num_heads: int | None = None
     d_ff: int | None = None
-    """The model's own where None."""
+    """That of the model if None, like ``num_heads``."""
     activation: Activation = Activation.RELU
     gated: bool = False
-    """Whether the feed-forward's activation is multiplied by a second projection of its input (Shazeer 2020)."""
+    """Multiply the feed-forward's activation by a second projection of its input (Shazeer 2020)."""
     mixing: Mixing = Mixing.WEIGHTED
     head_merge: HeadMerge = HeadMerge.CONCATENATED
     attention_dropout: float | None = None
-    """The model's ``attention_dropout`` where None."""
+    """The model's ``attention_dropout`` if None."""
     init: Init | None = None
-    """The model's ``init`` where None."""
+    """The model's ``init`` if None."""
     embedding_norm: bool = False
     """A norm on the sum of token embeddings and positions, before its dropout (BART)."""
     final_norm: bool = False
@@ -89,13 +100,18 @@ class StackConfig:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The distinct parts of a block, in order of first use: a part named in two branches is one module."""
+        """The distinct parts of a block, in order of first use: a part named in two branches is one
+        module.
+        """
         return tuple(dict.fromkeys(part for branch in self.branches for part in branch.parts))
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """A whole encoder-decoder. ``dataclasses.replace`` or :meth:`with_sizes` make variants; both check the result."""
+    """A whole encoder-decoder.
+
+    ``dataclasses.replace`` or :meth:`with_sizes` make variants; both check the result.
+    """
 
     source_vocab_size: int
     target_vocab_size: int
@@ -103,47 +119,51 @@ class TransformerConfig:
     num_heads: int
     d_ff: int
     max_length: int
-    """Rows of a table of positions: the longest source and target in tokens, unless :attr:`longest` is less."""
+    """Rows of a table of positions: the longest source and target in tokens, unless :attr:`longest`
+    is less.
+    """
     encoder: StackConfig
     decoder: StackConfig
     head_dim: int | None = None
-    """Width of one head; ``d_model / num_heads`` where None."""
+    """Width of one head; ``d_model / num_heads`` if None."""
     norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
     bias: bool = True
-    """Whether the linear layers and norms of the stacks have biases."""
+    """Biases in the linear layers and norms of the stacks."""
     attention_bias: bool | None = None
-    """Whether the four projections of attention have biases; as ``bias`` where None."""
+    """Biases in the four projections of attention; as ``bias`` if None."""
     output_bias: bool = True
     logits_bias: bool = False
-    """A bias of the logits that belongs to the checkpoint and is never trained: ``final_logits_bias`` of Hugging Face's models."""
+    """A bias of the logits that belongs to the checkpoint and is never trained:
+    ``final_logits_bias`` of Hugging Face's models.
+    """
     logit_scale: LogitScale = LogitScale.NONE
     score_scale: ScoreScale = ScoreScale.HEAD_DIM
     mask_fill: MaskFill = MaskFill.EXCLUDED
     embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
     padding_trained: bool = True
-    """Whether looking up padding gives its embedding a gradient; none with ``torch.nn.Embedding(padding_idx=...)``."""
+    """Train the embedding of padding; False is ``torch.nn.Embedding(padding_idx=...)``."""
     tying: Tying = Tying.NONE
     dropout: float = 0.1
-    """On the output of every branch."""
+    """Rate of dropout on the output of every branch."""
     attention_dropout: float = 0.0
-    """On the attention weights."""
+    """Rate of dropout on the attention weights."""
     activation_dropout: float = 0.0
-    """Inside the feed-forward, after its activation."""
+    """Rate of dropout inside the feed-forward, after its activation."""
     embedding_dropout: float = 0.1
-    """On the sum of token embeddings and positions."""
+    """Rate of dropout on the sum of token embeddings and positions."""
     embedding_dropouts: int = 1
-    """How many such dropouts follow one another (two in the 2023-06-05 post)."""
+    """Number of such dropouts one after another (two in the 2023-06-05 post)."""
     final_dropout: bool = False
-    """Whether ``dropout`` stands behind the stacks' final norm, too (T5)."""
+    """Apply ``dropout`` after the stacks' final norm, too (T5)."""
     dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
     dropout_masks: DropoutMasks = DropoutMasks.HASH
     init: Init = Init.XAVIER
     architecture: str = "torch_nn"
     """The architecture that names this model's PyTorch weights and twin."""
     compute_dtype: str | None = None
-    """"bfloat16", "float16", "float32" or "float64" for the arithmetic; the parameters' own dtype where None."""
+    """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
     source_pad_id: int = 0
     target_pad_id: int = 0
     bos_id: int = 1
@@ -166,36 +186,45 @@ class TransformerConfig:
         return self.head_dim or self.d_model // self.num_heads
 
     def heads(self, stack: StackConfig) -> int:
-        """How many heads an attention of that stack has."""
+        """Number of heads in an attention of that stack."""
         return stack.num_heads or self.num_heads
 
     def head_width_of(self, stack: StackConfig) -> int:
-        """Width of one of them."""
+        """Width of a head in that stack."""
         return self.head_dim or self.d_model // self.heads(stack)
 
     @property
     def longest(self) -> int:
-        """The most tokens that a source or target may have: ``max_length``, or as many as have a row in the tables of both stacks."""
-        found = self.max_length
+        """The longest source or target in tokens.
+
+        It is ``max_length``, or less if the tables of positions have no rows for as many.
+        """
+        length = self.max_length
         for stack in (self.encoder, self.decoder):
             if (
                 stack.positions is not Positions.NONE
                 and stack.position_index is PositionIndex.TRUNCATED_COSINE
             ):
-                rows = (position_row(stack.position_index, i) for i in range(found))
-                found = next(
-                    (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), found
+                rows = (position_row(stack.position_index, i) for i in range(length))
+                length = next(
+                    (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), length
                 )
-        return found
+        return length
 
     @property
     def equal_lengths(self) -> bool:
-        """Whether source and target must be equally long: where the memory is added to the target position by position."""
+        """True if source and target must be equally long.
+
+        They must if the memory is added to the target position by position.
+        """
         return any(branch.residual is Residual.MEMORY for branch in self.decoder.branches)
 
     @property
     def uncacheable(self) -> str | None:
-        """Why decoding runs the decoder over all tokens again at each step; None where it keeps keys and values instead."""
+        """The reason why decoding cannot keep keys and values; None if it can.
+
+        Without them it runs the decoder over all tokens again at each step.
+        """
         decoder = self.decoder
         attends = Part.SELF in decoder.parts
         reasons = {
@@ -217,13 +246,20 @@ class TransformerConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "TransformerConfig":
-        """Inverse of :meth:`to_json`. Raises ConfigError that names an unknown, missing or mistyped key."""
+        """Inverse of :meth:`to_json`.
+
+        Raises ConfigError that names an unknown, missing or mistyped key.
+        """
         return codec.from_json(cls, text)
 
     def with_sizes(self, **changes: Any) -> "TransformerConfig":
-        """A copy with fields changed by name. Beside the fields themselves: a stack's own as ``**{"encoder.positions": "learned"}``,
-        ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and ``pad_id`` (both sides). Enums may be given by
-        value. Raises ConfigError for an unknown name."""
+        """A copy with fields changed by name.
+
+        Names are fields, those of a stack as ``**{"encoder.positions": "learned"}``,
+        ``num_layers`` (both stacks), ``encoder_layers``, ``decoder_layers``, ``vocab_size`` and
+        ``pad_id`` (both sides). Enums may be given by value. Raises ConfigError for an unknown
+        name.
+        """
         fields = {field.name for field in dataclasses.fields(self)}
         nested = {
             f"{stack}.{field.name}"
@@ -259,7 +295,7 @@ def position_row(rule: PositionIndex, position: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form of: a branch, or a NumPy number given as a size."""
+    """A plain value for a branch, or for a NumPy number given as a size."""
     return (
         dataclasses.asdict(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type)

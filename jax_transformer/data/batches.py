@@ -1,9 +1,11 @@
-"""Batches of a fixed few shapes: length buckets, each with as many rows as a budget of tokens allows.
+"""Batches of a few fixed shapes: length buckets with rows up to a budget of tokens.
 
-Bucket k holds the pairs that fit its width, and each of its batches has the shape (rows[k], widths[k]) on both sides, so a run compiles one
-program a bucket and never again. Which pairs make up batch n is a pure function of (seed, n): a run resumes at any step.
+Bucket k holds the pairs that fit its width, and each of its batches has the shape (rows[k],
+widths[k]) on both sides, so a run compiles one program per bucket and never again. The pairs of
+batch n are a pure function of (seed, n): a run can resume at any step.
 
-Axes: b batch, s source, t target, n all pairs. The length of a side counts the special tokens around it.
+Axes: b batch, s source, t target, n all pairs. The length of a side counts the special tokens
+around it.
 """
 
 import functools
@@ -17,26 +19,33 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from jax_transformer import errors
-from jax_transformer.data.encoding import Around, EncodedPairs
+from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
 
 
 class Batch(NamedTuple):
-    """What a step consumes. A row beyond the last pair is filler: it has no target to predict, and no side of it is all padding."""
+    """The input of a step.
+
+    A row beyond the last pair is filler: it has no target to predict, and no side of it is all
+    padding.
+    """
 
     source: Int32[np.ndarray, "b s"]
-    """what stands before a source, tokens, what stands behind it, pad …; filler: an empty source"""
+    """special tokens before a source, tokens, special tokens after it, pad …; filler: empty"""
     target_in: Int32[np.ndarray, "b t"]
     """bos, target_out without its last, pad …; filler: bos, pad …"""
     target_out: Int32[np.ndarray, "b t"]
-    """what stands before a target, tokens, what stands behind it, pad …; filler: pad …"""
+    """special tokens before a target, tokens, special tokens after it, pad …; filler: pad …"""
 
 
 def choose_widths(
     lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
 ) -> tuple[int, ...]:
-    """The at most ``count`` bucket widths, ascending, that pad ``lengths`` the least: exact, by dynamic programming over their histogram.
+    """At most ``count`` bucket widths, ascending, that pad ``lengths`` the least.
 
-    Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the longest pair.
+    The optimum is exact, by dynamic programming over the histogram of lengths.
+
+    Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the
+    longest pair.
     """
     if min(count, max_length, multiple) < 1:
         raise errors.ConfigError(
@@ -44,14 +53,16 @@ def choose_widths(
         )
     if len(lengths) == 0 or lengths.max() > max_length:
         raise errors.ConfigError(
-            f"{len(lengths)} lengths up to {lengths.max(initial=0)} do not fit max_length={max_length}"
+            f"{len(lengths)} lengths up to {lengths.max(initial=0)} "
+            f"do not fit max_length={max_length}"
         )
     # An optimal width is always that of some pair: only these are candidates.
     widths, pairs = np.unique(
         np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True
     )
     below = np.concatenate([[0], np.cumsum(pairs)])
-    # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so far; one bucket to begin with.
+    # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so
+    # far; one bucket to begin with.
     least = np.concatenate([[0], widths * below[1:]])
     begins = []  # begins[k][j]: the width at which the last of k + 2 buckets begins
     for _ in range(min(count, len(widths)) - 1):
@@ -69,10 +80,14 @@ def choose_widths(
 def rows_per_batch(
     widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1
 ) -> tuple[int, ...]:
-    """How many rows of each width hold ``tokens_per_batch`` positions, in multiples of ``rows_multiple`` (devices that share a batch)."""
+    """The rows of each width that hold ``tokens_per_batch`` positions.
+
+    They are multiples of ``rows_multiple``, the number of devices that share a batch.
+    """
     if min(tokens_per_batch, rows_multiple) < 1:
         raise errors.ConfigError(
-            f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} must be positive"
+            f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} "
+            "must be positive"
         )
     return tuple(
         max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple)
@@ -82,10 +97,13 @@ def rows_per_batch(
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """Which pairs make up batch n, for every n from 0 on. Each epoch holds every pair once, in another order."""
+    """The pairs of batch n, for every n from 0 on.
+
+    Each epoch holds every pair once, in another order.
+    """
 
     lengths: Int[np.ndarray, "n 2"]
-    """Of source and target, as ``EncodedPairs.lengths``."""
+    """Lengths of source and target, see ``EncodedPairs.lengths``."""
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     seed: int
@@ -101,7 +119,10 @@ class BatchPlan:
 
     @functools.cached_property
     def _batches_per_bucket(self) -> tuple[int, ...]:
-        """The same in every epoch, because it depends on how many pairs a bucket has and not on which."""
+        """The number of batches of each bucket.
+
+        It is the same in every epoch: it depends on the number of pairs in a bucket, not on which.
+        """
         counts, left = [], 0
         for pairs, rows in zip(
             np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True
@@ -126,9 +147,10 @@ class BatchPlan:
         return int(self.lengths.sum()) / cells
 
     def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
-        """An epoch's batches in order, each a bucket and the pairs in it: a pure function of seed and epoch.
+        """An epoch's batches in order, each a bucket and the pairs in it.
 
-        What is left over in a bucket moves on to the next wider one, so only one batch of an epoch, of the widest, is partly filled.
+        They are a pure function of seed and epoch. Pairs left over in a bucket move on to the next
+        wider one, so only one batch of an epoch, of the widest, is partly filled.
         """
         random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
         order = _permutation(random, len(self.lengths))
@@ -149,7 +171,9 @@ class BatchPlan:
         if step < 0:
             raise errors.ConfigError(f"step={step} is negative")
         epoch, position = divmod(step, self.batches_per_epoch)
-        with self._lock:  # prefetch threads ask for both sides of an epoch's end at the same time: two epochs are kept, each made once
+        # prefetch threads ask for both sides of an epoch's end at the same time: two epochs are
+        # kept, each made once
+        with self._lock:
             if epoch not in self._epochs:
                 if len(self._epochs) > 1:
                     del self._epochs[min(self._epochs)]
@@ -160,21 +184,24 @@ class BatchPlan:
 def make_batch(
     encoded: EncodedPairs, indices: Int[np.ndarray, " b"], width: int, rows: int
 ) -> Batch:
-    """The arrays of a batch: new ones each time, because JAX may still read a batch's memory while the next is made."""
-    ids, (reads, writes) = encoded.ids, encoded.frames
+    """The arrays of a batch.
+
+    They are new each time: JAX may still read a batch's memory while the next is made.
+    """
+    ids, (source_tokens, target_tokens) = encoded.ids, encoded.special_tokens
     source = pad_rows(
         [encoded.sources[i] for i in indices.tolist()],
         width,
         rows,
         pad_id=ids.source_pad,
-        around=reads,
+        special_tokens=source_tokens,
     )
     target_out = pad_rows(
         [encoded.targets[i] for i in indices.tolist()],
         width,
         rows,
         pad_id=ids.target_pad,
-        around=writes,
+        special_tokens=target_tokens,
     )
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
@@ -194,10 +221,13 @@ def pad_rows(
     *,
     pad_id: int,
     eos_id: int | None = None,
-    around: Around | None = None,
+    special_tokens: SpecialTokens | None = None,
 ) -> Int32[np.ndarray, "b s"]:
-    """Source rows, each with what stands ``around`` it, or else ended by ``eos_id``; rows beyond the last are empty sources."""
-    prefix, suffix = around or Around((), () if eos_id is None else (eos_id,))
+    """Source rows with ``special_tokens`` around each, or ``eos_id`` after it.
+
+    Rows beyond the last are empty sources.
+    """
+    prefix, suffix = special_tokens or SpecialTokens((), () if eos_id is None else (eos_id,))
     lengths = np.zeros(rows, np.int64)
     lengths[: len(sources)] = [len(source) for source in sources]
     padded = np.full((rows, width), pad_id, np.int32)
@@ -206,8 +236,8 @@ def pad_rows(
         [np.asarray(source, np.int32) for source in sources]
     )
     padded[:, : len(prefix)] = prefix
-    for behind, token in enumerate(suffix, len(prefix)):
-        padded[np.arange(rows), lengths + behind] = token
+    for offset, token in enumerate(suffix, len(prefix)):
+        padded[np.arange(rows), lengths + offset] = token
     return padded
 
 
@@ -220,7 +250,8 @@ def train_stream(
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
 ) -> Iterator[Batch]:
-    """The batches of steps ``start_step`` up to ``stop_step`` (endless without one), made ahead by Grain's threads.
+    """The batches of steps ``start_step`` up to ``stop_step`` (endless without one), made ahead by
+    Grain's threads.
 
     Closing the stream, or dropping it, ends the threads.
     """
@@ -253,7 +284,9 @@ class _Steps:
 def eval_batches(
     encoded: EncodedPairs, widths: tuple[int, ...], rows: tuple[int, ...]
 ) -> list[tuple[np.ndarray, Batch]]:
-    """Every pair once, in order of length, with the indices that put results back in place: result[indices] = outputs[: len(indices)]."""
+    """Every pair once, in order of length, with the indices that put results back in place:
+    result[indices] = outputs[: len(indices)].
+    """
     groups = _by_length(encoded.lengths.max(axis=1), widths, rows)
     return [(indices, make_batch(encoded, indices, widths[k], rows[k])) for k, indices in groups]
 
@@ -265,18 +298,26 @@ def source_batches(
     *,
     pad_id: int,
     eos_id: int | None = None,
-    around: Around | None = None,
+    special_tokens: SpecialTokens | None = None,
 ) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
-    """As ``eval_batches``, for sources alone (ids without special tokens); ``eos_id`` or ``around`` as of :func:`pad_rows`."""
-    around = around or Around((), () if eos_id is None else (eos_id,))
+    """Every source once, in order of length, with the indices of its row.
+
+    ``sources`` are ids without special tokens; ``eos_id`` and ``special_tokens`` are those of
+    :func:`pad_rows`.
+    """
+    special_tokens = special_tokens or SpecialTokens((), () if eos_id is None else (eos_id,))
     groups = _by_length(
-        np.array([len(source) + around.size for source in sources], np.int64), widths, rows
+        np.array([len(source) + special_tokens.size for source in sources], np.int64), widths, rows
     )
     return [
         (
             indices,
             pad_rows(
-                [sources[i] for i in indices], widths[k], rows[k], pad_id=pad_id, around=around
+                [sources[i] for i in indices],
+                widths[k],
+                rows[k],
+                pad_id=pad_id,
+                special_tokens=special_tokens,
             ),
         )
         for k, indices in groups
@@ -305,5 +346,8 @@ def _narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
 
 
 def _permutation(random: np.random.Philox, count: int) -> np.ndarray:
-    """From the generator's raw words: NumPy keeps these for ever, but may change ``Generator.permutation`` (NEP 19)."""
+    """A permutation from the generator's raw words.
+
+    NumPy never changes these, but may change ``Generator.permutation`` (NEP 19).
+    """
     return np.argsort(random.random_raw(count), kind="stable")

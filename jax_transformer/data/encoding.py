@@ -1,6 +1,7 @@
-"""Text as ids: a corpus encoded once, with what is too long dropped or cut, and counted.
+"""Text to ids: a corpus encoded once; pairs that are too long are dropped or cut, and counted.
 
-Axes: n all pairs. The length of a side counts the special tokens around it, of which our own tokenizers have one, the end.
+Axes: n all pairs. The length of a side counts the special tokens around it, of which our own
+tokenizers have one, the end.
 """
 
 import functools
@@ -28,8 +29,8 @@ class SpecialIds(NamedTuple):
     target_eos: int
 
 
-class Around(NamedTuple):
-    """The ids before and behind those of a line."""
+class SpecialTokens(NamedTuple):
+    """The ids before and after those of a line."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -46,27 +47,27 @@ class EncodedPairs:
     sources: list[np.ndarray]
     targets: list[np.ndarray]
     ids: SpecialIds
-    kept: Int[np.ndarray, " n"]
-    """Where each pair stood in the list that was encoded."""
+    indices: Int[np.ndarray, " n"]
+    """Index of each pair in the list that was encoded."""
     dropped_long: int
-    """How many pairs had a side over its maximum and were left out."""
+    """Number of pairs that were dropped because a side was over its maximum."""
     cut_long: int = 0
-    """How many pairs had one and lost its end."""
-    around: tuple[Around, Around] | None = None
-    """What stands around a source and a target; where None, each has its end token behind it."""
+    """Number of pairs with a side that was cut at its maximum."""
+    added: tuple[SpecialTokens, SpecialTokens] | None = None
+    """Special tokens of a source and of a target; if None, each has only its end token."""
 
     @property
-    def frames(self) -> tuple[Around, Around]:
-        """``around``, told in any case."""
-        return self.around or (
-            Around((), (self.ids.source_eos,)),
-            Around((), (self.ids.target_eos,)),
+    def special_tokens(self) -> tuple[SpecialTokens, SpecialTokens]:
+        """Special tokens of a source and of a target."""
+        return self.added or (
+            SpecialTokens((), (self.ids.source_eos,)),
+            SpecialTokens((), (self.ids.target_eos,)),
         )
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "n 2"]:
-        """Of source and target, with the special tokens of each."""
-        more = np.array([frame.size for frame in self.frames])
+        """Lengths of source and target, with the special tokens of each."""
+        added = np.array([tokens.size for tokens in self.special_tokens])
         return (
             np.array(
                 [
@@ -74,7 +75,7 @@ class EncodedPairs:
                     for source, target in zip(self.sources, self.targets, strict=True)
                 ]
             )
-            + more
+            + added
         )
 
 
@@ -87,25 +88,32 @@ def encode_pairs(
     *,
     cut: bool = False,
 ) -> EncodedPairs:
-    """Pairs as ids. One with a side over ``max_length``, its special tokens included, is dropped, or with ``cut`` keeps that side's first
-    tokens; both are counted. Targets have a maximum of their own where ``max_target_length`` is given. Raises InputError if none is left,
-    ConfigError where a maximum has no room for the special tokens.
+    """Pairs as ids, without those that are too long.
 
-    A huge line is never encoded whole, unless its tokenizer is one that cannot bound tokens by characters (``Tokenizer.fewest_tokens``).
+    A pair with a side over ``max_length``, its special tokens included, is dropped; with ``cut``
+    that side keeps its first tokens. Both are counted. ``max_target_length`` is the maximum of
+    targets if it differs. Raises InputError if no pair is left, ConfigError if a maximum has no
+    room for the special tokens.
+
+    A huge line is never encoded whole, unless its tokenizer is one that cannot bound tokens by
+    characters (``Tokenizer.fewest_tokens``).
     """
     limits = (max_length, max_length if max_target_length is None else max_target_length)
     tokenizers = (source_tokenizer, target_tokenizer)
-    around = (around_of(source_tokenizer), around_of(target_tokenizer))
-    rooms = [limit - frame.size for limit, frame in zip(limits, around, strict=True)]
+    added = (special_tokens(source_tokenizer), special_tokens(target_tokenizer))
+    rooms = [limit - tokens.size for limit, tokens in zip(limits, added, strict=True)]
     if min(rooms) < 0:
         raise errors.ConfigError(
-            f"a maximum of {min(limits)} tokens has no room for the {max(frame.size for frame in around)} special ones"
+            f"a maximum of {min(limits)} tokens has no room "
+            f"for the {max(tokens.size for tokens in added)} special ones"
         )
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    kept, cut_long = [], 0
-    hopeful = [i for i, pair in enumerate(pairs) if cut or not _hopeless(pair, tokenizers, rooms)]
-    for start in range(0, len(hopeful), CHUNK):
-        chunk = hopeful[start : start + CHUNK]
+    indices, cut_long = [], 0
+    candidates = [
+        i for i, pair in enumerate(pairs) if cut or not _surely_too_long(pair, tokenizers, rooms)
+    ]
+    for start in range(0, len(candidates), CHUNK):
+        chunk = candidates[start : start + CHUNK]
         columns = [
             tokenizers[side].encode_batch(
                 [tokenizers[side].beginning(pairs[i][side], rooms[side] + 1) for i in chunk]
@@ -115,18 +123,19 @@ def encode_pairs(
         for i, source, target in zip(chunk, *columns, strict=True):
             too_long = len(source) > rooms[0] or len(target) > rooms[1]
             if cut or not too_long:
-                kept.append(i)
+                indices.append(i)
                 cut_long += too_long
                 sides[0].append(np.array(source[: rooms[0]], np.int32))
                 sides[1].append(np.array(target[: rooms[1]], np.int32))
-    if not kept:
+    if not indices:
         limit = (
             f"max_length={limits[0]}"
             if limits[0] == limits[1]
             else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
         )
         raise errors.InputError(
-            f"none of the {len(pairs)} pairs is within {limit} tokens; raise it, or shorten the lines"
+            f"none of the {len(pairs)} pairs is within {limit} tokens; "
+            "raise it, or shorten the lines"
         )
     ids = SpecialIds(
         source_tokenizer.pad_id,
@@ -138,43 +147,48 @@ def encode_pairs(
     return EncodedPairs(
         *sides,
         ids,
-        np.array(kept),
-        dropped_long=len(pairs) - len(kept),
+        np.array(indices),
+        dropped_long=len(pairs) - len(indices),
         cut_long=cut_long,
-        around=around,
+        added=added,
     )
 
 
 def encode_sources(
     lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = ""
 ) -> list[list[int]]:
-    """The ids of lines to be translated. Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
-    special tokens included; a huge line is refused without being encoded."""
-    more = around_of(tokenizer).size
-    fewest = [tokenizer.fewest_tokens(line) + more for line in lines]
-    hopeless = next((i for i, count in enumerate(fewest) if count > max_length), len(lines))
-    encoded = tokenizer.encode_batch(lines[:hopeless])
+    """The ids of lines to be translated.
+
+    Raises InputError that begins with ``where`` and names the first line over ``max_length``, its
+    special tokens included; a huge line is refused without being encoded.
+    """
+    added = special_tokens(tokenizer).size
+    fewest = [tokenizer.fewest_tokens(line) + added for line in lines]
+    too_long = next((i for i, count in enumerate(fewest) if count > max_length), len(lines))
+    encoded = tokenizer.encode_batch(lines[:too_long])
     for number, ids in enumerate(encoded, 1):
-        if len(ids) + more > max_length:
+        if len(ids) + added > max_length:
             raise errors.InputError(
-                f"{where}line {number} is {len(ids) + more} tokens long, over the model's max_length={max_length}"
+                f"{where}line {number} is {len(ids) + added} tokens long, "
+                f"over the model's max_length={max_length}"
             )
-    if hopeless < len(lines):
+    if too_long < len(lines):
         raise errors.InputError(
-            f"{where}line {hopeless + 1} is at least {fewest[hopeless]} tokens long, over the model's max_length={max_length}"
+            f"{where}line {too_long + 1} is at least {fewest[too_long]} tokens long, "
+            f"over the model's max_length={max_length}"
         )
     return encoded
 
 
-def around_of(tokenizer: Tokenizer | TokenizerPair) -> Around:
-    """What stands around a line that a tokenizer reads, or of one side, around a line of that side."""
-    return Around(tokenizer.prefix, tokenizer.suffix)
+def special_tokens(tokenizer: Tokenizer | TokenizerPair) -> SpecialTokens:
+    """The special tokens around a line of a tokenizer, or of its source side."""
+    return SpecialTokens(tokenizer.prefix, tokenizer.suffix)
 
 
-def _hopeless(
+def _surely_too_long(
     pair: tuple[str, str], tokenizers: tuple[Tokenizer, Tokenizer], rooms: Sequence[int]
 ) -> bool:
-    """Whether a side is too long by its characters alone."""
+    """True if a side is too long by the number of its characters."""
     return any(
         tokenizer.fewest_tokens(line) > room
         for tokenizer, line, room in zip(tokenizers, pair, rooms, strict=True)

@@ -1,4 +1,4 @@
-"""Pairs of a Hugging Face data set: of the hub, or a local folder that the ``datasets`` library reads."""
+"""Pairs of a Hugging Face data set, of the hub or in a local folder."""
 
 from typing import Any
 
@@ -9,7 +9,10 @@ from jax_transformer.data import pair_files, parallel_text
 def read_pairs(
     name: str, config: str | None, split: str, source_field: str, target_field: str
 ) -> parallel_text.Pairs:
-    """The pairs of a split. Raises ConfigError without the library, InputError that names the data set and the row."""
+    """The pairs of a split.
+
+    Raises ConfigError without the library, InputError that names the data set and the row.
+    """
     where = f"data set {name}, split {split}"
     rows = _load(name, config, split, where)
     columns = list(dict.fromkeys(field.partition(".")[0] for field in (source_field, target_field)))
@@ -17,7 +20,8 @@ def read_pairs(
         if column not in rows.column_names:
             known = list(rows.column_names)
             raise errors.InputError(
-                f"{where}: no column {column!r}{errors.nearest(column, known)}; known: {', '.join(known)}"
+                f"{where}: no column {column!r}{errors.nearest(column, known)}; "
+                f"known: {', '.join(known)}"
             )
     pairs = []
     for number, row in enumerate(rows.select_columns(columns), 1):

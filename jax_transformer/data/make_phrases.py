@@ -1,10 +1,13 @@
-"""Make the built-in task: English phrases and their German, French and Spanish forms, from Unicode CLDR through Babel.
+"""Make the built-in task: English phrases and their German, French and Spanish forms, from Unicode
+CLDR through Babel.
 
-Run ``python -m jax_transformer.data.make_phrases [--output FILE]``. The same Babel gives the same text: every draw comes from one seeded
-generator, and nothing depends on the clock or on hash order. Needs Babel; nothing else in the package imports this module.
+Run ``python -m jax_transformer.data.make_phrases [--output FILE]``. The same Babel gives the same
+text: every draw comes from one seeded generator, and nothing depends on the clock or on hash order.
+Needs Babel; nothing else in the package imports this module.
 
-A template draws its values (a date, an amount, a few names) and returns how to write them in a locale. Written in English they are the
-source, written in the target locale the target, so the two sides agree by construction.
+A template draws its values (a date, an amount, a few names) and returns how to write them in a
+locale. Written in English they are the source, written in the target locale the target, so the two
+sides agree by construction.
 """
 
 import argparse
@@ -33,19 +36,30 @@ Template = Callable[
     ..., Write
 ]  # called with the generator, then with its row's arguments in TEMPLATES
 
-# Few names, so that each is seen many times: a name met only in the test would measure memory, not translation.
-TERRITORIES = "DE AT CH FR ES IT PT BE NL DK SE NO FI PL GR IE TR JP CN IN BR MX CA AU EG MA CL PE CU KE HU UA IS VN AR CO".split()
+# Few names, so that each is seen many times: a name met only in the test would measure memory, not
+# translation.
+TERRITORIES = """
+    DE AT CH FR ES IT PT BE NL DK SE NO FI PL GR IE TR JP CN IN BR MX CA AU EG MA CL PE CU KE HU UA
+    IS VN AR CO
+""".split()
 LANGUAGES = "de fr es it en pt nl da sv no fi pl el tr ja zh ar ru cs hu ro uk ko hi".split()
 CURRENCIES = "USD EUR GBP JPY CHF CAD AUD SEK PLN INR MXN BRL".split()
-DURATIONS = "duration-second duration-minute duration-hour duration-day duration-week duration-month duration-year".split()
-MEASURES = """length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot mass-kilogram mass-gram mass-pound
-    temperature-celsius temperature-fahrenheit volume-liter volume-milliliter speed-kilometer-per-hour speed-meter-per-second
-    speed-mile-per-hour area-square-meter area-square-kilometer area-hectare digital-megabyte digital-gigabyte power-watt power-kilowatt
-    energy-kilowatt-hour""".split()
+DURATIONS = """
+    duration-second duration-minute duration-hour duration-day duration-week duration-month
+    duration-year
+""".split()
+MEASURES = """
+    length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot
+    mass-kilogram mass-gram mass-pound temperature-celsius temperature-fahrenheit volume-liter
+    volume-milliliter speed-kilometer-per-hour speed-meter-per-second speed-mile-per-hour
+    area-square-meter area-square-kilometer area-hectare digital-megabyte digital-gigabyte
+    power-watt power-kilowatt energy-kilowatt-hour
+""".split()
 
 FIRST_DAY, LAST_DAY = datetime.date(1990, 1, 1), datetime.date(2039, 12, 31)
 
-# "May" is its own abbreviation, so "May 5, 2024" is long and medium at once: it stays with the long form, and medium dates leave it out.
+# "May" is its own abbreviation, so "May 5, 2024" is long and medium at once: it stays with the long
+# form, and medium dates leave it out.
 YEAR = range(1, 13)
 WITHOUT_MAY = [month for month in YEAR if month != 5]
 
@@ -65,19 +79,23 @@ def draw_time(rng: Random, *, seconds: bool = False) -> datetime.time:
 
 
 def draw_integer(rng: Random, digits: int) -> Decimal:
-    """1 every tenth time, so that singulars are seen; else of 1 to ``digits`` digits, each count as likely as the next."""
+    """1 every tenth time, so that singulars are seen; else of 1 to ``digits`` digits, each count as
+    likely as the next.
+    """
     if rng.random() < 0.1:
         return Decimal(1)
     count = rng.randrange(1, digits + 1)
     return Decimal(rng.randrange(10 ** (count - 1), 10**count))
 
 
-def draw_fraction(rng: Random, digits: int, places: int) -> Decimal:
-    """``draw_integer`` or 0, with 1 to ``places`` decimal places, of which the last is not 0: no locale would write it."""
-    whole = Decimal(0) if rng.random() < 0.1 else draw_integer(rng, digits)
-    scale = rng.randrange(1, places + 1)
+def draw_fraction(rng: Random, digits: int, decimals: int) -> Decimal:
+    """``draw_integer`` or 0, with 1 to ``decimals`` decimal places, of which the last is not 0: no
+    locale would write it.
+    """
+    integer = Decimal(0) if rng.random() < 0.1 else draw_integer(rng, digits)
+    scale = rng.randrange(1, decimals + 1)
     tail = rng.randrange(10 ** (scale - 1)) * 10 + rng.randrange(1, 10)
-    return whole + Decimal(tail).scaleb(-scale)
+    return integer + Decimal(tail).scaleb(-scale)
 
 
 def in_groups(value: Decimal, locale: Locale) -> bool:
@@ -85,7 +103,9 @@ def in_groups(value: Decimal, locale: Locale) -> bool:
 
 
 def write_counted(patterns: Mapping[str, str], value: Decimal, locale: Locale) -> str:
-    """Fill in the pattern of the value's plural form; one that CLDR leaves out is ``other`` (UTS 35), where Babel writes ``1 horas``."""
+    """Fill in the pattern of the value's plural form; one that CLDR leaves out is ``other`` (UTS
+    35), where Babel writes ``1 horas``.
+    """
     pattern = patterns.get(locale.plural_form(value)) or patterns["other"]
     return pattern.format(
         numbers.format_decimal(value, locale=locale, group_separator=in_groups(value, locale))
@@ -97,7 +117,9 @@ def write_unit(value: Decimal, unit: str, length: str, locale: Locale) -> str:
 
 
 def write_list(items: Sequence[str], style: str, locale: Locale) -> str:
-    """``format_list``, with the Spanish change of sound that CLDR leaves to the program: "y" is "e" before i, "o" is "u" before o."""
+    """``format_list``, with the Spanish change of sound that CLDR leaves to the program: "y" is "e"
+    before i, "o" is "u" before o.
+    """
     text = lists.format_list(items, style, locale)
     if locale.language == "es":
         text = re.sub(r" y (?=i|hi(?![ae]))", " e ", text, flags=re.IGNORECASE)
@@ -106,7 +128,7 @@ def write_list(items: Sequence[str], style: str, locale: Locale) -> str:
 
 
 def clock(skeleton: str, locale: Locale) -> str:
-    """The skeleton with ``j`` as the locale counts hours: to 12 in English, to 24 in the targets."""
+    """The skeleton with ``j`` replaced by the locale's hours: 12 in English, 24 in the targets."""
     return skeleton.replace("j", "h" if locale.language == "en" else "H")
 
 
@@ -208,9 +230,9 @@ def price(rng: Random) -> Write:
 
 def named_price(rng: Random) -> Write:
     currency, value = rng.choice(CURRENCIES), draw_integer(rng, 4)
-    whole = {"format": "#,##0", "currency_digits": False, "format_type": "name"}
+    name_format = {"format": "#,##0", "currency_digits": False, "format_type": "name"}
     return lambda locale: numbers.format_currency(
-        value, currency, locale=locale, group_separator=in_groups(value, locale), **whole
+        value, currency, locale=locale, group_separator=in_groups(value, locale), **name_format
     )
 
 
@@ -251,7 +273,8 @@ def language_of_territory(rng: Random) -> Write:
     )  # CLDR's localePattern in all four
 
 
-# name: (pairs over all languages, template, its arguments). The sizes favour short phrases, and stay below the number of forms there are.
+# name: (pairs over all languages, template, its arguments). The sizes favour short phrases, and
+# stay below the number of forms there are.
 TEMPLATES: dict[str, tuple] = {
     "full date": (3600, date, "full"),
     "long date": (3600, date, "long"),
@@ -300,7 +323,9 @@ def normalise(text: str) -> str:
 def draw_pairs(
     rng: Random, targets: dict[str, set[str]], count: int, template: Template, *arguments: object
 ) -> None:
-    """Add to ``targets`` (source to its targets) until ``count`` new sources, a third for each language, are there."""
+    """Add to ``targets`` (source to its targets) until ``count`` new sources, a third for each
+    language, are there.
+    """
     english = Locale("en")
     for language in TARGETS:
         locale, goal = Locale(language), len(targets) + count // len(TARGETS)
@@ -312,12 +337,17 @@ def draw_pairs(
 
 
 def words(source: str, target: str) -> set[str]:
-    """Each word of both sides with the language, as in ``<2de> March`` and ``<2de> März``; digits and signs are no words."""
+    """Each word of both sides with the language, as in ``<2de> March`` and ``<2de> März``; digits
+    and signs are no words.
+    """
     return {f"{source[:5]} {word}" for word in re.findall(r"[^\W\d_]+", source[5:] + " " + target)}
 
 
 def split_pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The split of each pair, in order. One with a rare word, such as the only "1 megabyte", is for training: nothing else teaches it."""
+    """The split of each pair, in order.
+
+    One with a rare word, such as the only "1 megabyte", is for training: nothing else teaches it.
+    """
     counts = Counter(word for pair in pairs for word in words(*pair))
     held_out = iter(["test"] * TEST_PAIRS + ["valid"] * VALID_PAIRS)
     return [
@@ -327,19 +357,22 @@ def split_pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def make_text() -> str:
-    """The whole data file as text: the header, then a line ``split<TAB>source<TAB>target`` a pair."""
+    """The data file: the header, then a line ``split<TAB>source<TAB>target`` for each pair."""
     rng = Random(SEED)
     targets: dict[str, set[str]] = {}
     for count, template, *arguments in TEMPLATES.values():
         draw_pairs(rng, targets, count, template, *arguments)
     pairs = [
-        (source, found.pop()) for source, found in targets.items() if len(found) == 1
+        (source, forms.pop()) for source, forms in targets.items() if len(forms) == 1
     ]  # a source with two targets teaches nothing
     rng.shuffle(pairs)
     header = (
-        "# English phrases in German, French and Spanish. Made by jax_transformer/data/make_phrases.py; do not edit.\n"
-        f"# Data from Unicode CLDR version {get_cldr_version()} via Babel version {babel.__version__}.\n"
-        "# Licence: Unicode License v3 (SPDX Unicode-3.0), Copyright Unicode, Inc.; its text is in PHRASES_LICENSE.\n"
+        "# English phrases in German, French and Spanish. "
+        "Made by jax_transformer/data/make_phrases.py; do not edit.\n"
+        f"# Data from Unicode CLDR version {get_cldr_version()} "
+        f"via Babel version {babel.__version__}.\n"
+        "# Licence: Unicode License v3 (SPDX Unicode-3.0), Copyright Unicode, Inc.; "
+        "its text is in PHRASES_LICENSE.\n"
     )
     return header + "".join(
         f"{split}\t{source}\t{target}\n"

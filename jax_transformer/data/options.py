@@ -1,4 +1,7 @@
-"""What ``train --data.`` can be told: where the text is and how it becomes batches. Standard library only."""
+"""The options of ``train --data.``: the text, its tokenizer and its batches.
+
+Standard library only.
+"""
 
 import dataclasses
 import enum
@@ -9,24 +12,24 @@ from jax_transformer.errors import ConfigError
 
 
 class Vocabularies(enum.StrEnum):
-    """Whether source and target are written in the same tokens."""
+    """The vocabularies of source and target."""
 
     SHARED = "shared"
     SEPARATE = "separate"
 
 
 class TooLong(enum.StrEnum):
-    """What happens to a training pair with a side over the maximum length."""
+    """The treatment of a training pair with a side over the maximum length."""
 
     DROP = "drop"
     CUT = "cut"  # a side keeps its first tokens, as many as the maximum allows
 
 
-class Kind(enum.StrEnum):
-    """Where pairs come from."""
+class DataSource(enum.StrEnum):
+    """The form of the text."""
 
     PHRASES = "phrases"  # the built-in task
-    LINES = "lines"  # two files of lines, or several twos
+    LINES = "lines"  # files of source lines and of target lines
     PAIRS = "pairs"  # .tsv and .jsonl files
     DATASET = "dataset"  # a Hugging Face data set
 
@@ -39,7 +42,10 @@ _FIELDS = ("source_field", "target_field")
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The text. Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR."""
+    """The text.
+
+    Without any, the built-in task: English to German, French and Spanish phrases from Unicode CLDR.
+    """
 
     train_source: tuple[str, ...] = ()
     """Training lines to translate, plain or gzip."""
@@ -105,14 +111,14 @@ class DataOptions:
         self._check_tokenizers()
 
     @property
-    def kind(self) -> Kind:
-        """Where the pairs come from."""
-        return next((kind for kind, given in self._given().items() if given), Kind.PHRASES)
+    def kind(self) -> DataSource:
+        """The form of the text that the options name."""
+        return next((kind for kind, names in self._named().items() if names), DataSource.PHRASES)
 
     @property
     def builtin(self) -> bool:
-        """Whether the built-in task is asked for."""
-        return self.kind is Kind.PHRASES
+        """True if no text is named: the built-in task."""
+        return self.kind is DataSource.PHRASES
 
     @property
     def files(self) -> list[str]:
@@ -122,21 +128,25 @@ class DataOptions:
             path for path in (self.tokenizer, self.target_tokenizer) if path is not None
         ]
 
-    def _given(self) -> dict[Kind, list[str]]:
-        """The options that name text, by kind."""
-        groups = {Kind.LINES: _LINES, Kind.PAIRS: _PAIRS, Kind.DATASET: ("dataset",)}
+    def _named(self) -> dict[DataSource, list[str]]:
+        """The options that name text, by its form."""
+        groups = {
+            DataSource.LINES: _LINES,
+            DataSource.PAIRS: _PAIRS,
+            DataSource.DATASET: ("dataset",),
+        }
         return {
             kind: [f"data.{name}" for name in names if getattr(self, name)]
             for kind, names in groups.items()
         }
 
     def _check_one_kind(self) -> None:
-        given = [names[0] for names in self._given().values() if names]
-        if len(given) > 1:
-            raise ConfigError(f"text comes from one place: give {' or '.join(given)}")
+        options = [names[0] for names in self._named().values() if names]
+        if len(options) > 1:
+            raise ConfigError(f"text comes from one place: give {' or '.join(options)}")
 
     def _check_complete(self) -> None:
-        for kind, names in ((Kind.LINES, _LINES), (Kind.PAIRS, _PAIRS)):
+        for kind, names in ((DataSource.LINES, _LINES), (DataSource.PAIRS, _PAIRS)):
             absent = [f"data.{name}" for name in names if not getattr(self, name)]
             if self.kind is kind and absent:
                 raise ConfigError(
@@ -146,7 +156,8 @@ class DataOptions:
             sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
             if len(sources) != len(targets):
                 raise ConfigError(
-                    f"data.{split}_source names {len(sources)} files and data.{split}_target {len(targets)}; each source needs its target"
+                    f"data.{split}_source names {len(sources)} files and data.{split}_target "
+                    f"{len(targets)}; each source needs its target"
                 )
         for path in (*self.train, *self.valid):
             if pair_files.suffix(path) is None:
@@ -157,17 +168,18 @@ class DataOptions:
     def _check_all_used(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         changed = [name for name in (*_DATASET, *_FIELDS) if getattr(self, name) != defaults[name]]
-        objects = self.kind is Kind.DATASET or any(
+        objects = self.kind is DataSource.DATASET or any(
             pair_files.suffix(path) == ".jsonl" for path in (*self.train, *self.valid)
         )
         for name in changed:
-            if name in _DATASET and self.kind is not Kind.DATASET:
+            if name in _DATASET and self.kind is not DataSource.DATASET:
                 raise ConfigError(
                     f"data.{name}={getattr(self, name)!r} has no meaning without data.dataset"
                 )
             if name in _FIELDS and not objects:
                 raise ConfigError(
-                    f"data.{name}={getattr(self, name)!r} has no meaning without .jsonl files or data.dataset"
+                    f"data.{name}={getattr(self, name)!r} has no meaning "
+                    "without .jsonl files or data.dataset"
                 )
         if self.source_field == self.target_field:
             raise ConfigError(
@@ -178,7 +190,8 @@ class DataOptions:
         if self.vocabularies is Vocabularies.SHARED:
             if self.target_tokenizer is not None:
                 raise ConfigError(
-                    "data.target_tokenizer needs data.vocabularies=separate; a shared vocabulary has one tokenizer"
+                    "data.target_tokenizer needs data.vocabularies=separate; "
+                    "a shared vocabulary has one tokenizer"
                 )
         elif (self.tokenizer is None) != (self.target_tokenizer is None):
             absent = "data.tokenizer" if self.tokenizer is None else "data.target_tokenizer"

@@ -1,4 +1,4 @@
-"""Files that hold both sides: ``.tsv`` (source, tab, target) and ``.jsonl`` (an object a line), plain or gzip."""
+"""Files of pairs: ``.tsv`` (source, tab, target), ``.jsonl`` (an object per line), or gzipped."""
 
 import json
 from typing import Any
@@ -10,13 +10,15 @@ SUFFIXES = (".tsv", ".jsonl")
 
 
 def suffix(path: str) -> str | None:
-    """The one of SUFFIXES that a path ends in, with or without ``.gz`` behind it; None where it ends in something else."""
+    """The suffix of a path among SUFFIXES, with or without ``.gz``; None if it has another."""
     name = path.lower().removesuffix(".gz")
     return next((known for known in SUFFIXES if name.endswith(known)), None)
 
 
 def read_pairs(path: str, source_field: str, target_field: str) -> parallel_text.Pairs:
-    """The pairs of a file; the fields are those of a ``.jsonl`` object. A blank line is a pair with two empty sides.
+    """The pairs of a file; the fields are those of a ``.jsonl`` object.
+
+    A blank line is a pair with two empty sides.
 
     Raises InputError that names file and line.
     """
@@ -35,13 +37,16 @@ def read_pairs(path: str, source_field: str, target_field: str) -> parallel_text
 
 
 def field(value: Any, name: str, where: str) -> str:
-    """The text at a dotted name in nested objects. Raises InputError that begins with ``where`` for anything but text there."""
+    """The text of a dotted field in nested objects.
+
+    Raises InputError that begins with ``where`` if there is no text.
+    """
     inside = value
     for depth, key in enumerate(name.split("."), 1):
         so_far = ".".join(name.split(".")[:depth])
         if not isinstance(inside, dict):
             raise errors.InputError(
-                f"{where} has no {so_far!r}: {_kind(inside)} stands where an object should"
+                f"{where} has no {so_far!r}: expected an object, not {_kind(inside)}"
             )
         if key not in inside:
             known = list(map(str, inside))

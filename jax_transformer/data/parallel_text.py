@@ -1,6 +1,7 @@
-"""Parallel text: sentences with their translations, as two files where line n of one translates line n of the other.
+"""Parallel text: sentences with their translations, as two files where line n of one translates
+line n of the other.
 
-What holds for text from everywhere is here too: what a line is, which pairs are dropped, and what is refused.
+The rules for all text are here too: line ends, pairs that are dropped, and refusals.
 """
 
 import gzip
@@ -25,11 +26,11 @@ class Pairs:
     pairs: list[tuple[str, str]]
     """Source and target, both with more than whitespace in them."""
     dropped_empty: int
-    """How many pairs had an empty side and were left out."""
+    """Number of pairs that were dropped because a side was empty."""
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text file, plain or gzipped; which of the two is told by the content, not by the suffix."""
+    """The lines of a UTF-8 text file, plain or gzipped (by its content, not its suffix)."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -45,9 +46,10 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def split_lines(content: bytes, name: str) -> list[str]:
-    r"""The lines of UTF-8 bytes; ``name`` stands for them in messages.
+    r"""The lines of UTF-8 bytes; ``name`` is their name in messages.
 
-    A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, and the two sides would no longer match.
+    A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, so
+    the two sides would no longer match.
     """
     content = content.removeprefix(UTF8_BOM)
     if not content:
@@ -71,26 +73,28 @@ def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:
 def paired(
     sources: Sequence[str], targets: Sequence[str], source_path: str | Path, target_path: str | Path
 ) -> Pairs:
-    """The lines of two files as pairs; the paths stand for them in messages."""
+    """The lines of two files as pairs; the paths are for messages."""
     if len(sources) != len(targets):
         raise errors.InputError(
-            f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; line n of one must translate line n of the other"
+            f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; "
+            "line n of one must translate line n of the other"
         )
     return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
 
 
 def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
-    """Pairs, less those with an empty side, which teach nothing; ``name`` stands for where they are from in messages."""
-    kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
-    if not kept:
+    """Pairs without those that have an empty side; ``name`` is their source in messages."""
+    complete = [(source, target) for source, target in pairs if source.strip() and target.strip()]
+    if not complete:
         raise errors.InputError(
             f"{name}: each of the {len(pairs)} pairs has an empty side; nothing is left"
         )
-    if all(source == target for source, target in kept):
+    if all(source == target for source, target in complete):
         raise errors.InputError(
-            f"{name}: source and target have the same content; one should be the translation of the other"
+            f"{name}: source and target have the same content; "
+            "one should be the translation of the other"
         )
-    return Pairs(kept, dropped_empty=len(pairs) - len(kept))
+    return Pairs(complete, dropped_empty=len(pairs) - len(complete))
 
 
 def joined(parts: Sequence[Pairs]) -> Pairs:
@@ -101,7 +105,10 @@ def joined(parts: Sequence[Pairs]) -> Pairs:
 
 
 def check_readable(paths: Iterable[str | Path]) -> None:
-    """Raises InputError that names every file that is missing, a folder, or not ours to read. Opens none: one may be a pipe."""
+    """Raise InputError that names every file that is missing, a folder, or not readable.
+
+    No file is opened: one may be a pipe.
+    """
     problems = []
     for path in map(Path, paths):
         if not path.exists():
@@ -115,9 +122,9 @@ def check_readable(paths: Iterable[str | Path]) -> None:
 
 
 def looks_swapped(pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> bool:
-    """Whether the source of ``others`` is in the language of the target of ``pairs``, and the other way round.
+    """True if ``others`` surely have source and target the other way round from ``pairs``.
 
-    Told by the words that only one side of ``pairs`` has; True only where they leave no doubt, so False where the sides share their words.
+    The words that only one side of ``pairs`` has decide; if the sides share their words, False.
     """
     source, target = _words(pairs, 0), _words(pairs, 1)
     for side, own, other in (
@@ -143,12 +150,14 @@ def _words(pairs: Sequence[tuple[str, str]], side: int) -> set[str]:
 def content_hash(pairs: Iterable[tuple[str, str]]) -> str:
     """SHA-256 of the pairs in their order, so that a run is not continued on other data.
 
-    Each side is preceded by its size, so no two different lists of pairs are written as the same bytes.
+    Each side is preceded by its size, so no two different lists of pairs are written as the same
+    bytes.
     """
     digest = hashlib.sha256()
     for pair in pairs:
         for side in pair:
-            # Text from an escaped source such as JSON may hold lone surrogates, which strict UTF-8 cannot write.
+            # Text from an escaped source such as JSON may hold lone surrogates, which strict UTF-8
+            # cannot write.
             encoded = side.encode("utf-8", "surrogatepass")
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()

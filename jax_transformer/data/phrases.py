@@ -1,7 +1,9 @@
-"""The built-in task: English date, time, number, unit, price and list phrases to be written in German, French or Spanish.
+"""The built-in task: English date, time, number, unit, price and list phrases to be written in
+German, French or Spanish.
 
-The data ships with the package, in ``phrases.tsv.xz`` beside this file, so that training needs no download. ``make_phrases`` made it from
-Unicode CLDR; its header names the versions, and its licence, the Unicode License v3, is in ``PHRASES_LICENSE``.
+The data ships with the package, in ``phrases.tsv.xz`` beside this file, so that training needs no
+download. ``make_phrases`` made it from Unicode CLDR; its header names the versions, and its
+licence, the Unicode License v3, is in ``PHRASES_LICENSE``.
 """
 
 import importlib.resources
@@ -11,9 +13,11 @@ Pair = tuple[str, str]
 
 
 def load() -> dict[str, list[Pair]]:
-    """The (source, target) pairs under "train" (about 60,000, shuffled), "valid" and "test" (1,000 each).
+    """The (source, target) pairs under "train" (about 60,000, shuffled), "valid" and "test" (1,000
+    each).
 
-    A source starts with the tag of its target language, as in ``("<2de> March 5, 2024", "5. März 2024")``. No source occurs twice.
+    A source starts with the tag of its target language, as in ``("<2de> March 5, 2024", "5. März
+    2024")``. No source occurs twice.
     """
     splits: dict[str, list[Pair]] = {"train": [], "valid": [], "test": []}
     for line in _lines():
@@ -23,7 +27,9 @@ def load() -> dict[str, list[Pair]]:
 
 
 def header() -> list[str]:
-    """The comment lines on top of the data file: how it was made, from which versions, and its licence."""
+    """The comment lines on top of the data file: how it was made, from which versions, and its
+    licence.
+    """
     return [line.removeprefix("# ") for line in _lines(comments=True)]
 
 

@@ -17,7 +17,7 @@ from jax_transformer.data import (
 )
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
-from jax_transformer.data.options import DataOptions, Kind, TooLong
+from jax_transformer.data.options import DataOptions, DataSource, TooLong
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
@@ -91,7 +91,7 @@ def prepare(
         "fill": round(plan.fill(), 4),
         **({"init_sha256": source.sha256} if source else {}),
     }
-    valid_pairs = [valid.pairs[i] for i in encoded_valid.kept]
+    valid_pairs = [valid.pairs[i] for i in encoded_valid.indices]
     return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source)
 
 
@@ -104,7 +104,7 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     Validation, the shorter one, is read first: its faults are reported before the training text is
     read.
     """
-    if options.kind is Kind.PHRASES:
+    if options.kind is DataSource.PHRASES:
         splits = phrases.load()
         return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
     valid, train = _read_split(options, "valid"), _read_split(options, "train")
@@ -119,12 +119,12 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
 def _read_split(options: DataOptions, split: str) -> Pairs:
     """The pairs of "train" or "valid"."""
     fields = (options.source_field, options.target_field)
-    if options.kind is Kind.DATASET:
+    if options.kind is DataSource.DATASET:
         assert options.dataset is not None
         return hub.read_pairs(
             options.dataset, options.dataset_config, getattr(options, f"{split}_split"), *fields
         )
-    if options.kind is Kind.PAIRS:
+    if options.kind is DataSource.PAIRS:
         return parallel_text.joined(
             [pair_files.read_pairs(path, *fields) for path in getattr(options, split)]
         )

@@ -13,7 +13,7 @@ import pytest
 
 from jax_transformer.config import Tying
 from jax_transformer.data import parallel_text, run_tokenizer
-from jax_transformer.data.options import DataOptions, Kind, TooLong, Vocabularies
+from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
@@ -122,9 +122,12 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
     assert expected.valid_pairs == VALID
     mixed = (table(tmp_path / "a.tsv.gz", TRAIN[:31]), objects(tmp_path / "b.jsonl", TRAIN[31:]))
     for kind, given in (
-        (Kind.LINES, {**lines, **several}),
-        (Kind.PAIRS, {"train": mixed, "valid": (objects(tmp_path / "v.jsonl", VALID),), **FIELDS}),
-        (Kind.DATASET, {"dataset": "house/words", "valid_split": "dev", **FIELDS}),
+        (DataSource.LINES, {**lines, **several}),
+        (
+            DataSource.PAIRS,
+            {"train": mixed, "valid": (objects(tmp_path / "v.jsonl", VALID),), **FIELDS},
+        ),
+        (DataSource.DATASET, {"dataset": "house/words", "valid_split": "dev", **FIELDS}),
     ):
         assert options(**given).data.kind is kind
         assert prepared(tmp_path, **given).about == expected.about
@@ -132,7 +135,9 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
 
 def test_the_built_in_task_is_the_default():
     assert (
-        DataOptions().kind is Kind.PHRASES and DataOptions().builtin and DataOptions().files == []
+        DataOptions().kind is DataSource.PHRASES
+        and DataOptions().builtin
+        and DataOptions().files == []
     )
 
 
@@ -284,7 +289,7 @@ def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
     assert (found.config.source_vocab_size, found.config.target_vocab_size) == sizes and 259 < min(
         sizes
     ) < max(sizes) < 400
-    first = TRAIN[found.train.kept[0]]
+    first = TRAIN[found.train.indices[0]]
     assert found.tokenizer.source.decode(found.train.sources[0]) == first[0]
     assert found.tokenizer.target.decode(found.train.targets[0]) == first[1]
     assert len(found.tokenizer.source.encode("sees")) < len(found.tokenizer.target.encode("sees"))

@@ -48,12 +48,12 @@ def longest(monkeypatch) -> list[int]:
 def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK", 2)  # several chunks, the last not full
     encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8)
-    assert encoded.kept.tolist() == [0, 3, 4, 5]
+    assert encoded.indices.tolist() == [0, 3, 4, 5]
     assert (encoded.dropped_long, encoded.cut_long) == (2, 0)
     assert encoded.ids == encoding.SpecialIds(
         source_pad=0, source_eos=2, target_pad=5, target_bos=6, target_eos=7
     )
-    assert text(encoded) == [PAIRS[i] for i in encoded.kept]
+    assert text(encoded) == [PAIRS[i] for i in encoded.indices]
     assert encoded.lengths.tolist() == [
         [len(s) + 1, len(t) + 1] for s, t in zip(encoded.sources, encoded.targets, strict=True)
     ]
@@ -63,7 +63,7 @@ def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
 def test_cutting_keeps_every_pair_and_the_first_tokens_of_a_side(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK", 2)
     encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8, cut=True)
-    assert encoded.kept.tolist() == list(range(6))
+    assert encoded.indices.tolist() == list(range(6))
     assert (encoded.dropped_long, encoded.cut_long) == (0, 2)
     expected = [*PAIRS]
     expected[1:3] = [("x" * 7, "zwei"), ("three", "y" * 7)]
@@ -72,8 +72,8 @@ def test_cutting_keeps_every_pair_and_the_first_tokens_of_a_side(monkeypatch):
 
 def test_each_side_has_its_own_maximum():
     dropped = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 9, 8)
-    assert dropped.kept.tolist() == [0, 1, 3, 4, 5]
-    assert encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 8, 9).kept.tolist() == [0, 2, 3, 4, 5]
+    assert dropped.indices.tolist() == [0, 1, 3, 4, 5]
+    assert encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 8, 9).indices.tolist() == [0, 2, 3, 4, 5]
     cut = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, 4, 6, cut=True)
     assert (text(cut)[1], text(cut)[3]) == (("xxx", "zwei"), ("xxx", "yyyyy"))
     assert cut.lengths.max(axis=0).tolist() == [4, 6]
@@ -97,7 +97,7 @@ def test_a_huge_line_is_dropped_without_being_encoded(longest):
     encoded = encoding.encode_pairs(
         [("one", huge), ("two", "zwei"), (huge, "eins")], TOKENIZER, OTHER, max_length=50
     )
-    assert encoded.kept.tolist() == [1]
+    assert encoded.indices.tolist() == [1]
     assert encoded.dropped_long == 2
     assert longest == [4]
 

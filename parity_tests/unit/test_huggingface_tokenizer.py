@@ -199,7 +199,7 @@ def test_batches_have_what_stands_around_a_line(family, tmp_path):
         (40,),
         (2,),
         pad_id=found.pad_id,
-        around=encoding.around_of(found),
+        special_tokens=encoding.special_tokens(found),
     )
     assert rows.tolist() == [batch.source[i].tolist() for i in indices]
 
@@ -214,7 +214,7 @@ def test_lengths_count_what_stands_around_a_line(tmp_path):
     ):
         encoding.encode_sources([LINE], found, count - 1)
     pair = [(LINE, LINE)]
-    assert len(encoding.encode_pairs(pair, found.source, found.target, count).kept) == 1
+    assert len(encoding.encode_pairs(pair, found.source, found.target, count).indices) == 1
     with pytest.raises(errors.InputError, match="none of the 1 pairs"):
         encoding.encode_pairs(pair, found.source, found.target, count - 1)
     cut = encoding.encode_pairs(pair, found.source, found.target, 2, cut=True)
