@@ -86,7 +86,7 @@ def test_dots_lead_inside(tmp_path):
         ("b", "a"),
     ]
     assert "line 1 has no 'translation.fr'" in refusal(path, "translation.fr", "translation.en")
-    assert "line 1 has no 'translation.en.x': text stands where an object should" in refusal(
+    assert "line 1 has no 'translation.en.x': expected an object, not text" in refusal(
         path, "translation.de", "translation.en.x"
     )
 
