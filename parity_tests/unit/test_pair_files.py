@@ -100,7 +100,7 @@ GOOD = {"source": "a", "target": "A"}
         ("{", "is not JSON: "),
         ('{"source": NaN1}', "is not JSON: "),
         ("[" * 100_000, "is not JSON: "),
-        ("[1]", "has no 'source': a list stands where an object should"),
+        ("[1]", "has no 'source': expected an object, not a list"),
         (
             '{"sources": "a", "target": "b"}',
             "has no 'source' (did you mean 'sources'?); known: sources, target",
