@@ -23,10 +23,12 @@ import ml_dtypes
 import numpy as np
 
 import jax_transformer as jt
+from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import conversion, exchange, planning
+from jax_transformer.convert import conversion, planning, preparation
 from jax_transformer.convert.conversion import State
+from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.errors import Refusal
 from jax_transformer.storage import pt, safetensors, tensors
 
@@ -108,7 +110,7 @@ def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
 
 def weights(config: TransformerConfig, dtype: str) -> State:
     """Random bits under PyTorch's names; what is tied is equal."""
-    model = conversion.model_of(config)
+    model = state_dict.model_weights(config)
     state = {
         name: odd_numbers(dtype, int(np.prod(shape)), seed).reshape(shape)
         for seed, (name, shape) in enumerate(model.shapes["torch"].items())
@@ -120,7 +122,7 @@ def weights(config: TransformerConfig, dtype: str) -> State:
 
 def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """Differences after file → file → the other kind of file, by the weight table only."""
-    model, before = conversion.model_of(config), weights(config, dtype)
+    model, before = state_dict.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
     flax = conversion.moved(
         safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False
@@ -152,18 +154,14 @@ def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]
     """Differences after file → run folder → the other kind of file → checkpoint → the first
     kind."""
 
-    def convert(
-        source: str, destination: str, described: exchange.Description | None = None
-    ) -> None:
+    def convert(source: str, destination: str, described: ModelDescription | None = None) -> None:
         paths = str(folder / source), str(folder / destination)
-        request = exchange.Request(
-            *paths, described or exchange.Description(), check=False, force=True
-        )
-        exchange.convert(exchange.prepare(request))
+        request = Request(*paths, described or ModelDescription(), check=False, force=True)
+        conversion.convert(preparation.prepare(request))
 
     safetensors.write(folder / "a.safetensors", weights(config, dtype))
     (folder / "config.json").write_text(config.to_json())
-    given = exchange.Description(str(folder / "config.json"))
+    given = ModelDescription(str(folder / "config.json"))
     convert("a.safetensors", "run", given)
     convert("run", "b.pt")
     first = _bytes(folder, "b.pt")

@@ -1,134 +1,259 @@
-"""A trained model out of a run folder, or out of a Hugging Face folder."""
+"""The one way in: :func:`open` any kind of file or folder with weights, and ask the result for what is needed.
 
+Nothing that is opened is run. Importing this loads no jax, and neither does opening a file.
+"""
+
+import dataclasses
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flax import nnx
-
-from jax_transformer import pretrained_files, transformer
+from jax_transformer import pretrained_files
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import run_tokenizer
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.nn.positions import Frozen
-from jax_transformer.storage import atomic, checkpoint, hub
+from jax_transformer.pretrained_files import StoredWeights
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.transformer import Transformer
+from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.run_folder import parsed
+from jax_transformer.weights import fit, rules
 
-CHOICES = "auto, averaged, best, last, or the number of a step"
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jax_transformer.architectures.base import Architecture
+    from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+    from jax_transformer.generate.generation_config import GenerationConfig
+    from jax_transformer.state_dict import ModelWeights
+    from jax_transformer.transformer import Transformer
+
+_NARROWEST = 16
+
+
+class Pretrained(StoredWeights):
+    """Weights that are stored somewhere, with all that belongs to them. Arrays are read when they are asked for."""
+
+    # The model
+
+    def state(
+        self,
+        config: TransformerConfig | None = None,
+        names: str = "flax",
+        *,
+        architecture: "Architecture | str | None" = None,
+    ) -> "dict[str, np.ndarray]":
+        """The weights as ``{name: array}``, under this project's names or (``names="torch"``) under PyTorch's.
+
+        ``config`` says what model a bare file is of, ``architecture`` whose names its tensors have if not the
+        configuration's own. Raises InputError (CheckpointError for a run) with everything that is
+        missing, unexpected, mis-shaped, or tied and different.
+        """
+        layout = self._layout(config, architecture)
+        stored = "torch" if self.kind.has_torch_names else "flax"
+        try:
+            wrong = fit.problems(self.tensors, layout.shapes[stored])
+            state = {} if wrong else self.read()
+            fit.refuse(wrong or fit.differing_ties(layout.table, state))
+        except InputError as error:
+            if self.run is None:
+                raise
+            raise CheckpointError(f"{self.title}: {error}") from None
+        if stored == names:
+            return state
+        if names == "flax":
+            return rules.to_flax(layout.table, state, layout.shapes["flax"])
+        return rules.to_torch(layout.table, state)
+
+    def model(
+        self,
+        config: TransformerConfig | None = None,
+        *,
+        dtype: Any = None,
+        architecture: "Architecture | str | None" = None,
+    ) -> "Transformer":
+        """The model, in the dtypes of its files or in ``dtype``. Raises as :meth:`state`, and for float64 in JAX's 32-bit mode."""
+        import jax
+
+        from jax_transformer import state_dict, transformer
+
+        wide = any(tensor.dtype == "float64" for tensor in self.tensors.values())
+        if self.run and wide and dtype is None and not jax.config.read("jax_enable_x64"):
+            raise CheckpointError(
+                f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
+            )
+        arrays = {
+            name: state_dict.as_jax(name, array, dtype)
+            for name, array in self.state(config, architecture=architecture).items()
+        }
+        return transformer.unflatten(self._layout(config, architecture).config, arrays)
+
+    def _layout(
+        self, config: TransformerConfig | None, architecture: "Architecture | str | None"
+    ) -> "ModelWeights":
+        from jax_transformer import state_dict
+
+        config = self.config or config
+        if config is None:
+            raise ConfigError(f"{self.path} does not tell its architecture: give a configuration")
+        return state_dict.model_weights(config, architecture)
+
+    # What translating needs besides
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if there is a tokenizer next to the weights."""
+        from jax_transformer.data import run_tokenizer
+
+        if self.kind is Kind.HUGGINGFACE:
+            return any(name in self.extra_files for name in folders.TOKENIZER)
+        return self.run is not None and run_tokenizer.in_folder(self.run.path)
+
+    def tokenizer(
+        self, source_lang: str | None = None, target_lang: str | None = None
+    ) -> "Tokenizer | TokenizerPair":
+        """The tokenizer, between two languages if it knows several.
+
+        Raises InputError if there is none, ConfigError if it knows of no languages and some are given.
+        """
+        from jax_transformer.data import huggingface_tokenizer, run_tokenizer
+
+        languages = {"source_lang": source_lang, "target_lang": target_lang}
+        if self.kind is Kind.HUGGINGFACE:
+            return huggingface_tokenizer.load_huggingface(self.path, **languages)
+        if self.run is None:
+            raise InputError(f"{self.path}: is a {self.kind.value}, which has no tokenizer")
+        loaded = run_tokenizer.load_folder(self.run.path)
+        if source_lang is None and target_lang is None:
+            return loaded
+        if not isinstance(loaded, huggingface_tokenizer.HuggingFaceTokenizer):
+            raise ConfigError(
+                f"--source-lang and --target-lang are for tokenizers of several languages; "
+                f"that of {self.path} has none"
+            )
+        return loaded.with_languages(source_lang, target_lang)
+
+    def generation_config(self, tokenizer: Any = None) -> "GenerationConfig":
+        """How transformers' ``generate`` decodes with the folder's files, into the target language of ``tokenizer``.
+
+        The defaults of this project if there are no such files. Raises InputError, naming the file, for settings that are
+        not supported.
+        """
+        from jax_transformer.generate.generation_config import GenerationConfig
+
+        config_file = self.extra_files.get(folders.CONFIG)
+        if config_file is None or self.config is None:
+            return GenerationConfig()
+        return generation_config(config_file.parent, self.config, tokenizer)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths that batches of sources are padded to: those of training, else powers of two up to the model's length."""
+        if self.run is not None and (self.run.data.exists() or not self.extra_files):
+            return parsed(self.run.data, lambda text: tuple(json.loads(text)["widths"]))
+        if self.config is None:
+            raise ConfigError(f"{self.path} does not tell its architecture")
+        return powers_of_two(self.config.longest)
+
+
+def open(
+    path: str | Path, weights: str = "auto", *, key: str | None = None, strip_prefix: str = ""
+) -> Pretrained:
+    """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder, ``hf:owner/name``, a .safetensors
+    file or the index of several, or a PyTorch file. The kind is known by content.
+
+    A checkpoint is verified against its manifest here, once; everything else is read as it is asked for.
+
+    Args:
+        path: a file, a folder or ``hf:owner/name``.
+        weights: ``auto``, ``averaged``, ``best``, ``last`` or the number of a step, in a run. If a checkpoint is damaged,
+            ``auto`` names it on stderr and takes the next.
+        key: the place of the state_dict in a PyTorch file, as ``model``; found if there is only one.
+        strip_prefix: taken from the beginning of every name of a file, as ``module.``.
+
+    Raises:
+        InputError: no such file, damaged, or of no known kind.
+        CheckpointError: a run has no intact checkpoint, or not the one that ``weights`` asks for.
+        ConfigError: an argument does not go with this kind.
+        UnsafeFileError: the file asks for something to be run, or for more memory than it has bytes.
+    """
+    stored = pretrained_files.find(path, weights, key)
+    return Pretrained(**vars(stored.stripped(strip_prefix) if strip_prefix else stored))
+
+
+def load(
+    path: str | Path,
+    weights: str = "auto",
+    *,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> "tuple[Transformer, Tokenizer | TokenizerPair | None]":
+    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None without a tokenizer.
+
+    Arrays keep the dtypes of the files. The languages are for a tokenizer that knows several. ``weights`` and errors are
+    those of :func:`open`.
+    """
+    opened = open(path, weights)
+    if not opened.has_tokenizer and source_lang is None and target_lang is None:
+        return opened.model(), None
+    return opened.model(), opened.tokenizer(source_lang, target_lang)
+
+
+# Generation
+
+
+def generation_config(
+    folder: Path, config: TransformerConfig, tokenizer: Any = None
+) -> "GenerationConfig":
+    """How transformers' ``generate`` decodes with the files in ``folder``, into the target language of ``tokenizer``.
+
+    Raises InputError, naming the file, for settings that are not supported.
+    """
+    from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+    from jax_transformer.generate import huggingface
+
+    data, file = huggingface.read(folder)
+    generation = huggingface.from_generation_config(data, config, where=str(file))
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.target_lang is None:
+        return generation
+    forced = tokenizer.forced_bos_id()
+    return dataclasses.replace(
+        generation,
+        decoder_start_token_id=tokenizer.bos_id,
+        forced_bos_token_id=generation.forced_bos_token_id if forced is None else forced,
+    )
+
+
+def powers_of_two(longest: int) -> tuple[int, ...]:
+    """Widths from 16 on, each twice the one before, below ``longest``: a handful of programs for every length."""
+    widths = [_NARROWEST]
+    while widths[-1] < longest:
+        widths.append(2 * widths[-1])
+    return tuple(width for width in widths if width < longest)
+
+
+# For callers that do not hold a Pretrained yet
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A checkpoint of a run folder: ``root/step``."""
-
     root: Path
     step: int
     name: str
-    """``averaged``, ``best``, ``last`` or the step's number: why it was chosen."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What translating needs."""
-
-    model: Transformer
-    tokenizer: Tokenizer | TokenizerPair
+    model: "Transformer"
+    tokenizer: Any
     widths: tuple[int, ...]
-    """The widths that batches were padded to in training."""
     weights: Weights
-    decoding: GenerationConfig = field(default_factory=GenerationConfig)
-    """What the folder says of how to decode."""
+    decoding: Any = None
 
+    def __post_init__(self) -> None:
+        from jax_transformer.generate.generation_config import GenerationConfig
 
-def load_model(path: str | Path, weights: str = "auto") -> tuple[Transformer, Weights]:
-    """The model of a folder with the ``weights`` of one of its checkpoints, in the dtypes that they were saved in, and which these are.
-
-    ``auto`` is averaged weights where the run has made some, else its best checkpoint, else its last one; where a checkpoint is damaged, it is
-    named on stderr and the next in this order is taken. Raises InputError where ``path`` is no run folder, CheckpointError where it holds
-    no intact checkpoint or not the one that is asked for.
-    """
-    folder = RunFolder(Path(path))
-    if not folder.path.is_dir():
-        raise InputError(f"{folder.path}: no such run folder")
-    config = parsed(folder.config, TransformerConfig.from_json)
-    found = list(candidates(folder, weights))
-    if not found:
-        wanted = "" if weights == "auto" else f" for --weights {weights}"
-        raise CheckpointError(f"{folder.checkpoints}: holds no checkpoint{wanted}")
-    for candidate in found:
-        try:
-            return _load(config, candidate), candidate
-        except CheckpointError as error:
-            if candidate is found[-1]:
-                raise
-            print(f"warning: {error}; the checkpoint before it is used", file=sys.stderr)
-    raise AssertionError("the last candidate is loaded or refused")
-
-
-def candidates(folder: RunFolder, weights: str) -> Iterator[Weights]:
-    """The checkpoints that may be meant, first choice first."""
-    if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
-        raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
-    steps, averaged = checkpoint.steps(folder.checkpoints), checkpoint.steps(folder.averaged)
-    best = folder.best_first() if folder.train_config.exists() else []
-    if weights.isdecimal():
-        yield from (
-            Weights(folder.checkpoints, step, weights) for step in steps if step == int(weights)
-        )
-    if weights in ("auto", "averaged"):
-        yield from (Weights(folder.averaged, step, "averaged") for step in reversed(averaged))
-    if weights in ("auto", "best"):
-        yield from (
-            Weights(folder.checkpoints, step, "best")
-            for step in best[: None if weights == "auto" else 1]
-        )
-    if weights in ("auto", "last"):
-        rest = [step for step in reversed(steps) if weights == "last" or step not in best]
-        yield from (
-            Weights(folder.checkpoints, step, "last")
-            for step in rest[: None if weights == "auto" else 1]
-        )
-
-
-def _load(config: TransformerConfig, weights: Weights) -> Transformer:
-    import jax
-
-    opened = checkpoint.open(weights.root, weights.step)
-    dtypes = {name: tensor.dtype for name, tensor in opened.tensors.items()}
-    if "float64" in dtypes.values() and not jax.config.read("jax_enable_x64"):
-        raise CheckpointError(
-            f"{weights.root / str(weights.step)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
-        )
-    skeleton = transformer.abstract(config)
-    trained = "ema" if any(name.startswith("ema/") for name in dtypes) else "params"
-    like = {
-        group: {
-            name: jax.ShapeDtypeStruct(leaf.shape, dtypes.get(f"{group}/{name}", leaf.dtype))
-            for name, leaf in transformer.flatten(skeleton, kind).items()
-        }
-        for group, kind in ((trained, nnx.Param), ("frozen", Frozen))
-    }
-    saved = opened.load(like, partial=True)
-    return transformer.unflatten(config, saved[trained] | saved["frozen"])
-
-
-def save_model(model: Transformer, path: str | Path) -> None:
-    """A new folder that :func:`load_model` reads: the configuration, and the weights as the checkpoint of step 0."""
-    folder = RunFolder(Path(path))
-    folder.path.mkdir(parents=True)
-    groups: dict[str, Any] = {
-        "params": transformer.flatten(model, nnx.Param),
-        "frozen": transformer.flatten(model, Frozen),
-    }
-    checkpoint.save(folder.checkpoints, 0, groups, about={})
-    atomic.write_text(folder.config, model.config.to_json())
+        if self.decoding is None:
+            object.__setattr__(self, "decoding", GenerationConfig())
 
 
 def load_run(
@@ -138,69 +263,8 @@ def load_run(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> TrainedRun:
-    """All that translating needs, from a run folder, a Hugging Face folder or ``hf:owner/name``.
-
-    The languages are those of a tokenizer that has several. ``weights`` and errors as of :func:`load_model`; a Hugging Face folder has one set.
-    """
-    path = hub.local(path)
-    if pretrained_files.is_folder(path):
-        _check_one_set(path, weights)
-        model, words = (
-            pretrained_files.model(path),
-            pretrained_files.tokenizer(path, source_lang, target_lang),
-        )
-        chosen = Weights(path, 0, folders.find(path).weights.name)
-        return TrainedRun(
-            model,
-            words,
-            pretrained_files.widths(model.config),
-            chosen,
-            pretrained_files.decoding(path, model.config, words),
-        )
-    folder = RunFolder(path)
-    model, chosen = load_model(path, weights)
-    beside = path / folders.IN_RUN
-    came = (beside / folders.CONFIG).is_file()
-    if came and not folder.data.exists():  # converted, and not trained since
-        widths = pretrained_files.widths(model.config)
-    else:
-        widths = parsed(folder.data, lambda text: tuple(json.loads(text)["widths"]))
-    words = pretrained_files.between(
-        run_tokenizer.load_folder(path), source_lang, target_lang, path
-    )
-    return TrainedRun(
-        model,
-        words,
-        widths,
-        chosen,
-        pretrained_files.decoding(beside, model.config, words) if came else GenerationConfig(),
-    )
-
-
-def load(
-    path: str | Path,
-    weights: str = "auto",
-    *,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> tuple[Transformer, Tokenizer | TokenizerPair | None]:
-    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None for the tokenizer where there is none.
-
-    Arrays keep the dtypes of the files. The languages are those of a tokenizer that has several. ``weights`` and errors as of :func:`load_model`.
-    """
-    path = hub.local(path)
-    if pretrained_files.is_folder(path):
-        _check_one_set(path, weights)
-        return pretrained_files.model(path), pretrained_files.tokenizer(
-            path, source_lang, target_lang
-        ) if pretrained_files.has_tokenizer(path) else None
-    model, _ = load_model(path, weights)
-    words = run_tokenizer.load_folder(path) if run_tokenizer.in_folder(path) else None
-    return model, pretrained_files.between(words, source_lang, target_lang, path)
-
-
-def _check_one_set(path: Path, weights: str) -> None:
-    if weights != "auto":
-        raise ConfigError(
-            f"--weights {weights}: {path} is a Hugging Face folder, which has one set of weights"
-        )
+    opened = open(path, weights)
+    tokenizer = opened.tokenizer(source_lang, target_lang)
+    generation = opened.generation_config(tokenizer)
+    chosen = Weights(opened.path, opened.step, opened.weights)
+    return TrainedRun(opened.model(), tokenizer, opened.widths, chosen, generation)

@@ -1,82 +1,233 @@
-"""What a Hugging Face folder brings beside its weights, also within a run that was made of one: tokenizer, languages, and how to decode."""
+"""Weights as each kind of file or folder stores them: names, shapes, and what is next to them. Loads no jax."""
 
-import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import huggingface_tokenizer
-from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jax_transformer.errors import ConfigError
-from jax_transformer.generate import huggingface
-from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.storage import (
+    checkpoint,
+    hub,
+    kinds,
+    manifest,
+    pt_state,
+    run_weights,
+    safetensors,
+)
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.transformer import Transformer
+from jax_transformer.storage.checkpoint import Checkpoint
+from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import Note, TensorInfo
 
-_NARROWEST = 16
-
-
-def is_folder(path: Path) -> bool:
-    """Whether this is a Hugging Face folder, and not a run."""
-    here = (
-        path.is_dir() and not (path / "checkpoints").is_dir() and (path / folders.CONFIG).is_file()
-    )
-    return here and "model_type" in folders.configuration(path)
-
-
-def model(path: Path) -> Transformer:
-    """The model of a folder in the dtypes of its file. Raises as :func:`jax_transformer.convert.load`."""
-    from jax_transformer.convert import library
-
-    found: Transformer = library.load(path)
-    return found
+_WHY_NOT = {
+    "params": "the moving average of the weights is taken instead",
+    "opt_state": "the optimizer's state",
+    "step": "the place in training",
+}
 
 
-def tokenizer(
-    path: Path, source_lang: str | None = None, target_lang: str | None = None
-) -> HuggingFaceTokenizer:
-    """The tokenizer of a folder between two languages, where its family has some. Raises as :func:`load_huggingface`."""
-    return huggingface_tokenizer.load_huggingface(
-        path, source_lang=source_lang, target_lang=target_lang
-    )
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights that are stored somewhere; see :class:`jax_transformer.pretrained.Pretrained`."""
 
+    kind: Kind
+    path: Path
+    """The file or folder on this machine."""
+    title: str
+    """The path, and which weights of it, for messages: ``runs/phrases (best, step 2000)``."""
+    tensors: Mapping[str, TensorInfo]
+    """Under PyTorch's names if ``kind.has_torch_names``, else under this project's."""
+    read: Callable[[], dict[str, np.ndarray]]
+    """Read the tensors with their numbers; names that are tied have one array."""
+    config: TransformerConfig | None = None
+    """The model's configuration; None for a bare file, which does not tell it."""
+    weights: str = ""
+    """Which weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a file's name."""
+    step: int = 0
+    """The training step that the weights are of, in a run."""
+    run: RunFolder | None = None
+    """The run that the weights are from."""
+    files: tuple[Path, ...] = ()
+    """Files that change if the weights do: the manifest of a checkpoint, the index and shards of a folder, or the file."""
+    extra_files: Mapping[str, Path] = field(default_factory=dict)
+    """Files of a Hugging Face folder that go with the weights, by name: configuration, tokenizer, card."""
+    ties: tuple[tuple[str, ...], ...] = ()
+    """Names that are one tensor."""
+    dropped: tuple[Note, ...] = ()
+    """What else is there and is no weight of the model."""
+    derived: tuple[Note, ...] = ()
+    """Which of ``tensors`` are not stored, but copies of others or computed."""
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether a folder holds a file of a tokenizer."""
-    return any((path / name).is_file() for name in folders.TOKENIZER)
+    def stripped(self, prefix: str) -> "StoredWeights":
+        """The same under names without ``prefix``. Raises InputError if a name does not begin with it."""
+        if not self.kind.is_file:
+            whose = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
+            raise ConfigError(f"--strip-prefix {prefix}: {self.path} has the names of {whose}")
+        others = [name for name in self.tensors if not name.startswith(prefix)]
+        if others:
+            raise InputError(
+                f"--strip-prefix {prefix}: {len(others)} of {len(self.tensors)} names do not begin "
+                f"with it, first {others[0]}"
+            )
 
+        def strip(tensors: Mapping[str, Any]) -> dict[str, Any]:
+            return {name[len(prefix) :]: value for name, value in tensors.items()}
 
-def between(found: Any, source_lang: str | None, target_lang: str | None, where: Path) -> Any:
-    """A run's tokenizer between other languages. Raises ConfigError for one that knows of no languages."""
-    if source_lang is None and target_lang is None:
-        return found
-    if not isinstance(found, HuggingFaceTokenizer):
-        raise ConfigError(
-            f"--source-lang and --target-lang are for Hugging Face tokenizers of several languages, and that of {where} is none"
+        ties = tuple(tuple(name[len(prefix) :] for name in names) for names in self.ties)
+        return replace(
+            self, tensors=strip(self.tensors), read=lambda: strip(self.read()), ties=ties
         )
-    return found.with_languages(source_lang, target_lang)
 
 
-def decoding(path: Path, config: TransformerConfig, words: Any = None) -> GenerationConfig:
-    """How transformers' ``generate`` decodes with a folder's files, into the target language of the tokenizer ``words``.
+def find(path: str | Path, weights: str = "auto", key: str | None = None) -> StoredWeights:
+    """The weights at ``path``. Arguments and errors are those of :func:`jax_transformer.pretrained.open`."""
+    path = hub.local(path)
+    kind = kinds.of(path)
+    if weights != "auto" and kind is not Kind.RUN:
+        raise ConfigError(
+            f"--weights {weights}: {path} is no run folder, and has one set of weights"
+        )
+    if key is not None and kind is not Kind.PT:
+        raise ConfigError(f"--key {key}: {path} is no PyTorch file")
+    if kind is Kind.RUN:
+        return _run(path, weights)
+    if kind is Kind.STEP:
+        return _step(path)
+    if kind is Kind.HUGGINGFACE:
+        return _huggingface(path)
+    if kind is Kind.PT:
+        return _pt(path, key)
+    read = partial(safetensors.read, path)
+    files = tuple(dict.fromkeys([path, *safetensors.files(path)]))
+    return StoredWeights(kind, path, str(path), safetensors.describe(path), read, files=files)
 
-    Raises InputError, naming the file, for what is asked for there and not done here.
-    """
-    data, file = huggingface.read(path)
-    found = huggingface.from_generation_config(data, config, where=str(file))
-    if not isinstance(words, HuggingFaceTokenizer) or words.target_lang is None:
-        return found
-    forced = words.forced_bos_id()
-    return dataclasses.replace(
-        found,
-        decoder_start_token_id=words.bos_id,
-        forced_bos_token_id=found.forced_bos_token_id if forced is None else forced,
+
+def _run(path: Path, weights: str) -> StoredWeights:
+    folder = RunFolder(path)
+    config = parsed(folder.config, TransformerConfig.from_json)
+    candidate, opened = run_weights.open(folder, weights)
+    title = f"{path} ({candidate.name}, step {candidate.step})"
+    made = _checkpoint(Kind.RUN, path, title, opened, folder, config)
+    return replace(made, weights=candidate.name)
+
+
+def _step(path: Path) -> StoredWeights:
+    path = path.absolute()
+    if not path.name.isdecimal():
+        raise InputError(f"{path}: a single checkpoint has its step as its name")
+    config, folder = config_around(path), RunFolder(path.parent.parent)
+    opened = checkpoint.open(path.parent, int(path.name))
+    made = _checkpoint(Kind.STEP, path, str(path), opened, folder if config else None, config)
+    return replace(made, weights=path.name)
+
+
+def config_around(path: Path) -> TransformerConfig | None:
+    """The configuration of the run folder that a checkpoint lies in or is to lie in; None if it lies in none."""
+    folder = RunFolder(path.absolute().parent.parent)
+    return parsed(folder.config, TransformerConfig.from_json) if folder.config.is_file() else None
+
+
+def _checkpoint(
+    kind: Kind,
+    path: Path,
+    title: str,
+    opened: Checkpoint,
+    run: RunFolder | None,
+    config: TransformerConfig | None,
+) -> StoredWeights:
+    """The weights that one would translate with: the moving average if there is one, and what is frozen."""
+    groups: dict[str, list[str]] = {}
+    for name in opened.tensors:
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    trained = "ema" if "ema" in groups else "params"
+    if trained not in groups:
+        raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
+    used = [group for group in (trained, "frozen") if group in groups]
+    stored = {name.partition("/")[2]: name for group in used for name in groups.pop(group)}
+    dropped = tuple(
+        Note(
+            group if names == [group] else f"{group}/ ({len(names)} arrays)",
+            _WHY_NOT.get(group, "no weights"),
+        )
+        for group, names in groups.items()
+    )
+
+    def read() -> dict[str, np.ndarray]:
+        arrays = opened.arrays(used)
+        return {name: arrays[full] for name, full in stored.items()}
+
+    tensors = {name: opened.tensors[full] for name, full in stored.items()}
+    extra = run.path / folders.IN_RUN if run else None
+    extra_files = {
+        name: extra / name for name in folders.KEPT if extra and (extra / name).is_file()
+    }
+    return StoredWeights(
+        kind,
+        path,
+        title,
+        tensors,
+        read,
+        config,
+        step=opened.step,
+        run=run,
+        files=(opened.path / manifest.FILE,),
+        extra_files=extra_files,
+        dropped=dropped,
     )
 
 
-def widths(config: TransformerConfig) -> tuple[int, ...]:
-    """What batches are padded to: each twice the one before, so that a handful of programs reads every length."""
-    found = [_NARROWEST]
-    while found[-1] < config.longest:
-        found.append(2 * found[-1])
-    return tuple(width for width in found if width < config.longest)
+def _huggingface(path: Path) -> StoredWeights:
+    """A folder's tensors under all names of the module's ``state_dict()``, including those that its file leaves out."""
+    folder = folders.find(path)
+    stored = folders.describe(folder)
+    try:
+        same = partial(folders.same, folder)
+        config = huggingface_config.from_config(folder.data, names=stored, same=same)
+    except InputError as error:
+        raise InputError(f"{path}/{error}") from None
+    tensors = huggingface_state.complete(stored, config)
+    dropped = [
+        Note(name, huggingface_state.why_dropped(name, config))
+        for name in stored
+        if name not in tensors
+    ]
+    derived = tuple(
+        Note(name, huggingface_state.why_completed(name, config))
+        for name in tensors
+        if name not in stored
+    )
+    return StoredWeights(
+        Kind.HUGGINGFACE,
+        path,
+        f"{path} ({folder.weights.name})",
+        tensors,
+        lambda: huggingface_state.complete(folders.read(folder), config),
+        config,
+        weights=folder.weights.name,
+        files=tuple(folder.files),
+        extra_files={name: path / name for name in folder.kept},
+        dropped=(*dropped, *(Note(name, reason) for name, reason in folder.others)),
+        derived=derived,
+    )
+
+
+def _pt(path: Path, key: str | None) -> StoredWeights:
+    state = pt_state.open(path, key)
+    title = f"{path} ({'.'.join(state.keys)})" if state.keys else str(path)
+    return StoredWeights(
+        Kind.PT,
+        path,
+        title,
+        state.tensors,
+        state.read,
+        files=(path,),
+        ties=state.ties,
+        dropped=state.others,
+    )

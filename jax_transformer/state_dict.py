@@ -1,6 +1,8 @@
 """Weights between PyTorch and Flax, as functions over ``{name: array}``."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, overload
 
 import jax
@@ -12,6 +14,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.nn.positions import Frozen
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights import rules
 
@@ -52,6 +55,33 @@ def weight_table(
         table = rules.within(table, "encoder.")
         rules.check_complete(table, transformer.shapes(config, _PARTS[part]))
     return table
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Names and shapes of a model's weights in PyTorch and here; no memory is taken."""
+
+    config: TransformerConfig
+    table: rules.Table
+    """The rules that turn one side into the other."""
+    shapes: Mapping[str, Mapping[str, rules.Shape]]
+    """By name, under ``torch`` and under ``flax``."""
+    frozen: frozenset[str]
+    """The Flax names of arrays that are never trained."""
+
+
+def model_weights(
+    config: TransformerConfig, architecture: Architecture | str | None = None
+) -> ModelWeights:
+    """Names and shapes of a model of ``config``; ``architecture`` as for :func:`weight_table`, which raises ConfigError."""
+    return _model_weights(config, registry.resolve(architecture or config.architecture))
+
+
+@lru_cache(maxsize=32)
+def _model_weights(config: TransformerConfig, architecture: Architecture) -> ModelWeights:
+    flax, table = transformer.shapes(config), weight_table(config, architecture=architecture)
+    shapes = {"torch": rules.torch_shapes(table, flax), "flax": flax}
+    return ModelWeights(config, table, shapes, frozenset(transformer.shapes(config, of=Frozen)))
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray:

@@ -69,8 +69,10 @@ class Translator:
 
         ``weights``, languages and errors as in :func:`jax_transformer.load`; a folder without a tokenizer is refused.
         """
-        run = pretrained.load_run(path, weights, source_lang=source_lang, target_lang=target_lang)
-        return cls(run.model, run.tokenizer, run.decoding, widths=run.widths)
+        opened = pretrained.open(path, weights)
+        tokenizer = opened.tokenizer(source_lang, target_lang)
+        generation_config = opened.generation_config(tokenizer)
+        return cls(opened.model(), tokenizer, generation_config, widths=opened.widths)
 
     @overload
     def __call__(

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import torch_bridge
+from jax_transformer import state_dict, torch_bridge
 from jax_transformer.architectures import registry
-from jax_transformer.convert import conversion, exchange, verify
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import conversion, preparation, report, verify
+from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.storage import lock
+from jax_transformer.weights import rules
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
 from parity_tests.unit import runs
@@ -21,10 +24,10 @@ ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.val
 TIED = next(case for case in CASES if case.name == "small")
 
 
-def convert(source, destination, config_file=None, **more) -> exchange.Outcome:
-    given = exchange.Description(str(config_file)) if config_file else exchange.Description()
-    return exchange.convert(
-        exchange.prepare(exchange.Request(str(source), str(destination), given, **more))
+def convert(source, destination, config_file=None, **more) -> report.Outcome:
+    given = ModelDescription(str(config_file)) if config_file else ModelDescription()
+    return conversion.convert(
+        preparation.prepare(Request(str(source), str(destination), given, **more))
     )
 
 
@@ -64,7 +67,7 @@ def test_every_architecture_is_tried():
 def test_the_check_sees_two_weights_exchanged():
     """Square kernels that change places fit every shape, and come back bit for bit through the same wrong table."""
     both = pair(TIED.config)
-    model = conversion.model_of(TIED.config)
+    model = state_dict.model_weights(TIED.config)
     state = {
         name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
     }
@@ -74,21 +77,21 @@ def test_the_check_sees_two_weights_exchanged():
         else rule
         for rule in model.table
     ]
-    flax = conversion.rules.to_flax(wrong, state, model.shapes["flax"])
+    flax = rules.to_flax(wrong, state, model.shapes["flax"])
     with pytest.raises(verify.DifferentError, match="differs from the PyTorch twin's"):
         verify.check(TIED.config, wrong, state, flax)
-    flax = conversion.rules.to_flax(model.table, state, model.shapes["flax"])
+    flax = rules.to_flax(model.table, state, model.shapes["flax"])
     assert max(verify.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
 
 
 def test_without_a_twin_it_says_so(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
-    model = conversion.model_of(config)
+    model = state_dict.model_weights(config)
     flax = {
         name: np.random.default_rng(0).normal(size=shape)
         for name, shape in model.shapes["flax"].items()
     }
-    checked = verify.check(config, model.table, conversion.rules.to_torch(model.table, flax), flax)
+    checked = verify.check(config, model.table, rules.to_torch(model.table, flax), flax)
     assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
 
 
@@ -116,7 +119,7 @@ def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path
         saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
         and saved["step"] == step
     )
-    module = torch_bridge.twin(conversion.TransformerConfig.from_json(saved["config"]))
+    module = torch_bridge.twin(TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
     optimizer.load_state_dict(saved["optimizer"])

@@ -12,8 +12,7 @@ import transformers
 from flax import serialization, traverse_util
 
 import jax_transformer as jt
-from jax_transformer import cli
-from jax_transformer.convert import huggingface as exchange
+from jax_transformer import cli, pretrained
 from jax_transformer.errors import InputError
 from jax_transformer.storage import flax_msgpack, safetensors
 from parity_tests import huggingface
@@ -80,12 +79,12 @@ def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False)
     return folder
 
 
-def made(name: str, folder: Path, **how: Any) -> tuple[Any, exchange.Found]:
+def made(name: str, folder: Path, **how: Any) -> tuple[Any, pretrained.Pretrained]:
     """A family's module, and what is found in the folder of its Flax class."""
     module = huggingface.module(name)
     if name == "t5 v1.1":
         module.config.tie_word_embeddings = False  # transformers 5 sets it
-    return module, exchange.find(saved(folder, module, **how))
+    return module, pretrained.open(saved(folder, module, **how))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,6 +146,6 @@ def test_a_file_and_a_configuration_that_do_not_fit_are_one_error(tmp_path):
     (folder / flax_msgpack.FILE).write_bytes(
         serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/"))
     )
-    found = exchange.find(folder)
+    found = pretrained.open(folder)
     with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
         jt.convert.from_torch(found.read(), found.config)

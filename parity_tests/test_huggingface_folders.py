@@ -10,19 +10,17 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import pretrained
-from jax_transformer.convert import exchange
+from jax_transformer.convert import conversion, preparation, report
+from jax_transformer.convert.request import Request
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
 from jax_transformer.torch_bridge import to_numpy
 from parity_tests import huggingface, tokenizer_models
 
 
-def convert(source: Path, destination: Path, **more) -> exchange.Outcome:
-    return exchange.convert(
-        exchange.prepare(
-            exchange.Request(str(source), str(destination), **{"check": False, **more})
-        )
+def convert(source: Path, destination: Path, **more) -> report.Outcome:
+    return conversion.convert(
+        preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
     )
 
 
@@ -148,7 +146,7 @@ def test_half_precision_is_widened_to_what_transformers_computes(saved, tmp_path
 
 
 def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
-    plan = exchange.prepare(exchange.Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
+    plan = preparation.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}
     assert names == held(saved("marian")[1]).keys()
     assert {note.name: note.reason for note in plan.derived} == {
@@ -156,9 +154,7 @@ def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
         "decoder.positions.table": "is computed: sines and cosines",
     }
     convert(saved("marian")[1], tmp_path / "run")
-    plan = exchange.prepare(
-        exchange.Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")
-    ).plan
+    plan = preparation.prepare(Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf")).plan
     assert {name for move in plan.moves for name in move.target} == names
     assert {note.name for note in plan.dropped} == {
         "encoder.positions.table",
@@ -183,7 +179,7 @@ def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_p
         "eos_id": 2,
     }
     ours = jt.Transformer(both.config.with_sizes(**sizes), rngs=nnx.Rngs(0))
-    pretrained.save_model(ours, tmp_path / "run")
+    convert.save(ours, tmp_path / "run")
     tokenizer.save(tmp_path / "run/tokenizer.json")
     convert(tmp_path / "run", tmp_path / "out", to="hf")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

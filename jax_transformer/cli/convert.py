@@ -51,26 +51,28 @@ class ConvertOptions:
 
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
-    from jax_transformer.convert import exchange, planning
+    from jax_transformer.convert import conversion, preparation, report
+    from jax_transformer.convert.request import ModelDescription, Request
+    from jax_transformer.weights import fit
 
-    description = exchange.Description(
+    description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
-    shared = [f.name for f in dataclasses.fields(exchange.Request) if f.name != "description"]
-    request = exchange.Request(
-        description=description, **{name: getattr(options, name) for name in shared}
-    )
+    shared = [f.name for f in dataclasses.fields(Request) if f.name != "description"]
+    request = Request(description=description, **{name: getattr(options, name) for name in shared})
     if options.training:
         if options.dry_run:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
-        output.show(exchange.convert_training(request), as_json=options.json)
+        from jax_transformer.training import mid_flight
+
+        output.show(mid_flight.convert(request), as_json=options.json)
         return 0
-    prepared = exchange.prepare(request)
+    prepared = preparation.prepare(request)
     if options.dry_run:
-        planning.refuse(prepared.wrong)
-        output.show(exchange.Planned(prepared.plan, prepared.kept), as_json=options.json)
+        fit.refuse(prepared.problems)
+        output.show(report.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
     else:
-        output.show(exchange.convert(prepared), as_json=options.json)
+        output.show(conversion.convert(prepared), as_json=options.json)
     return 0
 
 

@@ -19,9 +19,9 @@ class InspectOptions:
 
 def run(options: InspectOptions) -> int:
     """Print the content and return the exit code."""
-    from jax_transformer.convert import exchange
+    from jax_transformer.convert import inspection
 
-    output.show(exchange.inspect(options.path), as_json=options.json)
+    output.show(inspection.inspect(options.path), as_json=options.json)
     return 0
 
 

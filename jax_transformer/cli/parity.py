@@ -46,10 +46,10 @@ def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
     output.check_folder(options.html)
-    from jax_transformer.convert import exchange
+    from jax_transformer.convert.request import ModelDescription
     from jax_transformer.parity import from_files, page
 
-    description = exchange.Description(
+    description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
     names = ("weights", "dtype", "gradients", "seed")

@@ -4,13 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_transformer.convert.models import load, save
     from jax_transformer.convert.optimizer import from_torch as optimizer_from_torch
     from jax_transformer.convert.optimizer import to_torch as optimizer_to_torch
+    from jax_transformer.convert.preparation import plan
     from jax_transformer.state_dict import from_torch, into_torch, to_torch, weight_table
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
-# What knows run folders stands on a higher floor; this is the front door to it
-_FILES = ("load", "plan", "save")
+_FILES = {"load": "models", "save": "models", "plan": "preparation"}
 _OPTIMIZER = ("optimizer_from_torch", "optimizer_to_torch")
 
 __all__ = [
@@ -35,5 +36,5 @@ def __getattr__(name: str) -> Any:
             name.removeprefix("optimizer_"),
         )
     if name in _FILES:
-        return getattr(importlib.import_module("jax_transformer.convert.library"), name)
+        return getattr(importlib.import_module(f"jax_transformer.convert.{_FILES[name]}"), name)
     raise AttributeError(f"module 'jax_transformer.convert' has no attribute {name!r}")

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.convert import sources
-from jax_transformer.convert.planning import plain
 from jax_transformer.convert.report import file_sha256
 from jax_transformer.errors import InputError
 from jax_transformer.storage import hub, kinds, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import plain
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,11 @@ def inspect(path: str | Path) -> Contents:
     if kind is Kind.HUGGINGFACE:
         return _huggingface(path)
     if kind.is_file:
-        found = sources.find(path)
         files = dict.fromkeys([path, *safetensors.files(path)])
         return Contents(
             str(path),
             kind.value,
-            dict(found.tensors),
+            safetensors.describe(path),
             {},
             [],
             {file.name: file_sha256(file) for file in files},

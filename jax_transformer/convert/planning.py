@@ -4,10 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from jax_transformer.errors import InputError, nearest
-from jax_transformer.storage.tensors import TensorInfo, is_float, same
+from jax_transformer.storage.tensors import Note, TensorInfo, is_float
+from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
 
 Tensors = Mapping[str, TensorInfo]
@@ -22,14 +20,6 @@ class Move:
     operation: str
     before: tuple[TensorInfo, ...]
     after: tuple[TensorInfo, ...]
-
-
-@dataclass(frozen=True)
-class Note:
-    """A tensor, or another thing in the source, that has no counterpart of its own, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -170,51 +160,6 @@ def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
     )
 
 
-def problems(found: Tensors, expected: Mapping[str, Shape]) -> list[str]:
-    """All that is missing, unexpected, mis-shaped, or no floating-point number."""
-    free = sorted(expected.keys() - found.keys())
-    wrong = [f"missing {name} {expected[name]}" for name in free]
-    for name in sorted(found.keys() - expected.keys()):
-        wrong.append(
-            f"unexpected {plain(name)} {found[name].shape}{nearest(name, free or sorted(expected))}"
-        )
-    for name in sorted(expected.keys() & found.keys()):
-        if found[name].shape != expected[name]:
-            wrong.append(
-                f"mis-shaped {name}: the checkpoint has {found[name].shape}, the model {expected[name]}"
-            )
-        if not is_float(found[name].dtype):
-            wrong.append(f"{name} is {found[name].dtype}, and weights are floating-point numbers")
-    return wrong
-
-
-def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
-    """The tensors that are not what they must repeat."""
-    aliases = [
-        rule
-        for rule in table
-        if isinstance(rule, Alias) and rule.torch in state and rule.of in state
-    ]
-    return [
-        f"{alias.torch} differs from {alias.of}, but the model ties them"
-        for alias in aliases
-        if not same(state[alias.torch], state[alias.of])
-    ]
-
-
-def refuse(wrong: Sequence[str]) -> None:
-    """Raises one InputError with all of ``wrong``, where there is any."""
-    if wrong:
-        raise InputError(
-            f"the weights do not fit the model ({len(wrong)} problems): {'; '.join(wrong)}"
-        )
-
-
-def plain(name: str) -> str:
-    """A name out of a file as one printable line."""
-    return name if name.isprintable() else ascii(name)
-
-
 def cast(dtype: str, wanted: str | None) -> str:
     """What a tensor's dtype becomes: integers and booleans stay as they are."""
     return dtype if wanted is None or not is_float(dtype) else wanted
@@ -247,16 +192,6 @@ def ties_of(table: Table) -> list[tuple[str, ...]]:
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
     return [tuple(names) for names in groups.values()]
-
-
-def without_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The same under names without ``prefix``. Raises InputError where a name does not begin with it."""
-    others = [name for name in tensors if not name.startswith(prefix)]
-    if others:
-        raise InputError(
-            f"--strip-prefix {prefix}: {len(others)} of {len(tensors)} names do not begin with it, first {others[0]}"
-        )
-    return {name[len(prefix) :]: value for name, value in tensors.items()}
 
 
 def wrapper_prefix(names: Sequence[str]) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert import planning, verify
+from jax_transformer.convert import verify
 from jax_transformer.convert.planning import Plan
+from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import casting
 
 
@@ -48,9 +49,7 @@ class Outcome:
         yield self.summary
         yield from said_of_sizes(self.plan, self.kept)
         yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
-        yield from (
-            f"not carried: {planning.plain(note.name)}: {note.reason}" for note in self.plan.dropped
-        )
+        yield from (f"not carried: {plain(note.name)}: {note.reason}" for note in self.plan.dropped)
         yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
         yield from self.loss.lines() if self.loss is not None else ()
         yield self.checked.line()

@@ -75,7 +75,7 @@ def write(
     kind: Kind,
     state: State,
     config: TransformerConfig | None,
-    carried: Collection[str],
+    frozen: Collection[str],
     check: Callable[[State], Any],
     beside: ExtraFiles | None = None,
 ) -> None:
@@ -95,7 +95,7 @@ def write(
             again = folders.read(folders.find(temporary))
             _compare_files(target, temporary, beside.files)
         else:
-            again = _write_checkpoint(temporary, kind, target, state, config, carried)
+            again = _write_checkpoint(temporary, kind, target, state, config, frozen)
             if kind is Kind.RUN and beside.files:
                 folders.write_files(temporary / folders.IN_RUN, beside.files)
                 _compare_files(target, temporary / folders.IN_RUN, beside.files)
@@ -109,13 +109,13 @@ def _write_checkpoint(
     target: Path,
     state: State,
     config: TransformerConfig | None,
-    carried: Collection[str],
+    frozen: Collection[str],
 ) -> dict[str, np.ndarray]:
     from jax_transformer.storage import checkpoint
 
     groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "frozen": {}}
     for name, array in state.items():
-        groups["frozen" if name in carried else "params"][name] = np.ascontiguousarray(array)
+        groups["frozen" if name in frozen else "params"][name] = np.ascontiguousarray(array)
     step = int(target.name) if kind is Kind.STEP else 0
     holder = temporary if kind is Kind.RUN else temporary.with_name(f"{temporary.name}.holder")
     try:

@@ -8,18 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import conversion, planning, sources
-from jax_transformer.convert.conversion import Description
-from jax_transformer.convert.sources import Source
+from jax_transformer.convert.request import ModelDescription
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess
 from jax_transformer.parity.random_batch import random_batch
 from jax_transformer.parity.report import DifferentError, Report
+from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import safetensors
-from jax_transformer.weights import rules
 
 TWIN = "twin"
 
@@ -29,7 +28,7 @@ TitledReport = tuple[str, Report]
 def compare_files(
     model: str,
     other: str,
-    description: Description,
+    description: ModelDescription,
     *,
     weights: str = "auto",
     dtype: str | None = None,
@@ -52,19 +51,19 @@ def compare_files(
     Returns (title, report) for each length.
     """
     jax.config.update("jax_enable_x64", True)  # float64 weights are read as they are
-    source = sources.find(model, weights=weights)
+    source = pretrained.open(model, weights)
     if golden.is_golden(other):
         if lengths:
             raise ConfigError(f"--lengths: {other} is a golden, and has a batch of its own")
         loaded = golden.load(other)
         _check_golden_fits(loaded, seed)
-        flax_model = _flax_model(_config(description, source, None), source)
+        flax_model = source.model(_config(description, source, None))
         report = comparison.compare_recorded(
             flax_model, loaded, loaded.batch, dtype=dtype, gradients=gradients, seed=loaded.seed
         )
         return [(f"{model} and {other}", report)]
     title = f"{model} and {'its PyTorch twin' if other == TWIN else other}"
-    other_source = source if other == TWIN else sources.find(other)
+    other_source = source if other == TWIN else pretrained.open(other)
     reports = _compare_with_twin(
         source, other_source, description, lengths, seed or 0, dtype=dtype, gradients=gradients
     )
@@ -103,9 +102,9 @@ def _check_golden_fits(loaded: Golden, seed: int | None) -> None:
 
 
 def _compare_with_twin(
-    source: Source,
-    other: Source,
-    description: Description,
+    source: Pretrained,
+    other: Pretrained,
+    description: ModelDescription,
     lengths: Sequence[int],
     seed: int,
     **options: Any,
@@ -114,10 +113,10 @@ def _compare_with_twin(
     from jax_transformer import torch_bridge
 
     config = _config(description, source, None if other is source else other)
-    flax_model = _flax_model(config, source)
+    flax_model = source.model(config)
     twin_config = other.config or config
     twin = torch_bridge.fill(
-        torch_bridge.twin(twin_config), _read(twin_config, other, flax=False)
+        torch_bridge.twin(twin_config), other.state(twin_config, "torch")
     ).eval()
     for length in lengths or (None,):
         batch = random_batch(config, seed, length)
@@ -132,7 +131,9 @@ def _check_torch() -> None:
         )
 
 
-def _config(description: Description, source: Source, other: Source | None) -> TransformerConfig:
+def _config(
+    description: ModelDescription, source: Pretrained, other: Pretrained | None
+) -> TransformerConfig:
     """The configuration of the source's own files, then of the other's, then of the command line.
 
     Raises ConfigError if the command line describes a source that has its own config.json.
@@ -148,31 +149,6 @@ def _config(description: Description, source: Source, other: Source | None) -> T
     if other is not None and other.config is not None and not described:
         return other.config
     return description.settle(source).config
-
-
-def _read(config: TransformerConfig, source: Source, *, flax: bool) -> dict[str, np.ndarray]:
-    """The weights under this project's names or PyTorch's.
-
-    Raises one error with everything that does not fit the configuration.
-    """
-    model = conversion.model_of(config)
-    names = "torch" if source.kind.has_torch_names else "flax"
-    problems = planning.problems(source.tensors, model.shapes[names])
-    planning.refuse(problems)
-    state = source.read()
-    if names == "torch":
-        planning.refuse(planning.differing_ties(model.table, state))
-        return rules.to_flax(model.table, state, model.shapes["flax"]) if flax else state
-    return state if flax else rules.to_torch(model.table, state)
-
-
-def _flax_model(config: TransformerConfig, source: Source) -> Any:
-    from jax_transformer import state_dict, transformer
-
-    state = _read(config, source, flax=True)
-    return transformer.unflatten(
-        config, {name: state_dict.as_jax(name, array, None) for name, array in state.items()}
-    )
 
 
 # Goldens
@@ -194,10 +170,10 @@ def create_golden(
             " random"
         )
     jax.config.update("jax_enable_x64", True)
-    source = sources.find(model, weights=weights)
+    source = pretrained.open(model, weights)
     if source.config is None:
         raise ConfigError(f"{model}: has no configuration: convert it to a run folder first")
-    state = _read(source.config, source, flax=False)
+    state = source.state(names="torch")
     return golden.create(
         path,
         _twin_recorder(source.config, state),

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,15 @@ class Checkpoint:
         )
         return self._restore(abstract, partial=partial)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Every array by its path in the tree, as NumPy's: bit for bit, whatever JAX's mode."""
+    def arrays(self, groups: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        """Arrays by their path in the tree, as NumPy's: bit for bit, whatever JAX's mode. All of them, or those of some groups."""
         import jax
 
-        abstract = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), self._stored)
-        loaded = self._unchanged(lambda ocp: ocp.load(self.path, abstract))
+        stored = self._stored
+        if groups is not None:
+            stored = {group: tree for group, tree in stored.items() if _present(group) in groups}
+        abstract = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), stored)
+        loaded = self._loaded(abstract, partial=groups is not None)
         return {_present(name): np.asarray(leaf) for name, leaf in _leaves(loaded)}
 
     def _restore(self, like: Tree, *, partial: bool) -> Tree:
@@ -82,23 +85,20 @@ class Checkpoint:
             groups = like._asdict() if hasattr(like, "_asdict") else like
             asked = {former.get(group, group): tree for group, tree in groups.items()}
 
-        def load(ocp: Any) -> Any:
-            context = ocp.Context()
-            context.pytree.loading.partial_load = partial
-            with context:
-                return ocp.load(self.path, asked)
-
-        loaded = self._unchanged(load)
+        loaded = self._loaded(asked, partial=partial)
         if not former:
             return loaded
         groups = {_FORMER_GROUPS.get(group, group): tree for group, tree in loaded.items()}
         return type(like)(**groups) if hasattr(like, "_asdict") else groups
 
-    def _unchanged(self, load: Callable[[Any], Any]) -> Any:
-        """What ``load`` reads, which is what was verified: each file is hashed once, and was not written to since."""
+    def _loaded(self, like: Any, *, partial: bool) -> Any:
+        """Read the stored tree, and make sure that no file was written to since it was verified."""
         from orbax.checkpoint import v1 as ocp
 
-        loaded = load(ocp)
+        context = ocp.Context()
+        context.pytree.loading.partial_load = partial
+        with context:
+            loaded = ocp.load(self.path, like)
         if manifest.identity(self.path) != self._identity:
             raise CheckpointError(f"{self.path}: was changed by another process; try again")
         return loaded

@@ -5,7 +5,7 @@ The names of the files are those of transformers 5.23 (``utils/__init__.py``), i
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,9 +299,9 @@ def text(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
 
 
-def contents(path: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The files of these names, verbatim. Raises InputError for one that cannot be read."""
+def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
+    """The content of files by their names. Raises InputError for one that cannot be read."""
     try:
-        return {name: (path / name).read_bytes() for name in names}
+        return {name: path.read_bytes() for name, path in files.items()}
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from None

@@ -62,6 +62,14 @@ class TensorInfo:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
 
+@dataclass(frozen=True)
+class Note:
+    """A tensor, or another thing in a file, that has no counterpart of its own, and why."""
+
+    name: str
+    reason: str
+
+
 def is_float(dtype: str) -> bool:
     """True for the dtypes that weights of a model may have."""
     return dtype in ("float64", "float32", "float16", "bfloat16")

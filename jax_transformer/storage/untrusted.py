@@ -21,3 +21,8 @@ def shown(value: Any, longest: int = 80) -> str:
     """A value out of a file as one line of printable ASCII, cut after ``longest`` characters."""
     text = ascii(value[: longest + 1] if isinstance(value, str | bytes) else value)
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def plain(name: str) -> str:
+    """A name out of a file, as it is if it can be printed on one line."""
+    return name if name.isprintable() else ascii(name)

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jax_transformer import pretrained
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.data import run_tokenizer
-from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer, load_huggingface
+from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
-from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import huggingface
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import hub, kinds
+from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
@@ -50,23 +51,20 @@ class InitSource:
     files: Mapping[str, bytes]
     """What the run keeps of a Hugging Face folder, by name."""
     decoding: GenerationConfig
-    """How translations are made at validations: greedily, under the folder's rules and into the tokenizer's language."""
+    """How translations are made at validations: greedily, under the folder's constraints and into the tokenizer's language."""
+    opened: Pretrained | None = None
+    """The weights; None in a run that goes on from its own."""
 
     def model(self) -> "Transformer":
         """The model, every array in float32 and with memory of its own. Raises as the readers of its files do."""
         import jax.numpy as jnp
 
-        from jax_transformer import convert, pretrained, transformer
-        from jax_transformer.convert import huggingface
+        from jax_transformer import transformer
 
-        if kinds.of(self.path) is Kind.HUGGINGFACE:
-            # 16 bits are not widened on the way: the positions among them would not be known as rounded
-            dtype = "float32" if "float64" in self.dtypes else None
-            loaded = convert.from_torch(
-                huggingface.find(self.path).read(), self.config, dtype=dtype
-            )
-        else:
-            loaded, _ = pretrained.load_model(self.path)
+        assert self.opened is not None, "a run that goes on has weights of its own"
+        # 16 bits are not widened on the way: the positions among them would not be known as rounded
+        narrow = self.opened.kind is Kind.HUGGINGFACE and "float64" in self.dtypes
+        loaded = self.opened.model(dtype="float32" if narrow else None)
         arrays = {name: np.asarray(array) for name, array in transformer.flatten(loaded).items()}
         return transformer.unflatten(
             self.config,
@@ -90,15 +88,12 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
         return None
     if folder.data.exists() and folder.last_step() is not None:
         return _taken(options, folder)
-    path = hub.local(options.init)
-    kind = kinds.of(path)
-    if kind is Kind.HUGGINGFACE:
-        return _of_huggingface(path, options)
-    if kind is Kind.RUN:
-        return _of_run(path, options)
-    raise ConfigError(
-        f"init={options.init}: is a {kind.value}; give a Hugging Face folder, hf:owner/name or a run folder, or convert it to one"
-    )
+    opened = pretrained.open(options.init)
+    if opened.kind not in (Kind.HUGGINGFACE, Kind.RUN):
+        raise ConfigError(
+            f"init={options.init}: is a {opened.kind.value}; give a Hugging Face folder, hf:owner/name or a run folder, or convert it to one"
+        )
+    return _of(opened, options)
 
 
 def _taken(options: TrainOptions, folder: RunFolder) -> InitSource:
@@ -109,69 +104,34 @@ def _taken(options: TrainOptions, folder: RunFolder) -> InitSource:
     return InitSource(Path(options.init or ""), config, words, recorded, frozenset(), {}, greedy)
 
 
-def _of_huggingface(path: Path, options: TrainOptions) -> InitSource:
-    from jax_transformer.convert import huggingface
-
-    found, data = huggingface.find(path), options.data
-    held = any(name in found.folder.kept for name in folders.TOKENIZER)
-    own = (
-        load_huggingface(path, source_lang=data.source_lang, target_lang=data.target_lang)
-        if held
-        else None
-    )
-    words = _words(own, options, path)
-    dtypes = frozenset(tensor.dtype for tensor in found.held.values() if is_float(tensor.dtype))
-    sha256 = _sha256([path / folders.CONFIG, *found.folder.files])
-    config = _fitted(found.config, options.model, words, path)
+def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
+    assert opened.config is not None, "folders tell their model"
+    path, data = opened.path, options.data
+    tokenizer = _tokenizer(_own_tokenizer(opened, data), options, path)
+    config = _fitted(opened.config, options.model, tokenizer, path)
+    dtypes = {tensor.dtype for tensor in opened.tensors.values() if is_float(tensor.dtype)}
+    extra = path if opened.run is None else path / folders.IN_RUN
     return InitSource(
         path,
         config,
-        words,
-        sha256,
-        dtypes,
-        _files(path, config, words, data),
-        _greedy(path, config, words),
+        tokenizer,
+        _sha256([path / folders.CONFIG, *opened.files]),
+        frozenset(dtypes),
+        _files(opened, config, tokenizer, data),
+        _greedy(extra, config, tokenizer),
+        opened,
     )
 
 
-def _of_run(path: Path, options: TrainOptions) -> InitSource:
-    from jax_transformer import pretrained
-    from jax_transformer.storage import checkpoint
-
-    folder, data = RunFolder(path), options.data
-    own = run_tokenizer.load_folder(path) if run_tokenizer.in_folder(path) else None
+def _own_tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary | None:
+    if not opened.has_tokenizer:
+        return None
+    if opened.kind is Kind.HUGGINGFACE:
+        return opened.tokenizer(data.source_lang, data.target_lang)
+    own = opened.tokenizer()
     if isinstance(own, HuggingFaceTokenizer):
-        own = own.with_languages(data.source_lang, data.target_lang)
-    words = _words(own, options, path)
-    config = _fitted(parsed(folder.config, TransformerConfig.from_json), options.model, words, path)
-    intact: pretrained.Weights | None = None
-    for weights in pretrained.candidates(folder, "auto"):
-        try:
-            opened = checkpoint.open(weights.root, weights.step)
-        except CheckpointError:  # named where it is loaded
-            continue
-        intact = weights
-        break
-    if intact is None:
-        raise CheckpointError(f"{folder.checkpoints}: holds no intact checkpoint to begin from")
-    dtypes = frozenset(
-        tensor.dtype
-        for name, tensor in opened.tensors.items()
-        if name.startswith(("params/", "ema/", "frozen/"))
-    )
-    sha256 = _sha256(
-        [folder.config, intact.root / str(intact.step) / kinds.MANIFEST]
-    )  # the manifest has the hash of every file
-    beside = path / folders.IN_RUN
-    return InitSource(
-        path,
-        config,
-        words,
-        sha256,
-        dtypes,
-        _files(beside, config, words, data),
-        _greedy(beside, config, words),
-    )
+        return own.with_languages(data.source_lang, data.target_lang)
+    return own
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
@@ -204,7 +164,7 @@ def _given(data: DataOptions) -> Vocabulary | None:
     )
 
 
-def _words(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
+def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
     """The tokenizer that is there, or the one that is given where there is none."""
     data, given = options.data, _given(options.data)
     if own is not None and given is not None:
@@ -255,14 +215,14 @@ def _fitted(
 
 
 def _files(
-    path: Path, config: TransformerConfig, words: Vocabulary, data: DataOptions
+    opened: Pretrained, config: TransformerConfig, words: Vocabulary, data: DataOptions
 ) -> dict[str, bytes]:
     """What is kept, as it is, but for generation_config.json: there, the model from now on translates into the language that it is trained for, and
     where no length is said, as far as its targets reach, which else would be cut behind twenty tokens."""
-    files = folders.contents(path, [name for name in folders.KEPT if (path / name).is_file()])
+    files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:
         return files
-    told, _ = huggingface.read(path)
+    told, _ = huggingface.read(opened.extra_files[folders.CONFIG].parent)
     changed: dict[str, int] = {}
     if isinstance(words, HuggingFaceTokenizer) and words.target_lang is not None:
         forced = words.forced_bos_id()
@@ -287,11 +247,9 @@ def _files(
 
 def _greedy(path: Path, config: TransformerConfig, words: Vocabulary) -> GenerationConfig:
     """What a folder says of decoding, but for the search. Raises InputError, naming the file, for what is asked for there and not done here."""
-    from jax_transformer import pretrained_files
-
     if not (path / folders.CONFIG).is_file():
         return GenerationConfig()
-    found = pretrained_files.decoding(path, config, words)
+    found = pretrained.generation_config(path, config, words)
     return GenerationConfig(
         constraints=found.constraints,
         forced_bos_token_id=found.forced_bos_token_id,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
-from jax_transformer.convert.conversion import Description, Request
+from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.convert.verify import DifferentError
 from jax_transformer.errors import ConfigError, InputError, Refusal
 from jax_transformer.storage import atomic, kinds, lock, pt
@@ -44,7 +44,7 @@ class Carried:
 def convert(request: Request) -> Carried:
     """Carry a whole training state. Raises ConfigError where the two ends are not a training checkpoint and a run, or contradict one another."""
     given = {
-        "--config, --preset and --set": request.description != Description(),
+        "--config, --preset and --set": request.description != ModelDescription(),
         "--dtype": request.dtype is not None,
         "--key": request.key is not None,
         "--strip-prefix": bool(request.strip_prefix),

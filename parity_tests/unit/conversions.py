@@ -6,8 +6,10 @@ import numpy as np
 import safetensors.numpy
 
 import jax_transformer as jt
+from jax_transformer import state_dict
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import conversion, exchange
+from jax_transformer.convert import conversion, preparation, report
+from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
@@ -24,7 +26,7 @@ def config_of(preset: str, **changes) -> TransformerConfig:
 def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Random weights under PyTorch's names, tied ones equal."""
     return rules.to_torch(
-        conversion.model_of(config).table, helpers.random_arrays(config, dtype=dtype)
+        state_dict.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
     )
 
 
@@ -38,13 +40,17 @@ def convert(
     destination: Path,
     *,
     check: bool = False,
-    description: exchange.Description | None = None,
+    description: ModelDescription | None = None,
     **more,
-) -> exchange.Outcome:
-    request = exchange.Request(
-        str(source), str(destination), description or exchange.Description(), check=check, **more
+) -> report.Outcome:
+    request = Request(
+        str(source),
+        str(destination),
+        description or ModelDescription(),
+        check=check,
+        **more,
     )
-    return exchange.convert(exchange.prepare(request))
+    return conversion.convert(preparation.prepare(request))
 
 
 def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import exchange
+from jax_transformer.convert.request import ModelDescription
 from jax_transformer.storage import pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert, state_of, write
@@ -49,10 +49,10 @@ def test_every_bit_crosses(config, config_file, dtype, tmp_path):
         for name, array in state_of(config).items()
     }
     source = write(tmp_path / "a.safetensors", state)
-    convert(source, tmp_path / "run", description=exchange.Description(str(config_file)))
+    convert(source, tmp_path / "run", description=ModelDescription(str(config_file)))
     convert(tmp_path / "run/checkpoints/0", tmp_path / "b.pt")
-    convert(tmp_path / "b.pt", tmp_path / "7", description=exchange.Description(str(config_file)))
-    convert(tmp_path / "7", tmp_path / "run2", description=exchange.Description(str(config_file)))
+    convert(tmp_path / "b.pt", tmp_path / "7", description=ModelDescription(str(config_file)))
+    convert(tmp_path / "7", tmp_path / "run2", description=ModelDescription(str(config_file)))
     outcome = convert(tmp_path / "run2", tmp_path / "c.safetensors", check=True)
     assert (tmp_path / "c.safetensors").read_bytes() == source.read_bytes()
     why = (
@@ -153,7 +153,7 @@ def test_several_files_are_one_source(console, config_file, weights, tmp_path):
 
 
 def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_path):
-    given = exchange.Description(str(config_file))
+    given = ModelDescription(str(config_file))
     hashes = {convert(weights, tmp_path / f"{i}.pt", description=given).sha256 for i in range(2)}
     hashes |= {
         convert(weights, tmp_path / f"{i}.safetensors", description=given).sha256 for i in range(2)

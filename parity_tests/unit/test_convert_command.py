@@ -10,9 +10,11 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer as jt
+from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import conversion, exchange, infer, verify
+from jax_transformer.convert import infer, verify
+from jax_transformer.convert.request import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import pt
 from jax_transformer.weights import rules
@@ -58,7 +60,7 @@ def test_sizes_are_read_from_the_shapes(preset):
         encoder_layers=3,
         **({} if "d_ff" in registry.presets()[preset].multiples else {"d_ff": 20}),
     )
-    shown = conversion.model_of(config).shapes
+    shown = state_dict.model_weights(config).shapes
     given = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
     hidden = (
         {}
@@ -70,7 +72,7 @@ def test_sizes_are_read_from_the_shapes(preset):
             registry.presets()[preset],
             given | hidden,
             shown[names],
-            lambda config, names=names: conversion.model_of(config).shapes[names],
+            lambda config, names=names: state_dict.model_weights(config).shapes[names],
         )
         assert found.config == config
         assert not found.sizes.keys() & (given | hidden).keys()
@@ -79,12 +81,12 @@ def test_sizes_are_read_from_the_shapes(preset):
 
 def test_equal_sizes_are_told_apart():
     config = jt.preset("lesson10", **helpers.SQUARE)
-    shapes = conversion.model_of(config).shapes["torch"]
+    shapes = state_dict.model_weights(config).shapes["torch"]
     found = infer.infer(
         registry.presets()["lesson10"],
         {"num_heads": 4},
         shapes,
-        lambda config: conversion.model_of(config).shapes["torch"],
+        lambda config: state_dict.model_weights(config).shapes["torch"],
     )
     assert found.config == config
 
@@ -122,7 +124,7 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     )
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
-    model = conversion.model_of(config)
+    model = state_dict.model_weights(config)
     assert sorted(name for move in plan["moves"] for name in move["source"]) == sorted(
         model.shapes["torch"]
     )
@@ -159,7 +161,7 @@ def test_a_plan_of_tied_weights_says_what_repeats_what(tmp_path):
     convert(
         source,
         tmp_path / "new",
-        description=exchange.Description(None, "small", {"num_heads": 3, "max_length": 20}),
+        description=ModelDescription(None, "small", {"num_heads": 3, "max_length": 20}),
     )
     back = jt.convert.plan(tmp_path / "new", tmp_path / "back.pt")
     assert [note.name for note in back.derived] == [
@@ -253,7 +255,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
 
 
 def test_the_check_sees_a_wrong_table(config):
-    model = conversion.model_of(config)
+    model = state_dict.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
     with pytest.raises(verify.DifferentError, match=r"linear1\.weight"):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import exchange, verify
+from jax_transformer.convert import verify
+from jax_transformer.convert.request import ModelDescription
 from jax_transformer.storage import atomic, checkpoint, pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert
@@ -168,7 +169,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
     """Before the first call, while it writes, right before the exchange of the names, right behind it, and while the old one is removed."""
     target, kept = tmp_path / "here" / "folder", tmp_path / "kept"
     target.parent.mkdir()
-    convert(weights, target, description=exchange.Description(str(config_file)))
+    convert(weights, target, description=ModelDescription(str(config_file)))
     shutil.copytree(target, kept)
     old = (kept / MANIFEST).read_bytes()
     command = [
@@ -206,7 +207,7 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
 def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
     """At the moments before and after the call, what has the name is whole."""
     folder, seen = tmp_path / "folder", []
-    given = exchange.Description(str(config_file))
+    given = ModelDescription(str(config_file))
     convert(weights, folder, description=given)
     exchange_names = atomic._exchange
 
@@ -227,7 +228,7 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
 def test_what_is_refused_at_the_end_leaves_what_was_there(
     weights, config_file, tmp_path, monkeypatch, kind
 ):
-    target, given = tmp_path / kind, exchange.Description(str(config_file))
+    target, given = tmp_path / kind, ModelDescription(str(config_file))
     outcome = convert(weights, target, description=given)
 
     def different(*_):

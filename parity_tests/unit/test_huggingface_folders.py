@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer import pretrained_files
+from jax_transformer import pretrained, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.convert import conversion, exchange
+from jax_transformer.convert import conversion, preparation, report
+from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import hub, huggingface, kinds, pt, safetensors
@@ -45,7 +46,7 @@ def weights() -> dict[str, np.ndarray]:
     """What transformers writes for the model of ``T5``, with random numbers."""
     found = huggingface_config.from_config(T5)
     whole = rules.to_torch(
-        conversion.model_of(found).table, helpers.random_arrays(found, dtype="float32")
+        state_dict.model_weights(found).table, helpers.random_arrays(found, dtype="float32")
     )
     return huggingface_state.saved(whole, found)
 
@@ -71,14 +72,12 @@ def console(capsys, monkeypatch) -> runs.Console:
     return runs.Console(capsys, monkeypatch)
 
 
-def prepare(source: Path | str, destination: Path | str, **more) -> conversion.Prepared:
-    return exchange.prepare(
-        exchange.Request(str(source), str(destination), **{"check": False, **more})
-    )
+def prepare(source: Path | str, destination: Path | str, **more) -> preparation.Prepared:
+    return preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
 
 
-def convert(source: Path | str, destination: Path | str, **more) -> exchange.Outcome:
-    return exchange.convert(prepare(source, destination, **more))
+def convert(source: Path | str, destination: Path | str, **more) -> report.Outcome:
+    return conversion.convert(prepare(source, destination, **more))
 
 
 def copied(theirs: Path, path: Path, **changes: bytes | None) -> Path:
@@ -196,7 +195,7 @@ def test_a_bare_file_and_the_configuration_make_a_folder(suffix, theirs, tmp_pat
         tmp_path / f"model.{suffix}"
     ).keys()
     for where in (theirs, tmp_path / "run"):
-        given = exchange.Description(str(where / "config.json"))
+        given = ModelDescription(str(where / "config.json"))
         if where == tmp_path / "run":
             convert(theirs, where)
         target = tmp_path / f"from-{where.name}"
@@ -297,7 +296,7 @@ def test_a_model_of_no_family_is_not_exported(tmp_path):
     other = helpers.tiny()
     safetensors.write(
         tmp_path / "model.safetensors",
-        rules.to_torch(conversion.model_of(other).table, helpers.random_arrays(other)),
+        rules.to_torch(state_dict.model_weights(other).table, helpers.random_arrays(other)),
     )
     (tmp_path / "config.json").write_text(other.to_json())
     with pytest.raises(ConfigError, match=r"is not a Hugging Face family: .*marian.*t5"):
@@ -305,7 +304,7 @@ def test_a_model_of_no_family_is_not_exported(tmp_path):
             tmp_path / "model.safetensors",
             tmp_path / "out",
             to="hf",
-            description=exchange.Description(str(tmp_path / "config.json")),
+            description=ModelDescription(str(tmp_path / "config.json")),
         )
 
 
@@ -426,7 +425,7 @@ def test_a_model_of_the_hub_is_asked_for_by_the_names_of_its_files(client, their
         "spiece.model",
     ]
     assert client == [("owner/name", "v1.0", wanted)]  # no program, no second form of the weights
-    model = pretrained_files.model(hub.local("hf:owner/name"))
+    model = pretrained.open("hf:owner/name").model()
     assert model.config == huggingface_config.from_config(T5)
 
 

@@ -7,9 +7,9 @@ from jax_transformer.architectures import huggingface, registry
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions
-from jax_transformer.convert import planning
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.transformer import abstract, flatten
+from jax_transformer.weights import fit
 from jax_transformer.weights.rules import Alias, torch_shapes
 
 SMALL = {
@@ -55,7 +55,7 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(name):
     full = whole(config)
     file = states.saved(full, config)
     assert states.complete(file, config) == full
-    assert not planning.problems(full, {name: one.shape for name, one in full.items()})
+    assert not fit.problems(full, {name: one.shape for name, one in full.items()})
     assert {name for name in full if name not in file} >= {
         rule.torch
         for rule in registry.weight_table(config.architecture, config)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import pretrained, transformer
+from jax_transformer import convert, pretrained, transformer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
@@ -53,7 +53,7 @@ def test_weights_configuration_and_tokenizer_are_taken_over(before, tmp_path):
     found = init_source.find(
         options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
     )
-    model, _ = pretrained.load_model(before.path)
+    model = pretrained.open(before.path).model()
     assert not runs.differing(
         *(
             {k: np.asarray(v) for k, v in transformer.flatten(m).items()}
@@ -151,7 +151,7 @@ def test_a_second_tokenizer_is_refused(before, tmp_path):
 
 def test_converted_weights_need_the_tokenizer_to_be_given(before, tmp_path):
     bare = tmp_path / "bare"
-    pretrained.save_model(pretrained.load_model(before.path)[0], bare)
+    convert.save(pretrained.open(before.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
         init_source.find(options(bare), RunFolder(tmp_path))
     given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
@@ -161,7 +161,7 @@ def test_converted_weights_need_the_tokenizer_to_be_given(before, tmp_path):
 
 def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     bare, lines = tmp_path / "bare", ["der Hund"]
-    pretrained.save_model(pretrained.load_model(before.path)[0], bare)
+    convert.save(pretrained.open(before.path).model(), bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     given = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
     with pytest.raises(

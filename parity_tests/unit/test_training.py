@@ -223,7 +223,7 @@ def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
         ("last", of[80]),
         ("60", of[60]),
     ):
-        arrays = transformer.flatten(pretrained.load_model(run, name)[0], nnx.Param)
+        arrays = transformer.flatten(pretrained.open(run, name).model(), nnx.Param)
         assert all(
             np.array_equal(array, expected[f"params/{path}"].astype(np.float32))
             for path, array in arrays.items()

@@ -1,0 +1,133 @@
+"""The files next to the weights: those of a new Hugging Face folder, and those that a run keeps of one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax_transformer.architectures import huggingface_config as configs
+from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import card, training_facts
+from jax_transformer.errors import InputError
+from jax_transformer.pretrained import Pretrained
+from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import json_text
+from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION
+from jax_transformer.storage.tensors import Note, is_float
+
+
+def kept(source: Pretrained, dtype: str | None) -> dict[str, bytes]:
+    """The files that a run keeps of a folder, verbatim but for the dtype of weights that were cast."""
+    files = folders.contents(source.extra_files)
+    if dtype is not None and CONFIG in files:
+        files[CONFIG] = folders.text(_with_dtype(_model_config(source), {dtype}))
+    return files
+
+
+def _model_config(source: Pretrained) -> Mapping[str, Any]:
+    return folders.configuration(source.extra_files[CONFIG].parent)
+
+
+def exported(
+    source: Pretrained, config: TransformerConfig, name: str, dtype: str | None
+) -> dict[str, bytes]:
+    """The files of a new Hugging Face folder: those that were kept, verbatim, and those that are made or changed.
+
+    ``name`` is the folder's; ``dtype`` is what the weights are cast to. Raises ConfigError where no model of the families is this one.
+    """
+    files = folders.contents(source.extra_files)
+    training = training_facts.of(source)
+    original = _model_config(source) if CONFIG in files else None
+    data = configs.to_config(config, original)
+    if dtype is not None or training is not None or original is None:
+        stored = {tensor.dtype for tensor in source.tensors.values() if is_float(tensor.dtype)}
+        data = _with_dtype(data, stored if dtype is None else {dtype})
+    if data != original:
+        files[CONFIG] = folders.text(data)
+    if original is None:
+        files[GENERATION] = folders.text(_generation(config))
+    if not any(name in files for name in folders.TOKENIZER):
+        files |= _tokenizer(source, config)
+    if CARD not in files:
+        repeated = {note.name for note in source.derived}
+        numbers = sum(
+            tensor.size for name, tensor in source.tensors.items() if name not in repeated
+        )
+        files[CARD] = card.new(name, config.architecture, numbers, training).encode()
+    elif training is not None:
+        files[CARD] = card.appended(files[CARD].decode("utf-8", "replace"), name, training).encode()
+    return files
+
+
+def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
+    """The dtype that transformers gives the parameters where it is not told another; ``torch_dtype`` in files from before its version 5."""
+    if len(dtypes) != 1:
+        return dict(data)
+    name = "torch_dtype" if "torch_dtype" in data else "dtype"
+    return {**data, name: next(iter(dtypes))}
+
+
+def _generation(config: TransformerConfig) -> dict[str, Any]:
+    """How transformers decodes as this project does: from the model's start token to its end token."""
+    ids = {
+        "decoder_start_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "pad_token_id": config.target_pad_id,
+    }
+    return {"bos_token_id": config.bos_id, **ids, "max_length": usual_length(config)}
+
+
+def left_behind(source: Pretrained) -> tuple[Note, ...]:
+    """The two vocabularies of a run, for which transformers has no such file."""
+    from jax_transformer.data import run_tokenizer
+
+    there = [
+        name
+        for name in run_tokenizer.SIDE_FILES
+        if source.path.is_dir() and (source.path / name).is_file()
+    ]
+    return tuple(
+        Note(
+            name,
+            "one of two vocabularies, for which transformers has no file; train with --data.vocabularies shared",
+        )
+        for name in there
+    )
+
+
+def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes]:
+    """A run's own tokenizer as transformers loads it, which ends each line itself; none where the source has none."""
+    from jax_transformer.data import run_tokenizer, tokenizer
+
+    path = source.path / run_tokenizer.SHARED_FILE
+    if source.path.is_file() or not path.is_file():
+        return {}
+    found = tokenizer.Tokenizer.load(path)
+    if (found.pad_id, found.eos_id) != (config.source_pad_id, config.eos_id):
+        raise InputError(f"{path}: its special ids are not those of {source.path / CONFIG}")
+    end = [{"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}]
+    ends_line = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *end],
+        "pair": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            *end,
+            {"Sequence": {"id": "B", "type_id": 0}},
+            *end,
+        ],
+        "special_tokens": {
+            tokenizer.EOS: {"id": tokenizer.EOS, "ids": [found.eos_id], "tokens": [tokenizer.EOS]}
+        },
+    }
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": tokenizer.PAD,
+        "bos_token": tokenizer.BOS,
+        "eos_token": tokenizer.EOS,
+        "model_max_length": usual_length(config),
+        "clean_up_tokenization_spaces": False,
+    }
+    data = json_text.read(path) | {"post_processor": ends_line}
+    return {
+        run_tokenizer.SHARED_FILE: folders.text(data),
+        "tokenizer_config.json": folders.text(about),
+    }

@@ -1,0 +1,228 @@
+"""Before a conversion: open the source, settle the model, plan. No weights are read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jax_transformer import pretrained, pretrained_files
+from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import export_files, infer, planning, writing
+from jax_transformer.convert.planning import Plan
+from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert.writing import ExtraFiles
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.pretrained import Pretrained
+from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import kinds, safetensors
+from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.storage.tensors import Note
+from jax_transformer.weights import casting, fit
+
+if TYPE_CHECKING:
+    from jax_transformer.state_dict import ModelWeights
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion that is planned."""
+
+    request: Request
+    source: Pretrained
+    target: Path
+    kind: Kind
+    """Of the target."""
+    model: "ModelWeights | None"
+    """None if files become files as they are, whatever model they are of."""
+    plan: Plan
+    preset_sizes: Mapping[str, Any]
+    """Sizes that no shape shows, and that are the preset's."""
+    problems: list[str]
+    """Why it cannot be made."""
+    extra_files: ExtraFiles
+
+
+def plan(
+    source: str | Path,
+    destination: str | Path,
+    config: str | None = None,
+    *,
+    preset: str | None = None,
+    dtype: str | None = None,
+    weights: str = "auto",
+    key: str | None = None,
+    strip_prefix: str = "",
+    force: bool = False,
+    architecture: Architecture | str | None = None,
+    **sizes: Any,
+) -> Plan:
+    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` would, without reading a weight.
+
+    ``config`` is the path of a config.json, and the rest as for :func:`jax_transformer.convert.load`. Raises what the
+    conversion would raise; only that tied copies are equal is seen when they are read.
+    """
+    description = ModelDescription(config, preset, sizes)
+    request = Request(
+        str(source),
+        str(destination),
+        description,
+        dtype,
+        weights,
+        key,
+        strip_prefix,
+        force,
+        architecture=architecture,
+    )
+    prepared = prepare(request)
+    fit.refuse(prepared.problems)
+    return prepared.plan
+
+
+def prepare(request: Request) -> Prepared:
+    """Find both ends, settle the model and plan; no weights are read. Raises ConfigError or InputError where the request cannot be meant."""
+    casting.check(request.dtype)
+    target = Path(request.destination)
+    kind = kinds.wanted(target, request.to)
+    if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
+        raise ConfigError(
+            f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf makes"
+        )
+    shard_size = (
+        folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
+    )
+    writing.check_free(target, kind, force=request.force)
+    source = pretrained.open(
+        request.source, weights=request.weights, key=request.key, strip_prefix=request.strip_prefix
+    )
+    if kind in (Kind.SAFETENSORS, Kind.HUGGINGFACE):
+        _check_dtypes(source, target)
+    if target.exists() and target.resolve() == source.path.resolve():
+        raise ConfigError(f"{target}: is the source, too")
+    settled = _settle(request, source, target, kind)
+    model = None if settled is None else _model_weights(settled.config, request.architecture)
+    wrong = _wrong(source, model)
+    inferred = settled.sizes if settled is not None else {}
+    made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
+    kept = settled.kept if settled is not None else {}
+    files = _files(request, source, target, kind, model)
+    return Prepared(
+        request,
+        source,
+        target,
+        kind,
+        model,
+        replace(made, inferred=inferred),
+        kept,
+        wrong,
+        ExtraFiles(files, shard_size),
+    )
+
+
+def _files(
+    request: Request, source: Pretrained, target: Path, kind: Kind, model: "ModelWeights | None"
+) -> Mapping[str, bytes]:
+    """What goes into a folder beside the weights."""
+    if kind is Kind.HUGGINGFACE and model is not None:
+        return export_files.exported(source, model.config, target.absolute().name, request.dtype)
+    if kind is Kind.RUN and source.extra_files:
+        return export_files.kept(source, request.dtype)
+    return {}
+
+
+def _check_dtypes(source: Pretrained, target: Path) -> None:
+    """Raises InputError that names every tensor of a dtype that a .safetensors file has no name for."""
+    known = {dtype.name for dtype in safetensors.DTYPES.values()}
+    odd = [
+        f"{name} is {tensor.dtype}"
+        for name, tensor in source.tensors.items()
+        if tensor.dtype not in known
+    ]
+    if odd:
+        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(odd)}")
+
+
+def _settle(
+    request: Request, source: Pretrained, target: Path, kind: Kind
+) -> infer.Inferred | None:
+    """The configuration, where one is needed or given."""
+    if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
+        raise ConfigError(
+            f"{target}: lies in a run that was trained, which could not go on from weights alone: give --training"
+        )
+    around = source.config or (
+        pretrained_files.config_around(target) if kind is Kind.STEP else None
+    )
+    if around is not None:
+        if request.description != ModelDescription():
+            whose = request.source if source.config is not None else target.absolute().parent.parent
+            raise ConfigError(
+                f"{whose} has a config.json of its own: --config, --preset and --set are for bare files of weights"
+            )
+        return infer.Inferred(around, {}, {})
+    if request.description == ModelDescription() and source.kind.is_file and kind.is_file:
+        return None
+    prefix = planning.wrapper_prefix(list(source.tensors)) if source.kind.is_file else ""
+    if prefix:
+        raise InputError(
+            f"{source.path}: every name begins with {prefix!r}: give --strip-prefix {prefix}"
+        )
+    return request.description.settle(source, request.architecture)
+
+
+def _wrong(source: Pretrained, model: "ModelWeights | None") -> list[str]:
+    return (
+        fit.problems(
+            source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]
+        )
+        if model is not None
+        else []
+    )
+
+
+def _plan(request: Request, source: Pretrained, kind: Kind, model: "ModelWeights | None") -> Plan:
+    dropped, ties = source.dropped, source.ties
+    derived: tuple[Note, ...] = ()
+    if model is None or source.kind.has_torch_names == kind.has_torch_names:
+        moves = planning.unchanged(source.tensors, request.dtype)
+    elif source.kind.has_torch_names:
+        moves, repeated = planning.to_flax(
+            model.table, source.tensors, model.shapes["flax"], request.dtype
+        )
+        dropped += repeated
+    else:
+        moves, derived = planning.to_torch(
+            model.table, source.tensors, model.shapes["flax"], request.dtype
+        )
+    if model is not None:
+        ties = tuple(planning.ties_of(model.table))
+    if kind not in (Kind.RUN, Kind.HUGGINGFACE):
+        dropped += tuple(
+            Note(name, f"goes with folders, and {request.destination} is a {kind.value}")
+            for name in source.extra_files
+        )
+    made = planning.without_completed(
+        Plan(source.title, request.destination, moves, derived, dropped, ties), source.derived
+    )
+    if kind is not Kind.HUGGINGFACE or model is None:
+        return made
+    made = replace(made, dropped=made.dropped + export_files.left_behind(source))
+    held = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
+    return planning.left_out(
+        made,
+        {
+            name: states.why_completed(name, model.config)
+            for name in model.shapes["torch"]
+            if name not in held
+        },
+    )
+
+
+def _model_weights(
+    config: TransformerConfig, architecture: Architecture | str | None
+) -> "ModelWeights":
+    from jax_transformer import state_dict  # loads jax
+
+    return state_dict.model_weights(config, architecture)

@@ -1,0 +1,88 @@
+"""What a conversion is asked for, and which model a bare file of weights is of."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.architectures import huggingface_config, registry
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import infer
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.pretrained import Pretrained
+from jax_transformer.storage import json_text
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A configuration file, or a preset with the sizes that no shape shows."""
+
+    config: str | None = None
+    """The path of a config.json, ours or transformers'."""
+    preset: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def settle(
+        self, source: Pretrained, architecture: Architecture | str | None = None
+    ) -> infer.Inferred:
+        """The configuration; a preset's sizes are read from the shapes, under the names of ``architecture``.
+
+        Raises ConfigError unless either a file or a preset is given.
+        """
+        if (self.config is None) == (self.preset is None):
+            raise ConfigError(
+                "a file of weights does not tell its architecture: "
+                "give either --config config.json or --preset NAME"
+            )
+        if self.preset is not None:
+            names = "torch" if source.kind.has_torch_names else "flax"
+            shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+            return infer.infer(
+                registry.find_preset(self.preset, architecture),
+                self.changes,
+                shapes,
+                lambda config: _shapes(config, architecture)[names],
+            )
+        config = _from_file(Path(self.config or ""), source)
+        return infer.Inferred(config.with_sizes(**self.changes), {}, {})
+
+
+@dataclass(frozen=True)
+class Request:
+    """A conversion, as the command line states it."""
+
+    source: str
+    destination: str
+    description: ModelDescription = ModelDescription()
+    dtype: str | None = None
+    weights: str = "auto"
+    key: str | None = None
+    strip_prefix: str = ""
+    force: bool = False
+    check: bool = True
+    to: str | None = None
+    """Kind of folder to write, ``hf`` or ``run``, if the name does not tell."""
+    shard_size: str | None = None
+    """Most bytes of weights in one file of a Hugging Face folder."""
+    architecture: Architecture | str | None = None
+    """The architecture whose names the PyTorch weights have; that of the configuration if None."""
+
+
+def _shapes(config: TransformerConfig, architecture: Architecture | str | None) -> Any:
+    from jax_transformer import state_dict
+
+    return state_dict.model_weights(config, architecture).shapes
+
+
+def _from_file(path: Path, source: Pretrained) -> TransformerConfig:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    try:
+        data = json_text.read(path)
+        if isinstance(data, dict) and huggingface_config.is_huggingface(data):
+            return huggingface_config.from_config(data, names=source.tensors)
+        return TransformerConfig.from_json(text)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,50 @@
+"""Check that stored tensors fit a model: one error names everything that does not."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jax_transformer.errors import InputError, nearest
+from jax_transformer.storage.tensors import TensorInfo, is_float, same
+from jax_transformer.storage.untrusted import plain
+from jax_transformer.weights.rules import Alias, Shape, Table
+
+
+def problems(tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape]) -> list[str]:
+    """List every name that is missing, unexpected, of another shape, or no floating-point number."""
+    free = sorted(expected.keys() - tensors.keys())
+    wrong = [f"missing {name} {expected[name]}" for name in free]
+    for name in sorted(tensors.keys() - expected.keys()):
+        hint = nearest(name, free or sorted(expected))
+        wrong.append(f"unexpected {plain(name)} {tensors[name].shape}{hint}")
+    for name in sorted(expected.keys() & tensors.keys()):
+        if tensors[name].shape != expected[name]:
+            wrong.append(
+                f"mis-shaped {name}: the checkpoint has {tensors[name].shape}, "
+                f"the model {expected[name]}"
+            )
+        if not is_float(tensors[name].dtype):
+            wrong.append(f"{name} is {tensors[name].dtype}, and weights are floating-point numbers")
+    return wrong
+
+
+def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
+    """List the tensors that differ from those that the model ties them with."""
+    aliases = [
+        rule
+        for rule in table
+        if isinstance(rule, Alias) and rule.torch in state and rule.of in state
+    ]
+    return [
+        f"{alias.torch} differs from {alias.of}, but the model ties them"
+        for alias in aliases
+        if not same(state[alias.torch], state[alias.of])
+    ]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one InputError with all problems, if there are any."""
+    if problems:
+        raise InputError(
+            f"the weights do not fit the model ({len(problems)} problems): {'; '.join(problems)}"
+        )
