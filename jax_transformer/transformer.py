@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer import inputs
 from jax_transformer.config import (
+    EmbeddingNormOf,
     EmbeddingScale,
     LogitScale,
     Positions,
@@ -65,6 +66,7 @@ class Stack(nnx.Module):
             else None
         )
         self.embedding_norm = norm(config) if stack.embedding_norm else None
+        self.embedding_norm_of = stack.embedding_norm_of
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
         self.final_norm = norm(config) if stack.final_norm else None
 
@@ -75,12 +77,7 @@ class Stack(nnx.Module):
 
         ``x`` are token embeddings.
         """
-        if self.positions is not None:
-            x = self.positions(
-                x, context.positions, context.valid, from_start=context.length is None
-            )
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
+        x = self._embedded(x, context)
         if self.relative is not None:
             keys = context.positions if context.key_positions is None else context.key_positions
             context = context._replace(self_bias=self.relative(context.positions, keys))
@@ -99,6 +96,22 @@ class Stack(nnx.Module):
         return (
             dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
         ), results
+
+    def _embedded(self, x: Hidden, context: Context) -> Hidden:
+        """Token embeddings with positions, and with their norm if there is one."""
+
+        def add_positions(x: Hidden) -> Hidden:
+            if self.positions is None:
+                return x
+            from_start = context.length is None
+            return self.positions(x, context.positions, context.valid, from_start=from_start)
+
+        def normalize(x: Hidden) -> Hidden:
+            return x if self.embedding_norm is None else self.embedding_norm(x)
+
+        if self.embedding_norm_of is EmbeddingNormOf.TOKENS:
+            return add_positions(normalize(x))
+        return normalize(add_positions(x))
 
 
 class Encoder(Stack):

@@ -134,6 +134,13 @@ class PositionsAt(enum.StrEnum):
     FEED_FORWARD = "feed_forward"
 
 
+class EmbeddingNormOf(enum.StrEnum):
+    """The input of the norm that stands with a stack's embeddings."""
+
+    SUM = "sum"  # token embeddings and positions: BART
+    TOKENS = "tokens"  # token embeddings, to which positions are added then: Roller et al. 2020
+
+
 class PositionIndex(enum.StrEnum):
     """The row of the table that a position takes."""
 

@@ -21,6 +21,7 @@ from jax_transformer.config.enums import (
     Activation,
     DropoutMasks,
     DropoutSite,
+    EmbeddingNormOf,
     EmbeddingScale,
     HeadMerge,
     Init,
@@ -93,7 +94,8 @@ class StackConfig:
     init: Init | None = None
     """The model's ``init`` if None."""
     embedding_norm: bool = False
-    """A norm on the sum of token embeddings and positions, before its dropout (BART)."""
+    """A norm stands with the embeddings, before their dropout (BART)."""
+    embedding_norm_of: EmbeddingNormOf = EmbeddingNormOf.SUM
     final_norm: bool = False
     self_mask: tuple[Mask, ...] = ()
     cross_mask: tuple[Mask, ...] = ()

@@ -86,6 +86,11 @@ def changed_new_arrays(old: TransformerConfig, new: TransformerConfig) -> set[st
     return {name for name in first if furthest(first[name], second[name]) > 0}
 
 
+def changes_logits_with_embedding_norms(old: TransformerConfig, new: TransformerConfig):
+    norms = {"encoder.embedding_norm": True, "decoder.embedding_norm": True}
+    changes_logits(old.with_sizes(**norms), new.with_sizes(**norms))
+
+
 def changes_new_arrays(old: TransformerConfig, new: TransformerConfig):
     assert changed_new_arrays(old, new)
 
@@ -297,6 +302,11 @@ FLIPS = {
             ("d_ff", changes_weights, [dict(d_ff=21)]),
             ("gated", changes_weights_and_logits, [dict(gated=True)]),
             ("embedding_norm", changes_weights_and_logits, [dict(embedding_norm=True)]),
+            (
+                "embedding_norm_of",
+                changes_logits_with_embedding_norms,
+                others("embedding_norm_of", BASE.encoder),
+            ),
             ("mixing", changes_logits, others("mixing", BASE.encoder)),
             ("head_merge", changes_logits, others("head_merge", BASE.encoder)),
             (
