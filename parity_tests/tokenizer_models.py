@@ -2,7 +2,9 @@
 
 import functools
 import io
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +206,28 @@ def bart() -> dict[str, Any]:
         "decoder_start_token_id": 2,
     }
     return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}
+
+
+@functools.cache
+def word_merges(size: int = 300) -> list[tuple[str, str]]:
+    """Merges of lower-cased words, the most frequent pair first, learned from the corpus."""
+    words = [[*word[:-1], f"{word[-1]}</w>"] for word in " ".join(CORPUS).lower().split()]
+    merges: list[tuple[str, str]] = []
+    while len(merges) < size:
+        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
+        if not pairs:
+            break
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merges.append(best)
+        words = [_merge(word, best) for word in words]
+    return merges
+
+
+def _merge(word: list[str], pair: tuple[str, str]) -> list[str]:
+    merged: list[str] = []
+    for symbol in word:
+        if merged and (merged[-1], symbol) == pair:
+            merged[-1] += symbol
+        else:
+            merged.append(symbol)
+    return merged

@@ -32,6 +32,7 @@ class Algorithm(enum.Enum):
     BYTE_BPE = "byte-level BPE"  # Radford et al. 2019: vocab.json and merges.txt
     REBUILT_PIECES = "a SentencePiece model that tokenizers rebuilds"  # Kudo and Richardson 2018
     PIECES = "a SentencePiece model, with ids in vocab.json"  # the library itself cuts
+    WORD_BPE = "byte-pair encoding of lower-cased words"  # Sennrich et al. 2016, Miller et al. 2017
 
 
 class LanguagePlace(enum.Enum):

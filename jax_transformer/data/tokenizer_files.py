@@ -12,6 +12,7 @@ from jax_transformer.data.piece_vocabulary import PieceVocabulary
 from jax_transformer.data.sentencepiece_model import SentencePieceModel
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
+from jax_transformer.data.word_bpe import WordBpe
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -160,6 +161,8 @@ def _vocabularies(
             folder / "vocab.json", contents["vocab.json"], contents["merges.txt"], settings
         )
         return fast, fast
+    if algorithm is Algorithm.WORD_BPE:
+        return _word_vocabulary(contents, settings)
     sampling = settings.values.get("sp_model_kwargs")
     if sampling:
         raise InputError(
@@ -176,6 +179,20 @@ def _vocabularies(
         fast = fast_vocabulary.from_pieces(folder / name, pieces, settings)
         return fast, fast
     return _piece_vocabularies(list(models.values()), contents, settings)
+
+
+def _word_vocabulary(
+    contents: Mapping[str, bytes], settings: TokenizerSettings
+) -> tuple[SubwordVocabulary, SubwordVocabulary]:
+    path, merges = settings.folder / "merges.txt", contents["merges.txt"]
+    # transformers skips the first line, and what follows the last line's end
+    if not merges.startswith(b"#version") or not merges.endswith(b"\n"):
+        raise InputError(f"{path}: does not begin with #version, or its last line has no end")
+    model = WordBpe(fast_vocabulary.read_merges(path, merges))
+    path = settings.folder / "vocab.json"
+    ids = tokenizer_settings.read_vocabulary(path, contents[path.name])
+    vocabulary = PieceVocabulary(path, ids, model, settings)
+    return vocabulary, vocabulary
 
 
 def _piece_vocabularies(
