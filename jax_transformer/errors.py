@@ -1,61 +1,62 @@
-"""Everything that the package refuses, each with the exit code that the command line gives it.
+"""Errors that the package raises on purpose, each with its exit code on the command line.
 
-A message is one line that names the file and line, or the key, and says what to do. The classes also derive from the built-in error that a
-library user would expect to catch.
+A message is one line that names the file and line, or the key, and says what to do. The classes
+also derive from the built-in error that a user of the library would expect to catch.
 """
 
 
 class Refusal(Exception):
-    """Base of all errors raised on purpose; ``exit_code`` is what the command line exits with."""
+    """Base of all errors raised on purpose."""
 
     exit_code = 1
+    """Exit code of the command line."""
 
 
 class ConfigError(Refusal, ValueError):
-    """A configuration, option or call that cannot be right (exit code 2)."""
+    """A configuration, option or call that is wrong (exit code 2)."""
 
     exit_code = 2
 
 
 class InputError(Refusal, ValueError):
-    """A file whose content cannot be used, or ids and weights that do not fit the model (exit code 3)."""
+    """A file with unusable content, or ids and weights that do not fit the model (exit code 3)."""
 
     exit_code = 3
 
 
 class UnsafeFileError(Refusal, ValueError):
-    """A file that asks for more than weights: code to run, or more memory than it holds (exit code 4)."""
+    """A file that asks for code to run, or for more memory than its size allows (exit code 4)."""
 
     exit_code = 4
 
 
 class CheckpointError(Refusal, RuntimeError):
-    """A checkpoint that is missing, damaged or of another model (exit code 5)."""
+    """A checkpoint that is missing, damaged or belongs to another model (exit code 5)."""
 
     exit_code = 5
 
 
 class NonFiniteLossError(Refusal, ArithmeticError):
-    """The training loss became NaN or infinite (exit code 6)."""
+    """A training loss that became NaN or infinite (exit code 6)."""
 
     exit_code = 6
 
 
 class LockedError(Refusal):
-    """A run folder that another process is training in (exit code 7)."""
+    """A run folder in which another process is training (exit code 7)."""
 
     exit_code = 7
 
 
 class Preempted(Refusal):
-    """Training was asked to stop and has saved its state; the same command continues it (exit code 75)."""
+    """Training stopped on request and saved its state; run it again to continue (exit code 75)."""
 
     exit_code = 75
 
 
 def nearest(name: str, known: "list[str]") -> str:
-    """`` (did you mean 'd_model'?)``, or nothing where no known name is near."""
+    """Return `` (did you mean 'd_model'?)``, or nothing if no known name is similar."""
     import difflib
 
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

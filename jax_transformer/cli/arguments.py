@@ -34,7 +34,7 @@ def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Option
                 f"{option.flag} is given {counts[option.flag]} times: give all values after one"
             )
     default, where = _underneath(kind, dashed)
-    values = vars(parser.parser(command, known, {}, ()).parse_intermixed_args(dashed))
+    values = vars(parser.build(command, known, {}, ()).parse_intermixed_args(dashed))
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
         return options.build(kind, values, default)
@@ -47,7 +47,7 @@ def help_text(name: str, command: Command, arguments: Sequence[str]) -> str:
     default, _ = _underneath(command.kind, list(arguments))
     known = list(options.listed(command.kind, default))
     description = (command.kind.__doc__ or "").partition("\n")[0]
-    return parser.parser(name, known, command.groups, command.examples, description).format_help()
+    return parser.build(name, known, command.groups, command.examples, description).format_help()
 
 
 def assignments(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _value(text: str) -> Any:
 
 
 def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with today's flags, in dashes. Raises ConfigError for an unknown flag."""
+    """Return the arguments with today's flags, in dashes. Raises ConfigError if one is unknown."""
     known = [*flags(kind), "--help"]
     renamed = {options.flag(a): options.flag(b) for a, b in options.renamed(kind).items()}
     dashed = []

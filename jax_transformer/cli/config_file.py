@@ -1,15 +1,18 @@
-"""Options from a YAML file, read strictly: every key is known, given once and of its field's type.
+"""Options from a YAML file, read strictly: unknown keys, repeated keys and wrong types are refused.
 
-JSON is YAML, so a run's train_config.json can be given too. Three habits of YAML 1.1 are left out: ``1e-3`` is a number, ``010`` is not 8, and a
-date is text. ``yes``, ``no``, ``on`` and ``off`` stay true and false; a field of text refuses them.
+JSON is YAML, so the train_config.json of a run is read too. Three traps of YAML 1.1 are left out:
+``1e-3`` is a number, ``010`` is not 8, and a date is text. ``yes``, ``no``, ``on`` and ``off`` stay
+true and false; an option of text refuses them.
 """
 
 import re
+import sys
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import yaml
 
+from jax_transformer.cli import options
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -17,13 +20,16 @@ T = TypeVar("T")
 
 
 def read(cls: type[T], path: str | Path) -> T:
-    """The dataclass ``cls`` with the values of a file; what the file does not give keeps its default. The class's own checks are not run.
+    """Return the dataclass ``cls`` with the values of a file over its defaults, unchecked.
 
-    Raises InputError where the file cannot be read or is no YAML, ConfigError naming a key that is unknown or whose value is of another type.
+    A key of an earlier version works, with a line on stderr that names the new one. Raises
+    InputError if the file cannot be read or is not YAML, ConfigError for an unknown key or a value
+    of the wrong type.
     """
     data = _load(path)
     try:
-        return codec.from_dict(cls, _known(data, codec.names(cls)), checked=False)
+        keys = _Keys(codec.names(cls), options.renamed(cls))
+        return codec.from_dict(cls, _checked(data, keys), checked=False)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -32,7 +38,7 @@ def _load(path: str | Path) -> Any:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     try:
         data = yaml.load(content.decode("utf-8"), Loader=_Loader)
     except UnicodeDecodeError as error:
@@ -42,43 +48,54 @@ def _load(path: str | Path) -> Any:
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise InputError(
-            f"{path}: {f'line {mark.line + 1}: ' if mark else ''}{error.problem or error.context}"
-        ) from None
+        line_number = f"line {mark.line + 1}: " if mark else ""
+        raise InputError(f"{path}: {line_number}{error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
-        # the last three: a value that its explicit tag does not fit, and brackets without end
+        # the last three: a value that does not fit its explicit tag, and brackets without end
         raise InputError(f"{path}: is not YAML: {str(error).splitlines()[0]}") from None
     return {} if data is None else data
 
 
-def _known(data: Any, names: list[str], where: str = "") -> Any:
-    """The data without empty sections. Raises ConfigError naming an unknown key, and the nearest of the dotted ``names``."""
+class _Keys(NamedTuple):
+    """The dotted keys of a dataclass."""
+
+    names: list[str]
+    renamed: dict[str, str]
+    """Keys of earlier versions, and the keys that replaced them."""
+
+
+def _checked(data: Any, keys: _Keys, section: str = "") -> Any:
+    """Return the data of a section under today's keys, without empty sections.
+
+    Raises ConfigError naming an unknown key and the nearest known one.
+    """
     if not isinstance(data, dict):
         return data
-    kept = {}
+    checked = {}
     for key, value in data.items():
-        dotted = f"{where}{key}"
-        section = any(name.startswith(f"{dotted}.") for name in names)
-        if dotted not in names and not section:
-            sections = sorted({name.rpartition(".")[0] for name in names} - {""})
-            raise ConfigError(
-                f"unknown key {dotted!r}{nearest(dotted, sections if isinstance(value, dict) else names)}"
-            )
+        name = f"{section}{key}"
+        if name in keys.renamed:
+            print(f"{name} is now called {keys.renamed[name]}", file=sys.stderr)
+            name = keys.renamed[name]
+        is_section = any(known.startswith(f"{name}.") for known in keys.names)
+        if name not in keys.names and not is_section:
+            sections = sorted({known.rpartition(".")[0] for known in keys.names} - {""})
+            similar = sections if isinstance(value, dict) else keys.names
+            raise ConfigError(f"unknown key {name!r}{nearest(name, similar)}")
         if "." in str(key):
-            raise ConfigError(
-                f"{dotted!r} has a dot: write {key.rpartition('.')[2]!r} under {key.rpartition('.')[0]!r}"
-            )
-        if value is not None or not section:
-            kept[key] = _known(value, names, f"{dotted}.") if section else value
-    return kept
+            parent, _, child = str(key).rpartition(".")
+            raise ConfigError(f"{name!r} has a dot: write {child!r} under {parent!r}")
+        if value is not None or not is_section:
+            last = name.rpartition(".")[2]
+            checked[last] = _checked(value, keys, f"{name}.") if is_section else value
+    return checked
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data; a key that is given twice is refused, and so is every tag but those of :data:`_PLAIN`."""
+    """Builds plain data. A repeated key is refused, and so is every tag that is not plain data."""
 
-    yaml_implicit_resolvers: ClassVar[
-        dict
-    ] = {}  # in place of YAML 1.1's; filled below, as are the constructors
+    # in place of YAML 1.1's; filled below, as are the constructors
+    yaml_implicit_resolvers: ClassVar[dict] = {}
     yaml_constructors: ClassVar[dict] = {None: yaml.SafeLoader.yaml_constructors[None]}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -92,19 +109,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
-        """Text. JSON writes a character beyond U+FFFF as two escapes, which YAML takes for two characters: they become one."""
-        return (
-            self.construct_scalar(node)
-            .encode("utf-16", "surrogatepass")
-            .decode("utf-16", "surrogatepass")
-        )
+        """Return text with surrogate pairs joined.
+
+        JSON writes a character beyond U+FFFF as two escapes, which YAML reads as two characters.
+        """
+        text = self.construct_scalar(node)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 _PLAIN = {
     "null": r"~|null|Null|NULL|",
     "bool": r"(?i:yes|no|on|off|true|false)",
     "int": r"[-+]?(0|[1-9][0-9_]*)",
-    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?(?i:\.inf)|(?i:\.nan)",
+    "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
+    r"|[-+]?(?i:\.inf)|(?i:\.nan)",
 }
 for _name in ("map", "seq", "str", *_PLAIN):
     _tag = f"tag:yaml.org,2002:{_name}"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from jax_transformer.cli import output
+from jax_transformer.cli.options import Command, Positional
 from jax_transformer.errors import ConfigError, nearest
 
 _ACTIONS = ["make", "check"]
-from jax_transformer.cli.options import Command, Positional
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The options of a command, listed from its dataclass: a field is a flag, its docstring the help.
 
-Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, and the fields
-of an ``Inline`` dataclass have flags without its name in front.
+Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, and
+the fields of an ``Inline`` dataclass have flags without its name in front.
 """
 
 import ast
@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Option:
 
     @property
     def off(self) -> str:
-        """The flag that switches a boolean off, as ``--no-json`` and ``--optimizer.no-nesterov``."""
+        """Flag that switches a boolean off, as ``--no-json`` and ``--optimizer.no-nesterov``."""
         section, dot, name = self.name.rpartition(".")
         return flag(f"{section}{dot}no-{name}")
 
@@ -182,7 +183,7 @@ def _docstrings(kind: type) -> dict[str, str]:
         if isinstance(node, ast.ClassDef)
     ]
     texts = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name)
             texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())

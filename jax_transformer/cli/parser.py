@@ -9,6 +9,7 @@ import enum
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
 from jax_transformer.cli.options import Option
@@ -55,7 +56,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{option.flag} {option.metavar}{' ...' if option.several else ''}"
 
 
-def parser(
+def build(
     command: str,
     known: Sequence[Option],
     groups: Mapping[str, str],
@@ -79,7 +80,7 @@ def parser(
             rest.pop(name)
             for pattern in names.split()
             for name in list(rest)
-            if name == pattern or pattern.endswith("*") and name.startswith(pattern[:-1])
+            if fnmatchcase(name, pattern)
         ]
         if members:
             section = built.add_argument_group(title)

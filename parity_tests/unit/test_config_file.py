@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
@@ -278,3 +280,40 @@ def test_any_options_class_can_be_read(write):
 def test_no_argument_at_all_is_every_default():
     """``python train.py``, the first thing that anyone runs."""
     assert cli.parse("train", train_command.TrainCommand, []) == train_command.TrainCommand()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section with an option that had another name."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"rate": "learning_rate"}
+
+    learning_rate: float = 1.0
+    """The rate."""
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Options two of which had other names."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"updates": "steps"}
+
+    steps: int = 1
+    """The steps."""
+    optimizer: Section = field(default_factory=Section)
+
+
+def test_names_of_earlier_versions_work_and_name_the_new_ones(capsys, write):
+    expected = Renamed(7, Section(0.5))
+    assert cli.parse("train", Renamed, ["--updates", "7", "--optimizer.rate=0.5"]) == expected
+    assert capsys.readouterr().err.splitlines() == [
+        "--updates is now called --steps",
+        "--optimizer.rate is now called --optimizer.learning-rate",
+    ]
+    assert config_file.read(Renamed, write("{updates: 7, optimizer: {rate: 0.5}}")) == expected
+    assert capsys.readouterr().err.splitlines() == [
+        "updates is now called steps",
+        "optimizer.rate is now called optimizer.learning_rate",
+    ]
+    assert codec.from_dict(Renamed, {"updates": 7, "optimizer": {"rate": 0.5}}) == expected
+    assert capsys.readouterr().err == ""  # files that a run wrote are read silently
