@@ -146,16 +146,16 @@ def test_the_command_line_converts_compares_trains_and_translates(
     monkeypatch.chdir(tmp_path)
     mine = ["--architecture", spec]
 
-    run("convert", checkpoint, "mine", *mine, "--preset", "my_translator", "--set", "num_heads=4",
+    run("convert", checkpoint, "begun", *mine, "--preset", "my_translator", "--set", "num_heads=4",
         "--strip-prefix", "model.")  # fmt: skip
     assert "PyTorch twin in float64" in capsys.readouterr().err
-    run("convert", "mine", "back.safetensors", *mine)
+    run("convert", "begun", "back.safetensors", *mine)
     assert same_bits(load_file("back.safetensors"), module.state_dict())
-    run("convert", "mine", "back.pt", *mine)
+    run("convert", "begun", "back.pt", *mine)
     module.load_state_dict(torch.load("back.pt", weights_only=True), strict=True)
 
-    run("parity", "mine", "twin", *mine)
-    run("golden", "make", "golden.safetensors", "mine", *mine)
+    run("parity", "begun", "twin", *mine)
+    run("golden", "make", "golden.safetensors", "begun", *mine)
     run("golden", "check", "golden.safetensors", *mine)
 
     Tokenizer.train([*ENGLISH, *GERMAN], vocab_size=300, pad_id=0, bos_id=1, eos_id=2).save(
@@ -169,7 +169,7 @@ def test_the_command_line_converts_compares_trains_and_translates(
             (tmp_path / f"{split}.{side}").write_text(text)
             flags += [f"--data.{split}-{side}", tmp_path / f"{split}.{side}"]
     # A run has a complete config.json: to train it and to translate needs no weight table
-    run("train", "--run", "more", "--init", "mine", "--data.tokenizer", "tokenizer.json", *flags,
+    run("train", "--run", "more", "--init", "begun", "--data.tokenizer", "tokenizer.json", *flags,
         "--steps", 10, "--eval-every", 10, "--data.buckets", 1, "--data.tokens-per-batch", 128,
         "--optimizer.warmup-steps", 1)  # fmt: skip
     (tmp_path / "lines").write_text("the cat\na red dog\n")

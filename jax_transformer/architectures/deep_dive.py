@@ -59,7 +59,7 @@ def _encoder_block(
 
 def _decoder_block(torch: str, flax: str, *, computes_feed_forward: bool) -> Table:
     used = (f"{flax}.feed_forward", f"{flax}.residuals.2.norm")
-    idle = (f"{flax}.idle.1.part", f"{flax}.idle.1.norm")
+    unused = (f"{flax}.unused.1.part", f"{flax}.unused.1.norm")
     return [
         *attention(f"{torch}.attention_layer", f"{flax}.self_attention", _SELF),
         *layer_norm(f"{torch}.normalization1", f"{flax}.residuals.0.norm"),
@@ -67,9 +67,9 @@ def _decoder_block(torch: str, flax: str, *, computes_feed_forward: bool) -> Tab
         *layer_norm(f"{torch}.normalization2", f"{flax}.residuals.1.norm"),
         *_encoder_block(
             f"{torch}.transformer_block",
-            f"{flax}.idle.0.part",
-            f"{flax}.idle.0.norm",
-            *(used if computes_feed_forward else idle),
+            f"{flax}.unused.0.part",
+            f"{flax}.unused.0.norm",
+            *(used if computes_feed_forward else unused),
         ),
     ]
 
@@ -106,7 +106,7 @@ def _config(*, repaired: bool) -> TransformerConfig:
     # Every decoder block owns an encoder block: unused as printed; the repair computes its
     # feed-forward
     branches = stacks.DECODER_BLOCK if repaired else stacks.DECODER_BLOCK[:2]
-    idle = stacks.ENCODER_BLOCK[:1] if repaired else stacks.ENCODER_BLOCK
+    unused = stacks.ENCODER_BLOCK[:1] if repaired else stacks.ENCODER_BLOCK
     positions: dict[str, Any] = {"positions": Positions.LEARNED, "position_index": index}
     return TransformerConfig(
         source_vocab_size=10,
@@ -118,7 +118,7 @@ def _config(*, repaired: bool) -> TransformerConfig:
         max_length=100,
         encoder=StackConfig(6, stacks.ENCODER_BLOCK, self_mask=padding, **positions),
         decoder=StackConfig(
-            6, branches, idle=idle, self_mask=(Mask.CAUSAL,), cross_mask=padding, **positions
+            6, branches, unused=unused, self_mask=(Mask.CAUSAL,), cross_mask=padding, **positions
         ),
         mask_fill=MaskFill.MINUS_1E20,
         embedding_scale=EmbeddingScale.NONE,

@@ -58,7 +58,8 @@ def run(options: ConvertOptions) -> int:
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
-    shared = [f.name for f in dataclasses.fields(Request) if f.name != "description"]
+    fields = {f.name for f in dataclasses.fields(Request)}
+    shared = fields - {"description", "architecture"}  # which is registered by now
     request = Request(description=description, **{name: getattr(options, name) for name in shared})
     if options.training:
         if options.dry_run:

@@ -154,8 +154,8 @@ def check_stacks(config: "TransformerConfig") -> None:
                 f"{name}.branches: cross_attention belongs in every decoder block "
                 "and in no encoder block"
             )
-        if any(len(branch.parts) != 1 for branch in stack.idle):
-            raise ConfigError(f"{name}.idle: an idle branch has one part")
+        if any(len(branch.parts) != 1 for branch in stack.unused):
+            raise ConfigError(f"{name}.unused: an unused branch has one part")
         if stack.positions_at is PositionsAt.FEED_FORWARD and Part.FFN not in stack.parts:
             raise ConfigError(
                 f"{name}.positions_at='feed_forward': its blocks have no feed-forward"

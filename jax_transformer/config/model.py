@@ -61,7 +61,7 @@ class StackConfig:
 
     layers: int
     branches: tuple[Branch, ...]
-    idle: tuple[Branch, ...] = ()
+    unused: tuple[Branch, ...] = ()
     """Branches of one part that every block owns and never computes.
 
     They belong to the checkpoint and are never trained.
@@ -99,6 +99,8 @@ class StackConfig:
     final_norm: bool = False
     self_mask: tuple[Mask, ...] = ()
     cross_mask: tuple[Mask, ...] = ()
+    RENAMED: ClassVar[Mapping[str, str]] = {"idle": "unused"}
+    """Keys of version 0.1 that are still read."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -269,11 +271,16 @@ class TransformerConfig:
             for field in dataclasses.fields(StackConfig)
         }
         known = sorted(fields | nested | set(_SHORTHANDS))
+        former = dict(self.RENAMED) | {
+            f"{stack}.{old}": f"{stack}.{new}"
+            for stack in ("encoder", "decoder")
+            for old, new in StackConfig.RENAMED.items()
+        }
         expanded: dict[str, Any] = {}
         for name, value in changes.items():
-            if name in self.RENAMED:
-                print(f"{name} is now called {self.RENAMED[name]}", file=sys.stderr)
-                name = self.RENAMED[name]
+            if name in former:
+                print(f"{name} is now called {former[name]}", file=sys.stderr)
+                name = former[name]
             if name not in known:
                 raise ConfigError(f"unknown configuration field {name!r}{nearest(name, known)}")
             expanded |= dict.fromkeys(_SHORTHANDS.get(name, (name,)), value)

@@ -45,7 +45,7 @@ class BlockResult(NamedTuple):
     cache: BlockCache | None
 
 
-class Idle(nnx.Module):
+class UnusedBranch(nnx.Module):
     """A part and a norm that a block owns and never computes.
 
     They belong to the checkpoint, and no optimizer sees them.
@@ -82,8 +82,10 @@ class Block(nnx.Module):
             if stack.positions is Positions.RELATIVE_PER_BLOCK
             else None
         )
-        if stack.idle:
-            self.idle = nnx.List([Idle(config, stack, branch, rngs=rngs) for branch in stack.idle])
+        if stack.unused:
+            self.unused = nnx.List(
+                [UnusedBranch(config, stack, branch, rngs=rngs) for branch in stack.unused]
+            )
 
     def __call__(
         self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None

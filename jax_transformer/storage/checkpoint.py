@@ -27,6 +27,8 @@ Tree = TypeVar("Tree")
 _WRITING = ".writing-"
 _FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
 """Groups by their names in checkpoints that version 0.1 wrote, and by ours."""
+_FORMER_MODULE = (".idle.", ".unused.")
+"""A module's name within those of arrays, in checkpoints that version 0.1 wrote, and ours."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,18 @@ class Checkpoint:
         asked: Any = like
         if former:
             groups = like._asdict() if hasattr(like, "_asdict") else like
-            asked = {former.get(group, group): tree for group, tree in groups.items()}
+            asked = {
+                former.get(group, group): _renamed(tree, *_FORMER_MODULE[::-1])
+                for group, tree in groups.items()
+            }
 
         loaded = self._loaded(asked, partial=partial)
         if not former:
             return loaded
-        groups = {_FORMER_GROUPS.get(group, group): tree for group, tree in loaded.items()}
+        groups = {
+            _FORMER_GROUPS.get(group, group): _renamed(tree, *_FORMER_MODULE)
+            for group, tree in loaded.items()
+        }
         return type(like)(**groups) if hasattr(like, "_asdict") else groups
 
     def _loaded(self, like: Any, *, partial: bool) -> Any:
@@ -213,7 +221,14 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 def _present(name: str) -> str:
     """The path of an array under the names of today."""
     group, slash, rest = name.partition("/")
-    return _FORMER_GROUPS.get(group, group) + slash + rest
+    return _FORMER_GROUPS.get(group, group) + slash + rest.replace(*_FORMER_MODULE)
+
+
+def _renamed(tree: Any, old: str, new: str) -> Any:
+    """A group's arrays with ``new`` for ``old`` in their names."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name.replace(old, new): leaf for name, leaf in tree.items()}
 
 
 def _infos(tree: Any) -> dict[str, TensorInfo]:

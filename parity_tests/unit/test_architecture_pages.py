@@ -230,7 +230,7 @@ def test_the_recorded_shapes_are_the_model_s():
     assert found["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
     assert found["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
     assert found["output"] == {"": (b, t, letters["v"])} and not any(
-        ".idle." in path for path in found
+        ".unused." in path for path in found
     )
 
 

@@ -68,7 +68,7 @@ def random_config(draw):
         name: StackConfig(
             draw(st.integers(1, 99)),
             branches := random_branches(draw, parts, residuals),
-            idle=tuple(Branch((part,)) for part in draw(st.lists(one_of(Part), max_size=2))),
+            unused=tuple(Branch((part,)) for part in draw(st.lists(one_of(Part), max_size=2))),
             positions=draw(one_of(Positions)),
             positions_at=draw(one_of(PositionsAt))
             if any(Part.FFN in branch.parts for branch in branches)
@@ -254,9 +254,9 @@ def edited(path: str, value) -> str:
         ("attention_bias", 0, "attention_bias must be bool, not 0"),
         ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
         (
-            "decoder/idle",
+            "decoder/unused",
             [{"part": ["feed_forward"]}],
-            "unknown key 'decoder.idle[0].part' (did you mean 'parts'?)",
+            "unknown key 'decoder.unused[0].part' (did you mean 'parts'?)",
         ),
         (
             "decoder/branches/0/parts/0",

@@ -106,12 +106,12 @@ INVALID = [
         for name in ("encoder", "decoder")
     ),
     (
-        stack("encoder", idle=(Branch((Part.SELF, Part.FFN)),)),
-        "encoder.idle: an idle branch has one part",
+        stack("encoder", unused=(Branch((Part.SELF, Part.FFN)),)),
+        "encoder.unused: an unused branch has one part",
     ),
     (
-        stack("decoder", idle=(Branch((Part.FFN,)), Branch(()))),
-        "decoder.idle: an idle branch has one part",
+        stack("decoder", unused=(Branch((Part.FFN,)), Branch(()))),
+        "decoder.unused: an unused branch has one part",
     ),
     (
         stack("encoder", positions_at=PositionsAt.FEED_FORWARD, branches=NO_CROSS),
@@ -122,7 +122,7 @@ INVALID = [
             "decoder",
             positions_at=PositionsAt.FEED_FORWARD,
             branches=CROSS_ONLY,
-            idle=(Branch((Part.FFN,)),),
+            unused=(Branch((Part.FFN,)),),
         ),
         "decoder.positions_at='feed_forward': its blocks have no feed-forward",
     ),

@@ -111,8 +111,8 @@ def test_with_sizes_takes_what_python_has_for_these_fields():
         ),
         (
             "deep_dive",
-            {"decoder.idl": ()},
-            "unknown configuration field 'decoder.idl' (did you mean 'decoder.idle'?)",
+            {"decoder.unusd": ()},
+            "unknown configuration field 'decoder.unusd' (did you mean 'decoder.unused'?)",
         ),
     ],
 )

@@ -156,7 +156,7 @@ def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: Transf
     assert (
         added
         and shapes(old).keys() < shapes(new).keys()
-        and all(".idle." in name for name in added)
+        and all(".unused." in name for name in added)
     )
     assert {type(skeleton(new)[1][name][1]) for name in added} == {Frozen}
     assert furthest(logits(old), logits(new)) == 0
@@ -283,9 +283,9 @@ FLIPS = {
         for name in ("encoder", "decoder")
         for field, effect, flips in (
             (
-                "idle",
+                "unused",
                 adds_arrays_that_nothing_reads_or_trains,
-                [dict(idle=(Branch((Part.SELF,)), Branch((Part.FFN,))))],
+                [dict(unused=(Branch((Part.SELF,)), Branch((Part.FFN,))))],
             ),
             ("positions_at", changes_logits, others("positions_at", BASE.encoder)),
             ("position_index", changes_logits, others("position_index", BASE.encoder)),
