@@ -45,13 +45,13 @@ def _registry_and_imports_as_before(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The example in a folder of its own."""
+    """A copy of the example, outside of the package."""
     return shutil.copytree(EXAMPLE, tmp_path / "mine")
 
 
 @pytest.fixture
 def spec(folder: Path) -> str:
-    """What follows --architecture."""
+    """The value of --architecture."""
     return f"{folder / 'my_architecture.py'}:MY_TRANSLATOR"
 
 
@@ -103,6 +103,15 @@ def same_bits(ours: dict[str, np.ndarray], theirs: dict[str, torch.Tensor]) -> b
     )
 
 
+def test_the_page_quotes_the_example():
+    """Every block of Python that defines something stands in the example as it is."""
+    page = (EXAMPLE.parents[1] / "adding-an-architecture.md").read_text(encoding="utf-8")
+    code = (EXAMPLE / "my_architecture.py").read_text(encoding="utf-8")
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    quoted = [block for block in blocks if block in code]
+    assert len(quoted) == 3 and len(blocks) == 4
+
+
 def test_python_takes_an_architecture_that_is_not_registered(folder):
     module = random_module(folder)
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
@@ -148,7 +157,7 @@ def test_the_command_line_converts_compares_trains_and_translates(
 
     run("convert", checkpoint, "begun", *mine, "--preset", "my_translator", "--set", "num_heads=4",
         "--strip-prefix", "model.")  # fmt: skip
-    assert "PyTorch twin in float64" in capsys.readouterr().err
+    assert "PyTorch twin in float64" in capsys.readouterr().out
     run("convert", "begun", "back.safetensors", *mine)
     assert same_bits(load_file("back.safetensors"), module.state_dict())
     run("convert", "begun", "back.pt", *mine)
