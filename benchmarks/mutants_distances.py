@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant, family
 
-_RELATIVE, _WHOLE = "jax_transformer/nn/relative.py", "jax_transformer/transformer.py"
+_RELATIVE, _STACKS = "jax_transformer/nn/relative.py", "jax_transformer/nn/stacks.py"
 _SELF = "encoder.blocks.0.self_attention"
 _DISTANCES = "parity_tests/test_huggingface_forward.py::test_every_distance_up_to_100_000_has_the_same_bucket"
 
@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         "the first block's bias alone",
-        _WHOLE,
+        _STACKS,
         "block(x, context, dropout",
         "block(x, context if i == 0 else context._replace(self_bias=None), dropout",
         family("t5"),

@@ -13,6 +13,7 @@ _WHOLE, _BART, _T5 = (
     "jax_transformer/architectures/bart.py",
     "jax_transformer/architectures/t5.py",
 )
+_STACKS = "jax_transformer/nn/stacks.py"
 _SELF = "encoder.blocks.0.self_attention"
 
 MUTANTS = [
@@ -140,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "no norm of embeddings",
-        _WHOLE,
+        _STACKS,
         "x = self.embedding_norm(x)",
         "x = x + 0 * self.embedding_norm(x)",
         family("bart"),
@@ -150,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "norm of embeddings before positions",
-        _WHOLE,
+        _STACKS,
         ("            x = self.positions(\n                x, context.positions"),
         (
             "            x = x if self.embedding_norm is None else self.embedding_norm(x)\n"

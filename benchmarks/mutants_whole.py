@@ -7,6 +7,7 @@ _RESIDUAL, _DROPOUT, _WHOLE = (
     "jax_transformer/nn/dropout.py",
     "jax_transformer/transformer.py",
 )
+_STACKS = "jax_transformer/nn/stacks.py"
 _SAME_MASKS = "parity_tests/test_dropout.py::test_same_masks_same_loss_and_gradients"
 
 MUTANTS = [
@@ -40,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         "no last norm",
-        _WHOLE,
+        _STACKS,
         "x = self.final_norm(x)",
         "x = x + 0 * self.final_norm(x)",
         level("encoder"),

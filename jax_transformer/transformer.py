@@ -1,4 +1,4 @@
-"""Encoder, Decoder and Transformer: the whole model, described by a TransformerConfig."""
+"""Transformer: the whole model, described by a TransformerConfig, and its arrays by name."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,38 +8,27 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer import inputs
 from jax_transformer.config import (
-    EmbeddingNormOf,
     EmbeddingScale,
     LogitScale,
-    Positions,
-    PositionsAt,
-    StackConfig,
     TransformerConfig,
     Tying,
 )
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import cache as caches
-from jax_transformer.nn import masks
-from jax_transformer.nn.blocks import Block, BlockResult, Context
+from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embedding import Embedding
 from jax_transformer.nn.linear import output
-from jax_transformer.nn.norm import norm
-from jax_transformer.nn.positions import Frozen, PositionTable
-from jax_transformer.nn.relative import RelativeBias
+from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.stacks import Decoder, Encoder, Randomness, positions_of
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 
 Module = TypeVar("Module", bound=nnx.Module)
-Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
-
-
-def _positions(count: int) -> Int[Array, " n"]:
-    return jnp.arange(count, dtype=jnp.int32)
 
 
 class Attention(NamedTuple):
@@ -48,135 +37,6 @@ class Attention(NamedTuple):
     encoder: tuple[Weights, ...]
     decoder: tuple[Weights, ...]
     cross: tuple[Weights, ...]
-
-
-class Stack(nnx.Module):
-    """An encoder or a decoder without its embedding: positions, blocks and norms around them."""
-
-    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        self.positions = (
-            PositionTable(config, stack, rngs=rngs)
-            if stack.positions_at is PositionsAt.EMBEDDING
-            else None
-        )
-        self.relative = (
-            RelativeBias(config, stack, rngs=rngs)
-            if stack.positions is Positions.RELATIVE
-            else None
-        )
-        self.embedding_norm = norm(config) if stack.embedding_norm else None
-        self.embedding_norm_of = stack.embedding_norm_of
-        self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
-        self.final_norm = norm(config) if stack.final_norm else None
-
-    def __call__(
-        self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None
-    ) -> tuple[Hidden, list[BlockResult]]:
-        """The last block's output, normed if configured, and every block's result.
-
-        ``x`` are token embeddings.
-        """
-        x = self._embedded(x, context)
-        if self.relative is not None:
-            keys = context.positions if context.key_positions is None else context.key_positions
-            context = context._replace(self_bias=self.relative(context.positions, keys))
-        for i in range(self.config.embedding_dropouts):
-            x = dropout.scope(f"embedding.{i}" if i else "embedding")(
-                x, self.config.embedding_dropout
-            )
-        results: list[BlockResult] = []
-        for i, block in enumerate(self.blocks):
-            results.append(
-                block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
-            )
-            x = results[-1].x
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        return (
-            dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
-        ), results
-
-    def _embedded(self, x: Hidden, context: Context) -> Hidden:
-        """Token embeddings with positions, and with their norm if there is one."""
-
-        def add_positions(x: Hidden) -> Hidden:
-            if self.positions is None:
-                return x
-            from_start = context.length is None
-            return self.positions(x, context.positions, context.valid, from_start=from_start)
-
-        def normalize(x: Hidden) -> Hidden:
-            return x if self.embedding_norm is None else self.embedding_norm(x)
-
-        if self.embedding_norm_of is EmbeddingNormOf.TOKENS:
-            return add_positions(normalize(x))
-        return normalize(add_positions(x))
-
-
-class Encoder(Stack):
-    """The stack that reads the source."""
-
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.encoder, rngs=rngs)
-
-    def encode_embeddings(
-        self,
-        x: Float[AnyArray, "b s d"],
-        valid: Bool[AnyArray, "b s"] | None = None,
-        *,
-        rngs: Randomness = None,
-    ) -> Memory:
-        """The encoder's output (b, s, d) for ``x`` (b, s, d) in place of scaled token embeddings.
-
-        ``valid`` (b, s) is False at padding; nothing is padding if None. Deterministic unless
-        ``rngs`` is given. Raises InputError for wrong shapes and dtypes, and for more positions
-        than there are.
-        """
-        x, valid = inputs.check_embeddings(x, valid, self.config)
-        return self.read(x, valid, from_rngs(rngs, self.config.dropout_masks))[0]
-
-    def read(
-        self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout
-    ) -> tuple[Memory, list[BlockResult]]:
-        """The output and every block's result."""
-        positions = _positions(x.shape[1])
-        mask = masks.visible(
-            self.config.encoder.self_mask,
-            source_valid=valid,
-            target_valid=None,
-            query_positions=positions,
-            key_positions=positions,
-        )
-        return self(x, Context(None, mask, None, positions, valid=valid), dropout)
-
-
-class Decoder(Stack):
-    """The stack that reads the target so far and the memory."""
-
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, config.decoder, rngs=rngs)
-
-    def masks(
-        self,
-        source_valid: Bool[Array, "b s"],
-        target_valid: Bool[Array, "b m"],
-        query_positions: Int[Array, " q"],
-        key_positions: Int[Array, " m"],
-    ) -> tuple[Bool[Array, "#b 1 #q m"] | None, Bool[Array, "#b 1 #q s"] | None]:
-        """The masks of self- and cross-attention: True at the keys that a query may see."""
-        valid = {
-            "source_valid": source_valid,
-            "target_valid": target_valid,
-            "query_positions": query_positions,
-        }
-        config = self.config.decoder
-        return (
-            masks.visible(config.self_mask, **valid, key_positions=key_positions),
-            masks.visible(
-                config.cross_mask, **valid, key_positions=_positions(source_valid.shape[1])
-            ),
-        )
 
 
 class Transformer(nnx.Module):
@@ -318,7 +178,7 @@ class Transformer(nnx.Module):
             cache.target_valid, here, length * beams, axis=1
         )
         position = jnp.broadcast_to(length, beams)
-        key_positions = _positions(target_valid.shape[1]) // beams
+        key_positions = positions_of(target_valid.shape[1]) // beams
         self_mask, cross_mask = self.decoder.masks(
             cache.source_valid, target_valid, position, key_positions
         )
@@ -372,7 +232,7 @@ class Transformer(nnx.Module):
         target: Int[Array, "b t"],
         dropout: Dropout,
     ) -> tuple[Hidden, list[BlockResult]]:
-        positions = _positions(target.shape[1])
+        positions = positions_of(target.shape[1])
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jax_transformer import generate, pretrained
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batches, encoding
+from jax_transformer.data import batch_plan, batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import prepare
@@ -138,7 +138,7 @@ class Translator:
     def _rows(self, config: GenerationConfig) -> tuple[int, ...]:
         """The number of rows in a batch of each width, bounded by the cache, too, which has room for the longest translation."""
         tokens = self.tokens_per_batch
-        rows = batches.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
+        rows = batch_plan.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
         in_cache = _CACHE_POSITIONS * tokens // config.num_beams
         lengths = [
             prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from jax_transformer import torch_bridge
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import (
+    batch_plan,
     batches,
     encoding,
     hub,
@@ -36,7 +37,7 @@ class Run:
     config: TransformerConfig
     options: dict[str, Any]
     text: encoding.EncodedPairs
-    plan: batches.BatchPlan
+    plan: batch_plan.BatchPlan
 
     def batch(self, number: int) -> list[Tensor]:
         """Source (b, s), target behind <bos> (b, t) and target (b, t) of batch ``number``, counted from 0 over all epochs."""
@@ -77,7 +78,7 @@ def read(folder: Path) -> Run:
     text = encoding.encode_pairs(
         pairs, words.source, words.target, *limits, cut=data["too_long"] == "cut"
     )
-    plan = batches.BatchPlan(
+    plan = batch_plan.BatchPlan(
         text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options["seed"]
     )
     return Run(config, options, text, plan)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jax_transformer import transformer, translation
-from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data import batch_plan, batches, encoding, parallel_text
 from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.pretrained import TrainedRun, load_run
@@ -103,7 +103,7 @@ def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int,
         trained.model, Frozen
     )
     loss_sum = step.make_evaluation(config)
-    groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
+    groups = batches.eval_batches(encoded, widths, batch_plan.rows_per_batch(widths, 4096))
     sums = np.array(jax.device_get([loss_sum(arrays, batch) for _, batch in groups])).sum(axis=0)
     return float(sums[0]), int(sums[1]), len(encoded.sources)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import batches, encoding
+from jax_transformer.data import batch_plan, batches, encoding
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
@@ -35,10 +35,10 @@ def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
 
 def plan_for(
     encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
-) -> batches.BatchPlan:
-    widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
-    return batches.BatchPlan(
-        encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed
+) -> batch_plan.BatchPlan:
+    widths = batch_plan.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
+    return batch_plan.BatchPlan(
+        encoded.lengths, widths, batch_plan.rows_per_batch(widths, tokens, rows_multiple), seed
     )
 
 
@@ -77,7 +77,7 @@ def positions(lengths, widths) -> int:
     st.sampled_from([30, 33]),
 )
 def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
-    widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
+    widths = batch_plan.choose_widths(np.array(lengths), count, max_length, multiple)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
     allowed = sorted(
         {min(width, max_length) for width in range(multiple, max_length + multiple, multiple)}
@@ -94,7 +94,7 @@ def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
 
 
 def test_widths_never_pass_the_limit():
-    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
+    assert batch_plan.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_widths_never_pass_the_limit():
 )
 def test_widths_that_cannot_be_are_refused(arguments):
     with pytest.raises(errors.ConfigError):
-        batches.choose_widths(np.array(arguments[0], int), *arguments[1:])
+        batch_plan.choose_widths(np.array(arguments[0], int), *arguments[1:])
 
 
 def test_rows_fill_the_budget():
-    assert batches.rows_per_batch((8, 24, 64, 300), 256) == (32, 10, 4, 1)
-    assert batches.rows_per_batch((8, 24, 64, 300), 256, rows_multiple=4) == (32, 8, 4, 4)
+    assert batch_plan.rows_per_batch((8, 24, 64, 300), 256) == (32, 10, 4, 1)
+    assert batch_plan.rows_per_batch((8, 24, 64, 300), 256, rows_multiple=4) == (32, 8, 4, 4)
     for arguments in ((0,), (8, 0)):
         with pytest.raises(errors.ConfigError, match="positive"):
-            batches.rows_per_batch((8,), *arguments)
+            batch_plan.rows_per_batch((8,), *arguments)
 
 
 # The plan
@@ -140,7 +140,7 @@ def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens
 
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
-    plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
+    plan = batch_plan.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
     made = sorted(
         (bucket, tuple(sorted(lengths[indices].max(axis=1).tolist())))
         for bucket, indices in plan.epoch_batches(0)
@@ -170,7 +170,7 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
 
 def test_the_order_stays_the_same_over_versions():
     # A changed order would make every unfinished run continue on other data than it began with.
-    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
+    plan = batch_plan.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
     assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
         [2, 1],
         [9, 7, 8, 3],
@@ -195,9 +195,9 @@ def test_batches_of_a_step_count_over_epochs():
 
 def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
     plan, made = plan_for(ENCODED), []
-    epoch_batches = batches.BatchPlan.epoch_batches
+    epoch_batches = batch_plan.BatchPlan.epoch_batches
     monkeypatch.setattr(
-        batches.BatchPlan,
+        batch_plan.BatchPlan,
         "epoch_batches",
         lambda self, epoch: made.append(epoch) or epoch_batches(self, epoch),
     )
@@ -210,7 +210,7 @@ def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
 
 def test_threads_that_meet_at_an_epochs_end_plan_it_once(monkeypatch):
     plan, made, together = plan_for(ENCODED), [], threading.Barrier(4)
-    epoch_batches = batches.BatchPlan.epoch_batches
+    epoch_batches = batch_plan.BatchPlan.epoch_batches
 
     def slow(self, epoch):
         made.append(epoch)
@@ -221,7 +221,7 @@ def test_threads_that_meet_at_an_epochs_end_plan_it_once(monkeypatch):
         together.wait(30)
         return plan.batch_indices(step)[1].tolist()
 
-    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", slow)
+    monkeypatch.setattr(batch_plan.BatchPlan, "epoch_batches", slow)
     with futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, range(4)))
     assert made == [0]
@@ -244,12 +244,12 @@ def test_fill_is_the_share_of_tokens():
         (tokens - filler) / sum(batch.source.size + batch.target_out.size for batch in made),
         abs=1e-12,
     )
-    assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
+    assert batch_plan.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
 
 
 def test_a_pair_wider_than_all_buckets_is_refused():
     with pytest.raises(errors.ConfigError, match=r"length of 9 .* widest bucket, 8"):
-        batches.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
+        batch_plan.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
     with pytest.raises(errors.ConfigError, match="widest bucket, 8"):
         batches.source_batches([[9] * 8], (8,), (2,), pad_id=0, eos_id=1)
 
@@ -346,9 +346,12 @@ def test_no_thread_outlives_the_stream(end):
 
 def test_a_stream_left_open_does_not_hold_up_the_exit():
     script = (
-        "import numpy as np; from jax_transformer.data import batches as b, encoding as e;"
-        "encoded = e.EncodedPairs([np.ones(3, np.int32)] * 9, [np.ones(3, np.int32)] * 9, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0);"
-        "stream = b.train_stream(encoded, b.BatchPlan(encoded.lengths, (8,), (2,), 0), num_threads=2);"
+        "import numpy as np\n"
+        "from jax_transformer.data import batch_plan as p, batches as b, encoding as e\n"
+        "rows = [np.ones(3, np.int32)] * 9\n"
+        "encoded = e.EncodedPairs(rows, rows, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0)\n"
+        "plan = p.BatchPlan(encoded.lengths, (8,), (2,), 0)\n"
+        "stream = b.train_stream(encoded, plan, num_threads=2)\n"
         "print(next(stream).source.shape)"
     )
     result = subprocess.run(
@@ -364,7 +367,7 @@ def test_a_stream_left_open_does_not_hold_up_the_exit():
 @pytest.mark.parametrize("tokens", [1, 100, 10_000])
 def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     widths = (16, 40, 64)
-    rows = batches.rows_per_batch(widths, tokens)
+    rows = batch_plan.rows_per_batch(widths, tokens)
     made = batches.eval_batches(ENCODED, widths, rows)
     order = np.concatenate([indices for indices, _ in made])
     assert sorted(order.tolist()) == list(range(503))

@@ -11,6 +11,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn import stacks
 from jax_transformer.nn.positions import Frozen, sinusoids
 from parity_tests.unit import helpers
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny, unchecked
@@ -103,9 +104,9 @@ def test_encode_gives_what_a_call_uses(model, monkeypatch):
 
     def spy(self, x, context, *rest):
         seen.append(context.memory)
-        return transformer.Stack.__call__(self, x, context, *rest)
+        return stacks.Stack.__call__(self, x, context, *rest)
 
-    monkeypatch.setattr(transformer.Decoder, "__call__", spy)
+    monkeypatch.setattr(stacks.Decoder, "__call__", spy)
     for rngs in (None, jax.random.key(3)):
         model(SOURCE, TARGET, rngs=rngs)
         memory = model.encode(SOURCE, rngs=rngs)
