@@ -27,7 +27,8 @@ from jax_transformer.storage import atomic, pt
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, optimizer, recipe, step, torch_checkpoint
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.training.step import TrainState
 from parity_tests.unit.runs import as_a_user, main, metrics, write_text
 from torch_reference import training
@@ -337,6 +338,52 @@ def test_the_loop_by_its_command(
     loop = training.Loop(training.read(flight.folder.path), torch_bridge.twin(flight.corpus.config))
     assert list(loop.losses(4)) == [line["loss"] for line in lines]
     assert furthest(as_arrays(loop.state()), as_arrays(saved)) == 0
+
+
+OTHER_OPTIMIZERS = {
+    # With a smaller epsilon Adam enlarges the rounding of gradients that are nearly zero
+    "adam": {"name": "adam", "schedule": "linear", "weight_decay": 0.1, "epsilon": 1e-5},
+    "sgd": {"name": "sgd", "nesterov": True, "epsilon": 1e-9, "learning_rate": 0.1},
+    "without momentum": {"name": "sgd", "momentum": 0.0, "epsilon": 1e-9},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIMIZERS)
+def test_adam_and_sgd_change_frameworks_too(name: str, tmp_path: Path):
+    """PyTorch, JAX, PyTorch, against PyTorch all the way; every crossing back is bit for bit."""
+    options = OTHER_OPTIMIZERS[name]
+    enums = {"name": OptimizerName(options["name"])}
+    enums |= {"schedule": Schedule(options["schedule"])} if "schedule" in options else {}
+    flight = prepared(tmp_path / "flight", FLIGHTS["small"][0], **options | enums)
+    stays = flight.torch(flight.start)
+    losses = list(stays.losses(2))
+    saved = as_arrays(stays.state())
+    for checkpoint in (flight.start, saved):
+        assert furthest(flight.into_torch(flight.into_jax(checkpoint)), checkpoint) == 0
+    state, ours = flight.jax(flight.into_jax(saved), 2)
+    moves = flight.torch(flight.into_torch(state))
+    assert np.abs(np.array(ours) - list(stays.losses(2))).max() < BOUND
+    assert np.abs(np.array(list(moves.losses(1))) - list(stays.losses(1))).max() < BOUND
+    assert furthest(as_arrays(moves.state()), as_arrays(stays.state())) < BOUND
+    assert losses[0] != losses[1]
+    saved["optimizer"]["param_groups"][0]["weight_decay"] = 0.7
+    with pytest.raises(ConfigError, match=r"weight_decay \(0\.7 there"):
+        flight.into_jax(saved)
+
+
+@pytest.mark.parametrize("name", [OptimizerName.ADAFACTOR, OptimizerName.LION])
+def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
+    flight: Flight, stayed: tuple[list[Checkpoint], list[float]], name: OptimizerName
+):
+    options = dataclasses.replace(flight.options, optimizer=OptimizerOptions(name))
+    names = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
+    state = flight.into_jax(stayed[0][0])
+    for refused in (
+        lambda: torch_checkpoint.from_checkpoint(stayed[0][0], options, flight.corpus.config),
+        lambda: torch_checkpoint.to_checkpoint(state, options, flight.corpus.config, names),
+    ):
+        with pytest.raises(ConfigError, match=rf"^optimizer\.name={name.value}: [^\n]+$"):
+            refused()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
-"""A plain PyTorch training loop over a run folder: the text, tokenizer, batches, model and schedule that ``train`` of jax_transformer would use.
+"""A plain PyTorch training loop over a run folder of jax_transformer's ``train``.
 
-``python -m torch_reference.training RUN --steps 500 --checkpoint out.pt [--from in.pt]`` makes 500 updates, from the start or from where ``in.pt``
-stands, prints the loss of each as a line of JSON, and saves an ordinary ``torch.save`` checkpoint. RUN is only read.
+It uses the run's text, tokenizer, batches, model, optimizer and schedule.
+
+``python -m torch_reference.training RUN --steps 500 --checkpoint out.pt [--from in.pt]`` makes 500
+updates, from the start or from the state in ``in.pt``, prints the loss of each as a line of JSON,
+and saves an ordinary ``torch.save`` checkpoint. RUN is only read.
 """
 
 import argparse
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,161 +21,167 @@ from torch import Tensor, nn
 
 from jax_transformer import torch_bridge
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import (
-    batch_plan,
-    batches,
-    encoding,
-    hub,
-    pair_files,
-    parallel_text,
-    phrases,
-    run_tokenizer,
-)
+from jax_transformer.data import batch_plan, batches, encoding, parallel_text, run_tokenizer
+from jax_transformer.data.options import TooLong
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import corpus
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.options import TrainOptions, read_options
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says: the model, the options, and the encoded text with the plan of its batches."""
+    """A run folder: the model, the options, and the encoded text with the plan of its batches."""
 
     config: TransformerConfig
-    options: dict[str, Any]
+    options: TrainOptions
     text: encoding.EncodedPairs
     plan: batch_plan.BatchPlan
 
     def batch(self, number: int) -> list[Tensor]:
-        """Source (b, s), target behind <bos> (b, t) and target (b, t) of batch ``number``, counted from 0 over all epochs."""
+        """Source (b, s), target after <bos> (b, t) and target (b, t) of batch ``number``.
+
+        Batches are counted from 0 over all epochs.
+        """
         bucket, rows = self.plan.batch_indices(number)
-        made = batches.make_batch(self.text, rows, self.plan.widths[bucket], self.plan.rows[bucket])
-        return [torch.from_numpy(side).long() for side in made]
+        batch = batches.make_batch(
+            self.text, rows, self.plan.widths[bucket], self.plan.rows[bucket]
+        )
+        return [torch.from_numpy(side).long() for side in batch]
 
 
 def read(folder: Path) -> Run:
-    """The run. Raises ValueError where its text or tokenizer is no longer the one that it began with, or where this loop lacks what it asks for."""
+    """Read a run. Raises ValueError if its text or tokenizer changed since it began, or if this
+    loop does not have what it needs."""
     config = TransformerConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    options, recorded = (
-        json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in ("train_config.json", "data.json")
-    )
-    if options["optimizer"]["ema"]:
+    recorded = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    options = read_options(RunFolder(folder))
+    if options.optimizer.ema:
         raise ValueError(
-            f"{folder}: optimizer.ema={options['optimizer']['ema']}, and this loop keeps no moving average"
+            f"{folder}: optimizer.ema={options.optimizer.ema}, "
+            "but this loop keeps no moving average of the weights"
         )
     if config.compute_dtype is not None:
         raise ValueError(
-            f"{folder}: compute_dtype={config.compute_dtype}, and this loop computes in its parameters' dtype"
+            f"{folder}: compute_dtype={config.compute_dtype}, "
+            "but this loop computes in the dtype of the parameters"
         )
-    data, words, pairs = (
-        options["data"],
-        run_tokenizer.load_folder(folder),
-        read_pairs(options["data"]),
-    )
+    data, words = options.data, run_tokenizer.load_folder(folder)
+    pairs = corpus.read_split(data, "train").pairs
     for name, now in (
         ("train_sha256", parallel_text.content_hash(pairs)),
         ("tokenizer_sha256", words.hash),
     ):
         if recorded[name] != now:
             raise ValueError(
-                f"{folder}: {name} is {now}, and was {recorded[name]} when the run began"
+                f"{folder}: {name} is {now}, but was {recorded[name]} when the run began"
             )
-    limits = (data[f"max_{side}_length"] or config.longest for side in ("source", "target"))
+    limits = (
+        length or config.longest for length in (data.max_source_length, data.max_target_length)
+    )
     text = encoding.encode_pairs(
-        pairs, words.source, words.target, *limits, cut=data["too_long"] == "cut"
+        pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
     plan = batch_plan.BatchPlan(
-        text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options["seed"]
+        text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options.seed
     )
     return Run(config, options, text, plan)
 
 
-def read_pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """The training text, from wherever the options have it."""
-    fields = data["source_field"], data["target_field"]
-    if data["train_source"]:
-        files = zip(data["train_source"], data["train_target"], strict=True)
-        return parallel_text.joined(
-            [parallel_text.read_pairs(source, target) for source, target in files]
-        ).pairs
-    if data["train"]:
-        return parallel_text.joined(
-            [pair_files.read_pairs(path, *fields) for path in data["train"]]
-        ).pairs
-    if data["dataset"]:
-        return hub.read_pairs(
-            data["dataset"], data["dataset_config"], data["train_split"], *fields
-        ).pairs
-    return phrases.load()["train"]
+def make_optimizer(
+    options: OptimizerOptions, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The run's optimizer by torch.optim. Raises ValueError if PyTorch has none that is equal."""
+    common = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+    adam: dict[str, Any] = {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
+    match options.name:
+        case OptimizerName.ADAMW:
+            return torch.optim.AdamW(parameters, **common, **adam)
+        case OptimizerName.ADAM:
+            return torch.optim.Adam(parameters, **common, **adam)
+        case OptimizerName.SGD:
+            momentum, nesterov = options.momentum, options.nesterov
+            return torch.optim.SGD(parameters, **common, momentum=momentum, nesterov=nesterov)
+    raise ValueError(
+        f"optimizer.name={options.name.value}: "
+        "torch.optim has no equal optimizer; choose adamw, adam or sgd"
+    )
 
 
-def relative_rate(step: int, kind: str, warmup: int, steps: int) -> float:
-    """The learning rate of update ``step``, counted from 0, as a share of the highest."""
+def relative_rate(step: int, kind: Schedule, warmup: int, steps: int) -> float:
+    """The learning rate of update ``step``, counted from 0, as a fraction of the highest."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    since = step - warmup
-    if kind == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, since / max(1, steps - warmup))))
-    return math.sqrt(max(1, warmup) / (since + max(1, warmup))) if kind == "inverse_sqrt" else 1.0
+    since, remaining = step - warmup, max(1, steps - warmup)
+    match kind:
+        case Schedule.COSINE:
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, since / remaining)))
+        case Schedule.LINEAR:
+            return max(0.0, 1 - since / remaining)
+        case Schedule.INVERSE_SQRT:
+            return math.sqrt(max(1, warmup) / (since + max(1, warmup)))
+        case Schedule.CONSTANT:
+            return 1.0
 
 
 class Loop:
-    """A module with torch.optim.AdamW, a LambdaLR schedule, and its place in the run."""
+    """A module with its torch.optim optimizer, a LambdaLR schedule, and its step in the run."""
 
     def __init__(self, run: Run, module: nn.Module):
-        rule = run.options["optimizer"]
-        schedule = rule["schedule"], rule["warmup_steps"], run.options["steps"]
+        options = run.options.optimizer
+        schedule = options.schedule, options.warmup_steps, run.options.steps
         self.run, self.module, self.step = run, module, 0
-        self.adam = torch.optim.AdamW(
-            [parameter for parameter in module.parameters() if parameter.requires_grad],
-            lr=rule["learning_rate"],
-            betas=(rule["beta1"], rule["beta2"]),
-            eps=rule["epsilon"],
-            weight_decay=rule["weight_decay"],
+        self.optimizer = make_optimizer(
+            options, [parameter for parameter in module.parameters() if parameter.requires_grad]
         )
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.adam, lambda step: relative_rate(step, *schedule)
+            self.optimizer, lambda step: relative_rate(step, *schedule)
         )
 
     def state(self) -> dict[str, Any]:
-        """What ``torch.save`` is given."""
-        parts = {"model": self.module, "optimizer": self.adam, "scheduler": self.scheduler}
+        """The content of a checkpoint, for ``torch.save``."""
+        parts = {"model": self.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
         return {name: part.state_dict() for name, part in parts.items()} | {
             "step": self.step,
             "config": self.run.config.to_json(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from another loop's state, in the dtype of its weights."""
+        """Load another loop's state, in the dtype of its weights."""
         self.module.to(next(iter(state["model"].values())).dtype)
         for name, part in (
             ("model", self.module),
-            ("optimizer", self.adam),
+            ("optimizer", self.optimizer),
             ("scheduler", self.scheduler),
         ):
             part.load_state_dict(state[name])
         self.step = state["step"]
 
     def losses(self, updates: int) -> Iterator[float]:
-        """Make updates, and give the loss of each in nats a token: its batches together, each token weighing the same."""
-        rule = self.run.options["optimizer"]
+        """Make updates and yield the loss of each, in nats per token.
+
+        The batches of one update count together, each token weighing the same.
+        """
+        options = self.run.options.optimizer
         self.module.train()
         for _ in range(updates):
-            torch.manual_seed(
-                (self.run.options["seed"] * 2**32 + self.step) % 2**64
-            )  # a function of the step: dropout goes on as it was
-            first = self.step * rule["accumulate"]
-            group = [self.run.batch(first + i) for i in range(rule["accumulate"])]
+            # A function of the step: a resumed run draws the same dropout
+            torch.manual_seed((self.run.options.seed * 2**32 + self.step) % 2**64)
+            first = self.step * options.accumulate
+            group = [self.run.batch(first + i) for i in range(options.accumulate)]
             tokens = max(
                 1,
                 sum(int((target != self.run.config.target_pad_id).sum()) for _, _, target in group),
             )
-            self.adam.zero_grad()
+            self.optimizer.zero_grad()
             total = 0.0
             for batch in group:
-                loss = self._summed_loss(*batch, rule["label_smoothing"]) / tokens
+                loss = self._summed_loss(*batch, options.label_smoothing) / tokens
                 loss.backward()
                 total += loss.item()
-            if rule["clip_norm"]:
-                nn.utils.clip_grad_norm_(self.module.parameters(), rule["clip_norm"])
-            self.adam.step()
+            if options.clip_norm:
+                nn.utils.clip_grad_norm_(self.module.parameters(), options.clip_norm)
+            self.optimizer.step()
             self.scheduler.step()
             self.step += 1
             yield total
@@ -187,31 +196,30 @@ class Loop:
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m torch_reference.training", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder of jax_transformer's `train`")
+    parser.add_argument("--steps", type=int, required=True, help="number of updates")
     parser.add_argument(
-        "run", type=Path, help="a run folder, as `train` of jax_transformer makes it"
-    )
-    parser.add_argument("--steps", type=int, required=True, help="how many updates to make")
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="where to save the state behind them"
+        "--checkpoint", type=Path, required=True, help="file to save the final state in"
     )
     parser.add_argument(
         "--from",
         dest="begin",
         type=Path,
-        help="a checkpoint to go on from; without one, the twin's own initial weights",
+        help="checkpoint to continue from (default: the twin's own initial weights)",
     )
-    told = parser.parse_args()
-    run = read(told.run)
-    torch.manual_seed(run.options["seed"])
+    arguments = parser.parse_args()
+    run = read(arguments.run)
+    torch.manual_seed(run.options.seed)
     loop = Loop(run, torch_bridge.twin(run.config))
-    if told.begin:
-        loop.load(torch.load(told.begin, weights_only=True))
-    for loss in loop.losses(told.steps):
+    if arguments.begin:
+        loop.load(torch.load(arguments.begin, weights_only=True))
+    for loss in loop.losses(arguments.steps):
         print(json.dumps({"step": loop.step, "loss": loss}), flush=True)
-    temporary = told.checkpoint.with_name(f".{told.checkpoint.name}.{os.getpid()}")
+    temporary = arguments.checkpoint.with_name(f".{arguments.checkpoint.name}.{os.getpid()}")
     torch.save(loop.state(), temporary)
-    os.replace(temporary, told.checkpoint)
+    os.replace(temporary, arguments.checkpoint)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import (
+    batch_plan,
     encoding,
     hub,
     pair_files,
@@ -106,7 +107,7 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     if options.kind is DataSource.PHRASES:
         splits = phrases.load()
         return Pairs(splits["train"], 0), Pairs(splits["valid"], 0)
-    valid, train = _read_split(options, "valid"), _read_split(options, "train")
+    valid, train = read_split(options, "valid"), read_split(options, "train")
     if parallel_text.looks_swapped(train.pairs, valid.pairs):
         raise InputError(
             "the validation sources are in the language of the training targets, and the targets "
@@ -115,8 +116,10 @@ def read_text(options: DataOptions) -> tuple[Pairs, Pairs]:
     return train, valid
 
 
-def _read_split(options: DataOptions, split: str) -> Pairs:
-    """The pairs of "train" or "valid"."""
+def read_split(options: DataOptions, split: str) -> Pairs:
+    """The pairs of "train" or "valid". Raises InputError that names the file and line."""
+    if options.kind is DataSource.PHRASES:
+        return Pairs(phrases.load()[split], 0)
     fields = (options.source_field, options.target_field)
     if options.kind is DataSource.DATASET:
         assert options.dataset is not None

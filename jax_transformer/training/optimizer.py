@@ -25,7 +25,10 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
         Schedule.COSINE: optax.cosine_decay_schedule(peak, remaining),
-        Schedule.LINEAR: optax.linear_schedule(peak, 0.0, remaining),
+        # optax.linear_schedule divides integers, which is float32 even in 64-bit mode
+        Schedule.LINEAR: lambda count: (
+            peak * (1 - jnp.clip(count, 0, remaining).astype(float) / remaining)
+        ),
         Schedule.INVERSE_SQRT: lambda count: (
             peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start))
         ),

@@ -23,7 +23,7 @@ from jax_transformer.nn.positions import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import optimizer, optimizer_state, resume, step
-from jax_transformer.training.options import OptimizerOptions, TrainOptions, read_options
+from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
 
@@ -38,8 +38,9 @@ def to_checkpoint(
 ) -> dict[str, Any]:
     """What a PyTorch loop would have saved at this step: plain containers with arrays, the inverse of :func:`from_checkpoint`.
 
-    ``parameter_names`` are the module's, in its order: ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving
-    average, which that loop does not have.
+    ``parameter_names`` are the module's, in its order:
+    ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving average,
+    which that loop does not have, and for an optimizer that torch.optim does not have.
     """
     _check_no_average(options)
     table, shapes = (
@@ -47,19 +48,17 @@ def to_checkpoint(
         {name: array.shape for name, array in state.params.items()},
     )
     position = optimizer_state.position(state.opt_state)
-    rate = learning_rate(options, position)
-    peak, rule = options.optimizer.learning_rate, options.optimizer
+    rate, peak = learning_rate(options, position), options.optimizer.learning_rate
     settings = {
         "lr": rate,
         "initial_lr": peak,
-        "betas": (rule.beta1, rule.beta2),
-        "eps": rule.epsilon,
+        **optimizer_state.hyperparameters(options.optimizer),
     }
     moments = optimizer_state.from_optax(
         state.opt_state,
-        ADAMW,
+        optimizer_state.torch_kind(options.optimizer),
         settings,
-        dict.fromkeys(state.params | state.frozen, rule.weight_decay),
+        dict.fromkeys(state.params | state.frozen, options.optimizer.weight_decay),
     )
     model = convert.to_torch(transformer.unflatten(config, state.params | state.frozen))
     model |= {
@@ -97,6 +96,7 @@ def from_checkpoint(
     does not hold that or does not fit the model, ConfigError where the run's options are not those that it was trained with.
     """
     _check_no_average(options)
+    optimizer_state.torch_kind(options.optimizer)
     missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
     if missing:
         raise InputError(
@@ -158,18 +158,20 @@ def _check_no_average(options: TrainOptions) -> None:
 
 def _check_options(moments: Moments, options: TrainOptions, position: int) -> None:
     """Raises ConfigError that names every setting in which the checkpoint and the run differ: going on would be another training."""
-    rule: OptimizerOptions = options.optimizer
-    given = moments.hyperparameters
+    settings, decays = moments.hyperparameters, sorted(set(moments.weight_decay.values()))
+    kind, here = optimizer_state.torch_kind(options.optimizer), options.optimizer
     pairs: dict[str, tuple[Any, Any]] = {}
-    decays = sorted(set(moments.weight_decay.values()))
-    if moments.kind == ADAMW or (moments.kind == ADAM and decays == [0.0]):
+    # Without weight decay Adam and AdamW are the same
+    if moments.kind == kind or ({moments.kind, kind} == {ADAM, ADAMW} and decays == [0.0]):
+        names = {"betas": "beta1 and beta2", "eps": "epsilon"}
         pairs = {
-            "beta1 and beta2": (tuple(given["betas"]), (rule.beta1, rule.beta2)),
-            "epsilon": (given["eps"], rule.epsilon),
+            names.get(name, name): (settings[name], value)
+            for name, value in optimizer_state.hyperparameters(here).items()
         }
     else:
-        pairs = {"the optimizer": (moments.kind, ADAMW)}
-    pairs["weight_decay"] = (decays[0] if len(decays) == 1 else decays, rule.weight_decay)
+        pairs = {"the optimizer": (moments.kind, kind)}
+    decay = decays[0] if len(decays) == 1 else decays
+    pairs["weight_decay"] = (decay, here.weight_decay)
     different = [
         f"{name} ({theirs} there, {ours} here)"
         for name, (theirs, ours) in pairs.items()
@@ -177,10 +179,10 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
     ]
     ours = learning_rate(options, position)
     if (
-        abs(given["lr"] - ours) > 1e-6 * rule.learning_rate
+        abs(settings["lr"] - ours) > 1e-6 * here.learning_rate
     ):  # schedules are often computed in float32
         different.append(
-            f"the learning rate behind {position} updates ({given['lr']:.6g} there, {ours:.6g} here)"
+            f"the learning rate behind {position} updates ({settings['lr']:.6g} there, {ours:.6g} here)"
         )
     if different:
         raise ConfigError(
