@@ -149,7 +149,7 @@ MUTANTS = [
         _RULES,
         'return [np.array(self.each.to_flax(part), order="C") for part in parts]',
         "return [self.each.to_flax(part) for part in parts]",
-        (f"{_UNIT}::test_what_crosses_is_contiguous_and_shares_no_memory",),
+        (f"{_UNIT}::test_converted_arrays_are_contiguous_and_share_no_memory",),
         met="an update in place that changes both models",
     ),
     Mutant(
@@ -157,7 +157,7 @@ MUTANTS = [
         _RULES,
         'return np.array(self._join(parts) if len(parts) > 1 else parts[0], order="C")',
         "return self._join(parts) if len(parts) > 1 else parts[0]",
-        (f"{_UNIT}::test_what_crosses_is_contiguous_and_shares_no_memory",),
+        (f"{_UNIT}::test_converted_arrays_are_contiguous_and_share_no_memory",),
         met="safetensors writes other bytes for a transposed view",
     ),
     Mutant(

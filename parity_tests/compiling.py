@@ -1,9 +1,15 @@
-"""XLA's flags for programs that run once. To be put into the environment before jax is imported."""
+"""XLA's flags for programs that run once. Set them in the environment before importing jax."""
 
 from importlib import metadata
 
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+FLAGS = " ".join(
+    (
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
+)
 if metadata.version("jaxlib").startswith(
     "0.10."
-):  # where a flag is not known, as this one from 0.12 on, the process ends
+):  # jax 0.12 removed this flag, and an unknown flag ends the process
     FLAGS += " --xla_cpu_use_fusion_emitters=false"

@@ -1,10 +1,14 @@
-"""JAX at its strictest around the model: 64 bits available, no silent promotion of dtypes or ranks. Imports no torch: the unit tests run without."""
+"""Strict JAX around the model: 64 bits available, no silent promotion of dtypes or ranks.
+
+Imports no torch: the unit tests run without.
+"""
 
 import os
 
 from parity_tests.compiling import FLAGS
 
-# Most of the suite's time is compiling, and two thirds of that would be optimising programs that run once. `XLA_FLAGS= pytest` tests what users run.
+# Most of the suite's time is compiling, and two thirds of that would be optimising programs that
+# run once. `XLA_FLAGS= pytest` tests what users run.
 os.environ.setdefault("XLA_FLAGS", FLAGS)
 
 import jax
@@ -17,7 +21,7 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 
 _KEPT = 1000
-"""Programs: one or two gigabytes."""
+"""Largest number of compiled programs in memory: one or two gigabytes."""
 _compiled = 0
 
 
@@ -31,7 +35,7 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_a_few_files():
-    """Compiled programs serve the files that follow, too, and are let go before they are too many: all of them together would take gigabytes."""
+    """Clear the compiled programs once there are too many: together they would take gigabytes."""
     global _compiled
     yield
     if _compiled > _KEPT:
@@ -40,7 +44,10 @@ def _programs_of_a_few_files():
 
 
 def pytest_collection_modifyitems(items):
-    """What a test proves, and of what, goes into its report: README's table of families is made of that (benchmarks/families_table.py)."""
+    """Record in a test's report what it proves of which family, for README's table.
+
+    See benchmarks/families_table.py.
+    """
     for item in items:
         mark = item.get_closest_marker("proves")
         if mark is not None:

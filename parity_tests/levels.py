@@ -1,6 +1,8 @@
-"""The parity ladder, bottom up: each level runs the same part of both models on the same input and returns both results.
+"""The parity ladder, bottom up: each level runs the same part of both models on the same input and
+returns both results.
 
-An error is judged relative to the largest value of the reference, so that it means the same at every level.
+An error is judged relative to the largest value of the reference, so that it means the same at
+every level.
 """
 
 import functools
@@ -21,7 +23,7 @@ Both = tuple[np.ndarray, np.ndarray]
 
 
 class Inputs:
-    """Random hidden states and the masks that fit a pair's batch, for both frameworks, as the configuration has them."""
+    """Random hidden states, and the configured masks of a pair's batch, for both frameworks."""
 
     def __init__(self, pair: Pair):
         random = np.random.default_rng(7)
@@ -61,12 +63,16 @@ class Inputs:
 
 
 def _drawn(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal numbers in sixteenths, which bfloat16 holds as exactly as float64: what differs between dtypes is arithmetic."""
+    """Normal numbers rounded to sixteenths, exact in bfloat16: dtypes then differ in arithmetic
+    only.
+    """
     return np.round(random.normal(size=shape) * 16) / 16
 
 
 def _visible(padding: np.ndarray | None, future: np.ndarray | None = None) -> jnp.ndarray | None:
-    """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q, k)."""
+    """The model's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
+    k).
+    """
     hidden = [
         mask
         for mask in (
@@ -83,18 +89,18 @@ def _torch(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
 
 
 def norm(pair: Pair) -> Both:
-    given = Inputs(pair).x * 3 + 2
-    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(given)), pair.calls.norm(
+    inputs = Inputs(pair).x * 3 + 2
+    return pair.flax.decoder.blocks[0].residuals[-1].norm(jnp.asarray(inputs)), pair.calls.norm(
         pair.torch
-    )(as_torch(given))
+    )(as_torch(inputs))
 
 
 def _attention(pair: Pair) -> tuple[tuple, tuple]:
-    given, module = Inputs(pair), pair.flax.decoder.blocks[1].self_attention
-    x = jnp.asarray(given.x)
-    ours = module(x, module.keys_values(x), given.self_mask(), Dropout())
+    inputs, module = Inputs(pair), pair.flax.decoder.blocks[1].self_attention
+    x = jnp.asarray(inputs.x)
+    ours = module(x, module.keys_values(x), inputs.self_mask(), Dropout())
     return ours, pair.calls.self_attention(
-        pair.torch, *_torch(given.x, given.padding, given.future)
+        pair.torch, *_torch(inputs.x, inputs.padding, inputs.future)
     )
 
 
@@ -109,47 +115,47 @@ def attention_weights(pair: Pair) -> Both:
 
 
 def cross_attention(pair: Pair) -> Both:
-    given, module = Inputs(pair), pair.flax.decoder.blocks[0].cross_attention
+    inputs, module = Inputs(pair), pair.flax.decoder.blocks[0].cross_attention
     ours = module(
-        jnp.asarray(given.x),
-        module.keys_values(jnp.asarray(given.memory)),
-        _visible(given.memory_padding),
+        jnp.asarray(inputs.x),
+        module.keys_values(jnp.asarray(inputs.memory)),
+        _visible(inputs.memory_padding),
         Dropout(),
     )[0]
     return ours, pair.calls.cross_attention(
-        pair.torch, *_torch(given.x, given.memory, given.memory_padding)
+        pair.torch, *_torch(inputs.x, inputs.memory, inputs.memory_padding)
     )[0]
 
 
 def encoder_feed_forward(pair: Pair) -> Both:
-    given = Inputs(pair)
+    inputs = Inputs(pair)
     ours = pair.flax.encoder.blocks[0].feed_forward(
-        jnp.asarray(given.memory), given.source_positions, Dropout()
+        jnp.asarray(inputs.memory), inputs.source_positions, Dropout()
     )
-    return ours, pair.calls.feed_forward(pair.torch, "encoder", as_torch(given.memory))
+    return ours, pair.calls.feed_forward(pair.torch, "encoder", as_torch(inputs.memory))
 
 
 def feed_forward(pair: Pair) -> Both:
-    given = Inputs(pair)
+    inputs = Inputs(pair)
     ours = pair.flax.decoder.blocks[0].feed_forward(
-        jnp.asarray(given.x), given.positions, Dropout()
+        jnp.asarray(inputs.x), inputs.positions, Dropout()
     )
-    return ours, pair.calls.feed_forward(pair.torch, "decoder", as_torch(given.x))
+    return ours, pair.calls.feed_forward(pair.torch, "decoder", as_torch(inputs.x))
 
 
 def encoder_block(pair: Pair) -> Both:
-    given = Inputs(pair)
+    inputs = Inputs(pair)
     ours = pair.flax.encoder.blocks[0](
-        jnp.asarray(given.memory), given.source_context(), Dropout()
+        jnp.asarray(inputs.memory), inputs.source_context(), Dropout()
     ).x
-    return ours, pair.calls.encoder_block(pair.torch, *_torch(given.memory, given.source_padding))
+    return ours, pair.calls.encoder_block(pair.torch, *_torch(inputs.memory, inputs.source_padding))
 
 
 def decoder_block(pair: Pair) -> Both:
-    given = Inputs(pair)
-    ours = pair.flax.decoder.blocks[1](jnp.asarray(given.x), given.context(), Dropout()).x
-    masks = _torch(given.padding, given.future, given.memory_padding)
-    return ours, pair.calls.decoder_block(pair.torch, *_torch(given.x, given.memory), *masks)
+    inputs = Inputs(pair)
+    ours = pair.flax.decoder.blocks[1](jnp.asarray(inputs.x), inputs.context(), Dropout()).x
+    masks = _torch(inputs.padding, inputs.future, inputs.memory_padding)
+    return ours, pair.calls.decoder_block(pair.torch, *_torch(inputs.x, inputs.memory), *masks)
 
 
 def encoder(pair: Pair) -> Both:
@@ -163,7 +169,7 @@ def logits(pair: Pair) -> Both:
 
 
 def loss(pair: Pair) -> Both:
-    """Smoothed, over the tokens that are not padding."""
+    """Return the smoothed loss over the tokens that are not padding."""
     pad, gold = pair.config.target_pad_id, np.roll(pair.target, -1, axis=1)
     ours, theirs = logits(pair)
     total, tokens = cross_entropy(
@@ -194,7 +200,7 @@ LEVELS: dict[str, Callable[[Pair], Both]] = {
 
 
 def levels(config: TransformerConfig) -> list[str]:
-    """The levels that a configuration has: a decoder without a feed-forward has none of it."""
+    """Return the levels of a configuration: a decoder without a feed-forward has no such level."""
     return [name for name in LEVELS if name != "feed_forward" or Part.FFN in config.decoder.parts]
 
 
@@ -206,7 +212,10 @@ def arrays(both: Both) -> Both:
 
 
 def error(both: Both, *, relative_to: float | None = None) -> float:
-    """The largest absolute difference over the largest absolute value of the reference. Shapes must agree, and nothing may be NaN."""
+    """The largest absolute difference over the largest absolute value of the reference.
+
+    Shapes must agree, and nothing may be NaN.
+    """
     ours, theirs = arrays(both)
     assert ours.shape == theirs.shape, f"shapes {ours.shape} and {theirs.shape}"
     assert np.isfinite(ours).all() and np.isfinite(theirs).all(), "not finite"
@@ -218,10 +227,11 @@ def error(both: Both, *, relative_to: float | None = None) -> float:
 def assert_close(
     both: Both, bound: float, what: str = "", *, relative_to: float | None = None
 ) -> None:
-    """Fails naming the element that is furthest off."""
-    found = error(both, relative_to=relative_to)
+    """Fail with the element that has the largest error."""
+    relative = error(both, relative_to=relative_to)
     ours, theirs = arrays(both)
     where = tuple(map(int, np.unravel_index(np.abs(ours - theirs).argmax(), ours.shape)))
-    assert found <= bound, (
-        f"{what}: relative error {found:.2e} over {bound:.0e} at {where}: {ours[where]!r}, reference {theirs[where]!r}"
+    assert relative <= bound, (
+        f"{what}: relative error {relative:.2e} over {bound:.0e} at {where}: "
+        f"{ours[where]!r}, reference {theirs[where]!r}"
     )

@@ -1,4 +1,6 @@
-"""The post "Transformer" of 2023-06-05: what its mixing, its residual and its masks come to, in both frameworks, faithful and repaired."""
+"""The post "Transformer" of 2023-06-05: its mixing, its residual and its masks in both frameworks,
+faithful and repaired.
+"""
 
 import math
 from typing import Any
@@ -38,7 +40,9 @@ def logits_of(both: Pair, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def attend(
     both: Pair, x: np.ndarray, hidden: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Output and weights of decoder layer 1's self-attention, of the Flax model and of its twin; ``hidden`` (q, k)."""
+    """Output and weights of decoder layer 1's self-attention, of the Flax model and of its twin;
+    ``hidden`` (q, k).
+    """
     module = both.flax.decoder.blocks[1].self_attention
     mask = None if hidden is None else jnp.asarray(~hidden[None, None])
     ours = module(jnp.asarray(x), module.keys_values(jnp.asarray(x)), mask, Dropout())
@@ -75,7 +79,7 @@ def test_every_query_gets_the_sum_of_all_values_whatever_the_mask(mask: str):
     assert_close((ours, expected), 1e-12, "flax")
     assert_close((theirs, expected), 1e-12, "torch")
     assert_close((our_weights, their_weights), 1e-12, "weights")
-    if MASKS[mask] is not None:  # the weights themselves do know the mask
+    if MASKS[mask] is not None:  # only the weights depend on the mask
         assert not our_weights[:, :, MASKS[mask]].any()
 
 
@@ -90,7 +94,9 @@ def test_repaired_attention_mixes_by_the_weights():
 
 
 def test_the_twins_attention_is_the_written_einsum():
-    """Two letters for one axis: k of the weights and v of the values are summed apart from each other."""
+    """The einsum has two letters for one axis: k of the weights and v of the values are summed
+    separately.
+    """
     attention = equal_lengths().torch.decoder.decoder_layer[0].encoder_block.attention
     random = np.random.default_rng(5)
     query, memory = (as_torch(random.normal(size=(3, 6, SIZES["d_model"]))) for _ in range(2))
@@ -109,8 +115,8 @@ def test_the_twins_attention_is_the_written_einsum():
             attention(memory, query[:, :4], memory, None)
 
 
-def test_a_query_that_may_see_no_key():
-    """NaN in the faithful one, in that row alone; exactly 0 in the repaired one."""
+def test_a_query_without_visible_keys_equals_the_twin_s():
+    """NaN in the faithful one, in that row only; exactly 0 in the repaired one."""
     blind = MASKS["causal"].copy()
     blind[2] = True
     for preset, expected in (("blog2023", np.nan), ("blog2023_repaired", 0.0)):
@@ -124,7 +130,7 @@ def test_a_query_that_may_see_no_key():
 
 
 @BOTH
-def test_whether_the_target_reaches_the_logits(preset: str):
+def test_the_target_reaches_the_logits_only_in_the_repaired_one(preset: str):
     both = equal_lengths(preset)
     other = (both.target + 1 + np.arange(6)) % both.config.target_vocab_size
     assert (other != both.target).all()
@@ -134,7 +140,7 @@ def test_whether_the_target_reaches_the_logits(preset: str):
 
 
 @BOTH
-def test_whether_the_causal_mask_matters(preset: str):
+def test_the_causal_mask_matters_only_in_the_repaired_one(preset: str):
     both = equal_lengths(preset)
     free = jt.convert.from_torch(
         both.torch.state_dict(), jt.preset(preset, **SIZES, **{"decoder.self_mask": ()})
@@ -146,7 +152,7 @@ def test_whether_the_causal_mask_matters(preset: str):
 
 @BOTH
 def test_whether_source_padding_is_seen(preset: str):
-    """Two pads more behind every line: the faithful encoder sums their values too."""
+    """Two more pads after every line: the faithful encoder sums their values too."""
     both = pair(jt.preset(preset, **SIZES), source=6, target=8)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
     moved = np.abs(
@@ -155,8 +161,8 @@ def test_whether_source_padding_is_seen(preset: str):
     assert moved > 1e-2 if preset == "blog2023" else moved < 1e-13
 
 
-def test_only_the_last_block_behind_the_memory_reaches_the_logits():
-    """The decoder's embedding, its self-attention and all blocks but the last may hold anything at all."""
+def test_only_the_last_decoder_block_reaches_the_logits():
+    """Any values do in the decoder's embedding, its self-attention and all blocks but the last."""
     both = equal_lengths()
     arrays = transformer.flatten(both.flax)
     last = f"decoder.blocks.{both.config.decoder.layers - 1}."
@@ -175,14 +181,14 @@ def test_only_the_last_block_behind_the_memory_reaches_the_logits():
         for name in arrays
         if name.startswith(("encoder.", "source_embedding", "output", *used))
     }
-    idle = arrays.keys() - seen
+    unused = arrays.keys() - seen
     assert {
         "target_embedding.embedding",
         "decoder.positions.table",
         f"{last}cross_attention.query.kernel",
-    } < idle
+    } < unused
     for names, moves in (
-        (idle, False),
+        (unused, False),
         *(((name,), True) for name in seen if name.startswith(last)),
     ):
         changed = {
@@ -193,7 +199,7 @@ def test_only_the_last_block_behind_the_memory_reaches_the_logits():
         assert moved > 1e-4 if moves else moved < 1e-12, names
 
 
-def test_unequal_lengths_are_refused_with_the_same_words():
+def test_unequal_lengths_are_refused_with_the_same_message():
     both = equal_lengths()
     source, target = both.source, both.target[:, :4]
     with pytest.raises(
@@ -206,8 +212,10 @@ def test_unequal_lengths_are_refused_with_the_same_words():
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_position_tables_are_loaded_used_and_given_back(stack: str):
-    """Each stack has its own; the repaired preset, because the faithful decoder's cannot be seen in the logits."""
+def test_position_tables_are_loaded_used_and_exported(stack: str):
+    """Each stack has its own; the repaired preset, because the faithful decoder's does not reach
+    the logits.
+    """
     both = equal_lengths("blog2023_repaired")
     name = f"{stack}.position_embed.pe"
     table = torch.from_numpy(
@@ -226,7 +234,7 @@ def test_position_tables_are_loaded_used_and_given_back(stack: str):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_attention_has_biases_only_where_asked(bias: bool):
+def test_attention_has_biases_only_if_configured(bias: bool):
     both = equal_lengths("blog2023_repaired", attention_bias=bias)
     names = transformer.flatten(both.flax)
     biased = {name for name in names if name.endswith(".bias")}
@@ -281,7 +289,7 @@ def test_fresh_weights_follow_the_same_distributions():
 
 
 class RateRecorder(MaskedDropout):
-    """Keeps everything, and remembers the rate of every site."""
+    """Drop nothing, and record the rate of every site."""
 
     def __init__(self):
         super().__init__()
@@ -294,7 +302,9 @@ class RateRecorder(MaskedDropout):
 
 @BOTH
 def test_dropout_rates(preset: str):
-    """Half in the faithful decoder blocks, whatever the model's rate is; two dropouts on either side's embeddings."""
+    """The rate is 0.5 in the faithful decoder blocks, whatever the model's rate; each side's
+    embeddings have two dropouts.
+    """
     both = equal_lengths(preset, dropout=0.3, embedding_dropout=0.3)
     recorder, sites = RateRecorder(), adapter.dropout_sites(both.config)
     both.flax(both.source, both.target, rngs=recorder)
@@ -309,13 +319,15 @@ def test_dropout_rates(preset: str):
 
 
 def test_greedy_decoding_reads_one_pass_position_by_position():
-    """No token depends on another, so all come out of one call; there are as many as the padded source has positions."""
+    """No token depends on another, so all come out of one call; there are as many as the padded
+    source has positions.
+    """
     both = equal_lengths()
     state = both.torch.state_dict()
     for (
         name,
         tensor,
-    ) in state.items():  # what all positions share, made less of, or they all say the same
+    ) in state.items():  # scale down what all positions share, or all give the same token
         tensor *= (
             0.02
             if "attention.fc" in name
@@ -328,7 +340,7 @@ def test_greedy_decoding_reads_one_pass_position_by_position():
     with torch.no_grad():
         expected = both.torch(as_torch(both.source), as_torch(blank)).argmax(dim=-1).numpy()
     assert all(len(set(row)) > 1 for row in expected)
-    end = int(expected[0, 3])  # one row at least ends before its last place
+    end = int(expected[0, 3])  # one row at least ends before its last position
     ids = np.asarray(
         jt.generate.greedy(model, both.source, max_length=both.config.max_length, eos_id=end)
     )

@@ -1,4 +1,4 @@
-"""Weights there and back, with torch tensors."""
+"""Weights round-trip with torch tensors."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_into_torch_refuses_another_module():
 
 
 def test_training_the_torch_module_does_not_change_the_flax_model():
-    """JAX may alias NumPy's memory on CPU, and NumPy torch's."""
+    """JAX on CPU may alias NumPy's memory, and NumPy may alias torch's."""
     both = pair(jt.preset("lesson10", **ODD))
     before = np.asarray(both.flax(both.source, both.target)).copy()
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_training_the_torch_module_does_not_change_the_flax_model():
 
 
 def test_the_position_buffer_is_used_as_it_is():
-    """A checkpoint whose table is not the usual one: it decides, in both directions, and is not a parameter."""
+    """A checkpoint's unusual table is used in both directions, and is not a parameter."""
     both = pair(jt.preset("lesson10", **ODD))
     state = both.torch.state_dict() | {"pos_enc.pe": torch.zeros_like(both.torch.pos_enc.pe)}
     model = jt.convert.from_torch(state, both.config)

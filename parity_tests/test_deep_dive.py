@@ -1,4 +1,6 @@
-"""What is "Transformer Deep Dive"'s own: its example, its positions, its idle blocks, and the padding that its faithful form attends to."""
+"""Properties of "Transformer Deep Dive": its example, its positions, its unused blocks, and the
+source padding that its faithful form attends to.
+"""
 
 import math
 
@@ -34,7 +36,10 @@ FORMS = ["deep_dive", "deep_dive_repaired"]
 
 
 def both_of(form: str, *, source: int = 9, target: int = 8, **changes) -> Pair:
-    """A pair at small odd sizes, with a batch as long as the document's example; the second row ends in padding."""
+    """Return a pair at small odd sizes, its batch as long as the document's example.
+
+    The second row ends in padding.
+    """
     return pair(jt.preset(form, **(SIZES | changes)), batch=2, source=source, target=target)
 
 
@@ -48,15 +53,15 @@ def outputs(both: Pair, source: np.ndarray, target: np.ndarray) -> tuple[np.ndar
 def documented_shapes(
     vocab: int, d: int = 512, heads: int = 8, layers: int = 6, length: int = 100
 ) -> dict[str, tuple[int, ...]]:
-    """The document's state_dict, spelt from its text."""
+    """Return the document's state_dict, written from its text."""
 
     def linear(name: str, inputs: int, outputs: int) -> dict:
         return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
     def attention(name: str, value: str, key: str, query: str) -> dict:
-        found = linear(f"{name}.fc", heads * d, d)
+        shapes = linear(f"{name}.fc", heads * d, d)
         for part in (value, key, query):
-            found |= linear(f"{name}.{part}", d, heads * d)
+            shapes |= linear(f"{name}.{part}", d, heads * d)
         return found
 
     def norms(name: str) -> dict:
@@ -95,7 +100,9 @@ def documented_shapes(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_documents_example_at_its_size(form: str):
-    """Vocabularies of 10, source (2, 9), target (2, 8), 227 M parameters: names, shapes and the logits' shape, without taking memory."""
+    """Vocabularies of 10, source (2, 9), target (2, 8), 227 M parameters: names, shapes and the
+    the logits' shape, on the meta device.
+    """
     config = jt.preset(form, vocab_size=10)
     with torch.device("meta"):
         twin = torch_bridge.twin(config)
@@ -124,7 +131,9 @@ def test_the_documents_example_in_small(form: str):
 
 
 def test_repaired_with_one_head_is_the_stock_transformer():
-    """A head as wide as the model is all that sets the repaired form apart from torch.nn.Transformer without final norms."""
+    """The repaired form differs from torch.nn.Transformer without final norms only in heads as wide
+    as the model.
+    """
     both = both_of("deep_dive_repaired", num_heads=1, num_layers=2)
     stock = nn.Transformer(12, 1, 2, 2, 48, dropout=0.0, batch_first=True).double().eval()
     stock.encoder.norm = stock.decoder.norm = None
@@ -218,8 +227,10 @@ def test_a_table_of_one_row_is_refused_by_both():
         ("deep_dive_repaired", {"encoder": 9, "decoder": 8}),
     ],
 )
-def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
-    """Rows 1 and 0 of both in the faithful form, one a position in the repaired: in the output, and in both gradients."""
+def test_the_rows_read_from_the_position_tables_equal_the_twin_s(form: str, read: dict[str, int]):
+    """Rows 1 and 0 of both in the faithful form, one per position in the repaired: in the output,
+    and in both gradients.
+    """
     both = both_of(form)
     before = outputs(both, both.source, both.target)
     state = both.torch.state_dict()
@@ -251,7 +262,7 @@ def test_which_rows_of_the_position_tables_are_read(form: str, read: dict[str, i
             assert not gradient[rows:].any()
 
 
-IDLE = {
+UNUSED = {
     "deep_dive": ("transformer_block.",),
     "deep_dive_repaired": (
         "transformer_block.attention_mechanism.",
@@ -261,41 +272,43 @@ IDLE = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_idle_block_is_carried_and_never_trained(form: str):
-    """It survives there and back bit for bit, moves no logit, gets no gradient from torch and no update, not even weight decay's, from either."""
+def test_an_unused_block_is_frozen(form: str):
+    """It round-trips bit for bit, changes no logit, gets no gradient from torch and no update in
+    either framework, not even weight decay's.
+    """
     both = both_of(form)
     state = {
         name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
     }
-    idle = {name for name in state if any(part in name for part in IDLE[form])}
-    assert len(idle) == (16 if form == "deep_dive" else 10)
-    carried = transformer.flatten(both.flax, Frozen)
+    unused = {name for name in state if any(part in name for part in UNUSED[form])}
+    assert len(unused) == (16 if form == "deep_dive" else 10)
+    frozen = transformer.flatten(both.flax, Frozen)
     table = jt.convert.weight_table(both.config)
-    assert {rule.torch for rule in table if carried.keys() & set(rule.flax)} == idle, (
-        "what is frozen is what is idle"
+    assert {tx.torch for tx in table if frozen.keys() & set(tx.flax)} == unused, (
+        "frozen arrays are the unused ones"
     )
     again = jt.convert.to_torch(both.flax)
     assert all(again[name].tobytes() == state[name].tobytes() for name in state)
 
-    other = jt.convert.from_torch(state | {name: state[name] + 1 for name in idle}, both.config)
+    other = jt.convert.from_torch(state | {name: state[name] + 1 for name in unused}, both.config)
     assert np.array_equal(other(both.source, both.target), both.flax(both.source, both.target))
 
     batch = batch_of(both)
     torch_loss(both, batch).backward()
     assert {
         name for name, parameter in both.torch.named_parameters() if parameter.grad is None
-    } == idle
+    } == unused
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
-        rule = optimizer.make(OPTIMIZER, 10)
-        after, _ = step.make_step(both.config, rule, 0.1)(
-            step.initial_state(both.flax, rule), [batch], jax.random.key(0)
+        tx = optimizer.make(OPTIMIZER, 10)
+        after, _ = step.make_step(both.config, tx, 0.1)(
+            step.initial_state(both.flax, tx), [batch], jax.random.key(0)
         )
     moved = jt.convert.to_torch(transformer.unflatten(both.config, after.params | after.frozen))
-    assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == idle
+    assert {name for name in state if moved[name].tobytes() == state[name].tobytes()} == unused
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padding_a_source_further_changes_the_faithful_form_alone(form: str):
+def test_more_source_padding_changes_only_the_faithful_form(form: str):
     both = both_of(form)
     further = np.pad(both.source, ((0, 0), (0, 3)))
     shorter, longer = outputs(both, both.source, both.target), outputs(both, further, both.target)
@@ -305,8 +318,8 @@ def test_padding_a_source_further_changes_the_faithful_form_alone(form: str):
     assert moved > 1e-2 if form == "deep_dive" else moved < 1e-12
 
 
-def test_a_source_of_padding_alone_gets_the_mean_of_all_values():
-    """The fill is -1e20 in every place, and a softmax of equal numbers is even: never NaN."""
+def test_a_fully_padded_source_gets_the_mean_of_all_values():
+    """The fill is -1e20 at every key, and a softmax of equal numbers is uniform: never NaN."""
     both = both_of("deep_dive_repaired")
     both.source[1] = both.config.source_pad_id
     ours, theirs = outputs(both, both.source, both.target)
@@ -317,7 +330,9 @@ def test_a_source_of_padding_alone_gets_the_mean_of_all_values():
 
 
 def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
-    """The causal mask alone, in both forms: a token after the last one that counts, padding or not, moves no logit before it."""
+    """Only the causal mask decides, in both forms: a later token, padding or not, changes no
+    earlier logit.
+    """
     for form in FORMS:
         both = both_of(form)
         other = ragged_target(both.config, 2, 8, seed=5)
@@ -333,7 +348,10 @@ def test_the_target_sees_no_later_token_and_its_padding_changes_nothing():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fresh_weights_follow_torchs_distributions(form: str):
-    """Linear layers uniform, embeddings normal, as the document leaves them; idle blocks too. The same spread, not the same draws."""
+    """Linear layers uniform, embeddings normal, as the document leaves them; unused blocks too.
+
+    The same spread, not the same draws.
+    """
     config = jt.preset(
         form,
         vocab_size=400,

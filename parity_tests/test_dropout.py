@@ -29,7 +29,7 @@ from parity_tests.twins import Pair, pair
 
 
 class DrawnDropout(MaskedDropout):
-    """Masks from NumPy, remembered by site, so that another framework can be given the same."""
+    """Masks from NumPy, remembered by site, for use in another framework."""
 
     def __init__(self, masks: dict[str, np.ndarray], rates: dict[str, float]):
         super().__init__()
@@ -44,7 +44,7 @@ class DrawnDropout(MaskedDropout):
 
 
 class GivenDropout(nn.Module):
-    """Dropout with given masks, one a call, in order."""
+    """Dropout with recorded masks, one per call, in order."""
 
     def __init__(self, masks: list[torch.Tensor], rate: float):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Every level of the ladder for every case: the algorithm in float64, then the arithmetic in float32."""
+"""Every level of the ladder for every case: the algorithm in float64, then the arithmetic in
+float32.
+"""
 
 import functools
 
@@ -39,7 +41,7 @@ def test_level(case: Case, dtype: torch.dtype, level: str):
         )
 
 
-# A repaired document differs from its own in what no length shows: those under `-m slow`
+# A repaired document differs from the faithful one in no property of lengths: under `-m slow`
 @pytest.mark.parametrize(
     "name",
     [
@@ -68,7 +70,7 @@ def test_every_length(name: str):
 
 
 def test_float32_logits_at_full_size():
-    """6+6 layers, d 512, as the document has it: the sum of all rounding stays below 5e-6."""
+    """With 6+6 layers and d 512, as in the document, the sum of all rounding stays below 5e-6."""
     both = pair(jt.preset("lesson10", vocab_size=101), torch.float32, source=23, target=19)
     with torch.no_grad():
         assert error(logits(both)) <= 5e-6
@@ -76,16 +78,18 @@ def test_float32_logits_at_full_size():
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
 def test_bfloat16_errs_hardly_more_than_pytorch(name: str):
-    """Against float64 with the same weights, the median of several random models: which way a rounding falls is chance."""
+    """Errors against float64 with the same weights, the median of several random models: the
+    direction of a rounding is chance.
+    """
     (case,) = (case for case in CASES if case.name == name)
-    found = []
+    errors = []
     for seed in range(5):
         both = pair(case.config, torch.bfloat16, seed=seed)
         with torch.no_grad():
             ours, theirs = (np.asarray(array, np.float64) for array in arrays(logits(both)))
             exact = both.torch.double()(as_torch(both.source), as_torch(both.target)).numpy()
-        found.append([np.abs(each - exact).max() / np.abs(exact).max() for each in (ours, theirs)])
-    mine, reference = np.median(found, axis=0)
+        errors.append([np.abs(each - exact).max() / np.abs(exact).max() for each in (ours, theirs)])
+    mine, reference = np.median(errors, axis=0)
     assert 1e-4 < reference < 0.1, "bfloat16 shows"
     assert mine <= RATIO * reference, f"{mine:.2e}, PyTorch {reference:.2e}"
 
@@ -102,7 +106,7 @@ def test_cross_attention_weights_of_every_layer():
 
 
 def test_a_row_that_sees_no_key_gets_zero_and_never_nan():
-    """An empty source line and an empty target: lesson10's rule for both frameworks."""
+    """An empty source line and an empty target, masked as in lesson10, in both frameworks."""
     both = pair(jt.preset("lesson10_repaired", **ODD))
     both.source[2], both.target[1] = both.config.source_pad_id, both.config.target_pad_id
     with torch.no_grad():

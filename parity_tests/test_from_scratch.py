@@ -1,4 +1,6 @@
-""" "Transformer from scratch": each of its components by itself, at its own sizes and against torch's layers, and what it does at the edges."""
+""" "Transformer from scratch": each component separately, at its own sizes and against torch's
+layers, and its edge cases.
+"""
 
 import math
 from typing import Any
@@ -20,13 +22,13 @@ from torch_reference import from_scratch as reference
 from torch_reference.torch_nn import sinusoids
 
 NAMES = ["from_scratch", "from_scratch_repaired"]
-SMALL: dict[str, Any] = ODD | dict(d_ff=24)  # the twin is told a factor
+SMALL: dict[str, Any] = ODD | dict(d_ff=24)  # the twin takes a factor
 
 
 def run(
     both: Pair, source: np.ndarray | None = None, target: np.ndarray | None = None
 ) -> tuple[Any, torch.Tensor]:
-    """The logits of both models, of the pair's batch unless another is given."""
+    """Return the logits of both models, for the pair's batch unless another is passed."""
     source, target = (
         both.source if source is None else source,
         both.target if target is None else target,
@@ -35,7 +37,8 @@ def run(
         return both.flax(source, target), both.torch(as_torch(source), as_torch(target))
 
 
-# Each component at the sizes of the document: N sentences, S tokens, embeddings of size E = 512, 8 heads. On the meta device it costs nothing.
+# Each component at the sizes of the document: N sentences, S tokens, embeddings of size E = 512, 8
+# heads. On the meta device it costs nothing.
 
 
 @pytest.fixture
@@ -104,7 +107,9 @@ def test_transformer_shapes(meta):
 
 
 def test_documented_size_in_both_frameworks(meta):
-    """Keys and shapes written out from the document, the twin's, and the Flax model's by its weight table: 44 million parameters each."""
+    """Keys and shapes written out from the document, the twin's, and the Flax model's by its weight
+    table: 44 million parameters each.
+    """
     linears = {f"{part}_transform": (512, 512) for part in ("queries", "keys", "values")} | {
         "linear_out": (512, 512)
     }
@@ -154,7 +159,8 @@ def test_heads_that_do_not_divide_are_refused():
         reference.MultiHeadSelfAttentionBlock(10, 3)
 
 
-# The same numbers from torch's own layers: post-norm, no final norm. Only the scale differs, and queries can carry that.
+# The same numbers from torch's own layers: post-norm, no final norm. Only the scale differs, and
+# the queries' weights can absorb it.
 
 
 def packed(
@@ -204,7 +210,7 @@ def stock_layer(block: nn.Module, config: TransformerConfig, factor: float) -> n
 
 
 def stock(both: Pair, factor: float) -> torch.Tensor:
-    """The logits, by torch's layers."""
+    """Return the logits of torch's layers."""
     encoder, decoder = both.torch.encoder, both.torch.decoder
     source, target = as_torch(both.source), as_torch(both.target)
     padding = source == both.config.source_pad_id
@@ -235,20 +241,22 @@ def test_it_is_the_stock_transformer_but_for_the_scale(name: str):
 
 
 def test_the_repaired_scale_sharpens_the_weights():
-    """By sqrt(heads), from the width of the model to that of a head: faithful weights to that power, normed again."""
+    """By sqrt(heads), from the width of the model to that of a head: faithful weights to that
+    power, normed again.
+    """
     faithful, repaired = (pair(jt.preset(name, **SMALL)) for name in NAMES)
-    found = [
+    weights = [
         both.flax(both.source, both.target, return_attention=True)[1].encoder[0]
         for both in (faithful, repaired)
     ]
-    sharpened = np.asarray(found[0]) ** math.sqrt(3)
-    assert_close((found[1], sharpened / sharpened.sum(-1, keepdims=True)), 1e-12)
+    sharpened = np.asarray(weights[0]) ** math.sqrt(3)
+    assert_close((weights[1], sharpened / sharpened.sum(-1, keepdims=True)), 1e-12)
 
 
-# Edges.
+# Edge cases.
 
 
-def test_a_source_of_padding_alone_is_read_as_the_mean_of_all_values():
+def test_a_fully_padded_source_is_read_as_the_mean_of_all_values():
     both = pair(jt.preset("from_scratch", **SMALL))
     both.source[2] = both.config.source_pad_id
     assert_close(run(both), 1e-12, "logits")
@@ -273,7 +281,9 @@ def test_a_source_of_padding_alone_is_read_as_the_mean_of_all_values():
 
 
 def test_target_padding_is_not_masked():
-    """The id that pads the target is a token like another: which one it is changes nothing, and those behind it see it."""
+    """The id that pads the target is a token like another: which one it is changes nothing, and
+    later tokens see it.
+    """
     both = pair(jt.preset("from_scratch", **SMALL))
     ours, theirs = run(both)
     other = jt.preset("from_scratch", **SMALL, target_pad_id=5)
@@ -293,7 +303,7 @@ def test_target_padding_is_not_masked():
         assert np.all(difference[1:] > 1e-3)
 
 
-def test_source_padding_is_seen_nowhere():
+def test_source_padding_is_hidden_everywhere():
     """Three more pads on every row: the same logits."""
     both = pair(jt.preset("from_scratch", **SMALL))
     wider = np.pad(both.source, ((0, 0), (0, 3)), constant_values=both.config.source_pad_id)
@@ -302,7 +312,9 @@ def test_source_padding_is_seen_nowhere():
 
 
 def test_the_second_residual_is_the_query():
-    """With the cross-attention's output layers at zero nothing of the source is left, and everything of the target is."""
+    """With the cross-attention's output layers at zero, the output depends on the target and not on
+    the source.
+    """
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for layer in both.torch.decoder.layers:
@@ -327,8 +339,10 @@ def test_the_second_residual_is_the_query():
         assert np.all(np.abs(np.asarray(before) - np.asarray(after)).max(axis=(1, 2)) > 1e-3)
 
 
-def test_a_later_versions_sinusoids_are_one_field_a_side():
-    """No table in the state_dict then, and the same logits as learned tables that hold the sinusoids."""
+def test_the_sinusoids_of_a_later_version_are_one_field_per_side():
+    """The state_dict then has no table, and the logits equal those of learned tables with the same
+    sinusoids.
+    """
     both = pair(jt.preset("from_scratch", **SMALL))
     with torch.no_grad():
         for stack in (both.torch.encoder, both.torch.decoder):
@@ -349,7 +363,7 @@ def test_a_later_versions_sinusoids_are_one_field_a_side():
 
 
 def test_fresh_weights_follow_torchs_distributions():
-    """Not the same draws: for each tensor the same mean, spread and bounds."""
+    """Each tensor has the same mean, spread and bounds, not the same draws."""
     config = jt.preset(
         "from_scratch", vocab_size=256, max_length=256, num_layers=1, d_model=64, num_heads=4
     )

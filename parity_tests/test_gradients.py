@@ -1,4 +1,6 @@
-"""Every gradient, and ten optimizer steps, carried between the frameworks by the same table as the weights."""
+"""Every gradient, and ten optimizer steps, mapped between the frameworks by the same table as the
+weights.
+"""
 
 import dataclasses
 from typing import Any
@@ -72,7 +74,9 @@ def flax_loss(
 def flax_gradients(
     both: Pair, batch: Batch, dropout: Any = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Operation by operation, not jitted: compiled operations serve all cases, where each case's own program takes seconds. The steps are jitted."""
+    """Operation by operation, not jitted: compiled operations serve all cases, while a program per
+    case takes seconds. The steps are jitted.
+    """
     return jax.value_and_grad(lambda params: flax_loss(params, both, batch, dropout))(
         transformer.flatten(both.flax, nnx.Param)
     )
@@ -81,7 +85,9 @@ def flax_gradients(
 def assert_same_gradients(
     ours: dict[str, jax.Array], theirs: dict[str, np.ndarray], bound: float = 1e-12
 ) -> None:
-    """Relative to the largest gradient of the model: a key bias has none but rounding, so it cannot be judged by itself."""
+    """Relative to the largest gradient of the model: a key bias has only rounding for a gradient,
+    so it cannot be judged separately.
+    """
     largest = max(np.abs(g).max() for g in theirs.values())
     assert ours.keys() == theirs.keys()
     assert largest > 1e-3
@@ -89,8 +95,8 @@ def assert_same_gradients(
         assert_close((ours[name], theirs[name]), bound, name, relative_to=largest)
 
 
-# Square sizes tell a missing transpose, and repaired documents differ in masks and scales, which the logits and the conversions show as well:
-# two squares in the suite, all under `-m slow`
+# Square sizes show a missing transpose, and repaired documents differ in masks and scales, which
+# the logits and the conversions show as well: two squares in the suite, all under `-m slow`
 SQUARES = ("lesson10 square", "part2_encoder square")
 SLOW = [
     case
@@ -114,7 +120,8 @@ def test_every_gradient(case):
     assert_same_gradients(gradients, torch_gradients(both))
 
 
-# epsilon as torch has it by default: a key bias has no gradient but rounding, which Adam divides by epsilon
+# torch's default epsilon: a key bias has only rounding for a gradient, which Adam divides by
+# epsilon
 OPTIMIZER = OptimizerOptions(
     learning_rate=1e-2,
     warmup_steps=3,
@@ -174,7 +181,9 @@ STEPPED = [
     ],
 )
 def test_ten_steps(name: str, schedule: Schedule):
-    """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not trained."""
+    """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not
+    trained.
+    """
     (case,) = (case for case in CASES if case.name == name)
     shallow = case.config.with_sizes(
         num_layers=1
@@ -197,12 +206,14 @@ def test_ten_steps(name: str, schedule: Schedule):
     for name in expected:
         assert_close((ours[name], expected[name]), 1e-10, name)
     before = jt.convert.to_torch(both.flax)
-    for name in carried(both):
+    for name in frozen(both):
         assert ours[name].tobytes() == before[name].tobytes(), name
 
 
-def carried(both: Pair) -> set[str]:
-    """PyTorch's names of what is never trained: buffers, and parameters that the document owns and never uses."""
+def frozen(both: Pair) -> set[str]:
+    """PyTorch's names of the arrays that are never trained: buffers, and parameters that the
+    document never uses.
+    """
     return (
         set(both.torch.state_dict())
         - {rule.torch for rule in trained_table(both)[0]}
@@ -220,13 +231,13 @@ def test_what_gets_no_gradient_in_torch_is_carried_and_not_trained(name: str):
     both = pair(case.config)
     torch_loss(both, batch_of(both)).backward()
     without = {name for name, parameter in both.torch.named_parameters() if parameter.grad is None}
-    assert carried(both) == without | {
+    assert frozen(both) == without | {
         name for name, _ in both.torch.named_buffers() if name in both.torch.state_dict()
     }
 
 
 def test_the_steps_notice():
-    """Negative control: Optax's own clipping, which leaves out torch's 1e-6, is far outside the bound."""
+    """Negative control: Optax's own clipping, which leaves out torch's 1e-6, far exceeds the bound."""
     import optax
 
     both = pair(jt.preset("lesson10", **ODD))

@@ -1,4 +1,6 @@
-"""The encoder of "Transformers from scratch part - 2" under its own keys, and what its raw merge, its one feed-forward and its positions come to."""
+"""The encoder of "Transformers from scratch part - 2" under its own keys: its raw merge, its one
+feed-forward and its positions.
+"""
 
 import math
 from collections.abc import Iterable
@@ -28,7 +30,7 @@ SIZES: dict[str, Any] = ODD | dict(max_length=7)
 def document(
     config: jt.TransformerConfig, dtype: torch.dtype = torch.float64
 ) -> part2_encoder.Encoder:
-    """The document's encoder alone, with random weights everywhere."""
+    """The document's encoder without a decoder, with random weights everywhere."""
     generator = torch.Generator().manual_seed(0)
     repaired = bool(config.encoder.self_mask)
     sizes = (
@@ -83,7 +85,7 @@ def test_the_documents_encoder_at_every_length(preset: str, sizes: dict, lengths
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
 )
-def test_bare_keys_in_bare_keys_out_bit_for_bit(preset: str, dtype: torch.dtype):
+def test_encoder_keys_round_trip_bit_for_bit(preset: str, dtype: torch.dtype):
     config = jt.preset(preset, **SIZES)
     state = document(config, dtype).state_dict()
     again = jt.convert.to_torch(jt.convert.from_torch(state, config, part="encoder"))
@@ -92,7 +94,7 @@ def test_bare_keys_in_bare_keys_out_bit_for_bit(preset: str, dtype: torch.dtype)
         assert again[name].tobytes() == torch_bridge.to_numpy(tensor).tobytes(), name
 
 
-def test_whole_keys_are_no_encoders_and_bare_keys_no_whole_model():
+def test_keys_of_an_encoder_and_of_a_whole_model_are_not_interchangeable():
     config = jt.preset("part2_encoder", **SIZES)
     bare = document(config).state_dict()
     with pytest.raises(InputError, match=r"unexpected encoder\.layers\.0\.attention\.qkv\.weight"):
@@ -121,7 +123,7 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
     config = jt.preset(preset, source_vocab_size=1000, target_vocab_size=1200)
     with torch.device("meta"):
         bare = part2_encoder.Encoder(repaired=preset != "part2_encoder").state_dict()
-        whole = torch_bridge.twin(config).state_dict()
+        state = torch_bridge.twin(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in bare.items()} == expected
     assert sum(math.prod(shape) for shape in expected.values()) == 7_046_352
     around = {
@@ -131,10 +133,10 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
         "linear.weight": (1200, d),
     }
     around |= {"linear.bias": (1200,), "decoder.norm.weight": (d,), "decoder.norm.bias": (d,)}
-    found = {name: tuple(tensor.shape) for name, tensor in whole.items()}
-    decoder = {name: shape for name, shape in found.items() if name.startswith("decoder.layers.")}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    decoder = {name: shape for name, shape in shapes.items() if name.startswith("decoder.layers.")}
     assert (
-        found == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
+        shapes == {f"encoder.{name}": shape for name, shape in expected.items()} | around | decoder
     )
     stock = torch.nn.TransformerDecoderLayer(d, 8, f, device="meta").state_dict()
     assert decoder == {
@@ -150,7 +152,7 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
 
 
 def test_the_documents_example():
-    """40 embeddings a line through three layers of its own sizes, in float32."""
+    """40 embeddings per line through three layers of its own sizes, in float32."""
     config = jt.preset("part2_encoder")
     theirs = document(config, torch.float32)
     x = np.random.default_rng(0).normal(size=(2, 40, 512)).astype(np.float32)
@@ -160,7 +162,7 @@ def test_the_documents_example():
         assert_close((ours, theirs(as_torch(x))), 5e-6)
 
 
-# The parts, written out
+# The parts, written out by hand
 
 
 def attend(both: Pair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +175,10 @@ def attend(both: Pair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @BOTH
 @pytest.mark.parametrize("length", [2, 7])
-def test_where_each_heads_values_go(preset: str, length: int):
-    """From the fused weights by hand, head by head, one value at a time: counted raw, or by position."""
+def test_each_head_s_values_go_to_the_documented_columns(preset: str, length: int):
+    """From the fused weights by hand, head by head, one value at a time: counted raw, or by
+    position.
+    """
     both = pair(jt.preset(preset, **SIZES))
     x, heads, width = embeddings(both.config, length, rows=1), 3, 4
     attention = both.torch.encoder.layers[0].attention
@@ -201,8 +205,10 @@ def test_where_each_heads_values_go(preset: str, length: int):
 
 
 @BOTH
-def test_what_the_first_row_knows(preset: str):
-    """Merged raw it holds head 0 at positions 0 to 2, for three heads: nothing of the others, and something of later queries."""
+def test_the_first_row_sees_what_the_document_s_does(preset: str):
+    """Merged raw, the first row has head 0 at positions 0 to 2 (three heads): no other head, and
+    later queries.
+    """
     both = pair(jt.preset(preset, **SIZES))
     x = embeddings(both.config, 7)
     before = attend(both, x)
@@ -243,7 +249,10 @@ def test_the_feed_forward_knows_positions_only_in_the_faithful_one(preset: str):
 
 @pytest.mark.parametrize("exponent", [1.0, 2.0])
 def test_one_table_of_positions(exponent: float):
-    """Pair j turns by 10000^-(exponent · 2j / d) a position. Both frameworks' tables are the same float64 numbers but for the last bit."""
+    """Pair j turns by 10000^-(exponent · 2j / d) per position.
+
+    Both frameworks' float64 tables agree up to the last bit.
+    """
     table = part2_encoder.sinusoids(40, 512, exponent)
     assert_close((sinusoids(40, 512, exponent=exponent), table), 1e-14)
     for position, j in ((1, 0), (39, 1), (7, 128), (39, 255)):
@@ -256,7 +265,9 @@ def test_one_table_of_positions(exponent: float):
 
 
 def test_one_feed_forward_two_masks():
-    """Layer by layer each call of the one module drops differently; with the two masks exchanged the result is another."""
+    """In every layer each call of the one module has its own mask; exchanging the two changes the
+    result.
+    """
     config = jt.preset(
         "part2_encoder", **SIZES, dropout=0.3, activation_dropout=0.3, embedding_dropout=0.0
     )
@@ -325,12 +336,12 @@ def test_fresh_weights_follow_the_same_distributions():
     )
 
 
-# Edges
+# Edge cases
 
 
 @BOTH
 def test_whether_source_padding_is_seen(preset: str):
-    """The same lines behind two pads more."""
+    """The same lines with two more pads at the end."""
     both = pair(jt.preset(preset, **SIZES), source=5)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
     with torch.no_grad():
@@ -347,7 +358,7 @@ def test_whether_source_padding_is_seen(preset: str):
 
 
 @BOTH
-def test_an_empty_source_line(preset: str):
+def test_an_empty_source_line_equals_the_twin_s(preset: str):
     """Nothing but padding: seen like anything else, or, masked, 0 from attention; never NaN."""
     both = pair(jt.preset(preset, **SIZES))
     both.source[2] = both.config.source_pad_id
@@ -362,7 +373,7 @@ def test_an_empty_source_line(preset: str):
 
 
 @BOTH
-def test_one_position_too_many_is_refused_with_the_same_words(preset: str):
+def test_one_position_too_many_is_refused_with_the_same_message(preset: str):
     both = pair(jt.preset(preset, **SIZES))
     x = embeddings(both.config, 8)
     with pytest.raises(InputError, match="source is 8 tokens long, over max_length=7") as ours:

@@ -1,4 +1,7 @@
-"""Our .pt files against PyTorch's own reader and writer, bit for bit. PyTorch reads with weights_only=True alone."""
+"""Our .pt files against PyTorch's own reader and writer, bit for bit.
+
+PyTorch reads with weights_only=True only.
+"""
 
 import collections
 import random
@@ -14,7 +17,10 @@ import torch
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage import pt, zipped
 
-DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
+DTYPES = (
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool "
+    "complex64 complex128"
+)
 SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
 PROTOCOLS = (2, 3, 4, 5)
 
@@ -33,7 +39,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
-    """Where what we read is not what PyTorch has: containers, plain values, shapes, dtypes, bits."""
+    """List the differences from PyTorch's value: containers, plain values, shapes, dtypes, bits."""
     if isinstance(theirs, torch.Tensor):
         plain = isinstance(ours, np.ndarray) and ours.flags.c_contiguous and ours.flags.writeable
         if not plain or (tuple(theirs.shape), str(theirs.dtype)) != (
@@ -41,7 +47,8 @@ def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
             f"torch.{ours.dtype}",
         ):
             return [
-                f"{name}: {getattr(ours, 'dtype', ours)} {getattr(ours, 'shape', '')} for {theirs.dtype} {tuple(theirs.shape)}"
+                f"{name}: {getattr(ours, 'dtype', ours)} {getattr(ours, 'shape', '')}"
+                f" for {theirs.dtype} {tuple(theirs.shape)}"
             ]
         return [] if bits(theirs) == ours.tobytes() else [f"{name}: other bits"]
     if isinstance(theirs, torch.UntypedStorage):
@@ -86,7 +93,7 @@ def differing(ours: Any, theirs: Any, name: str = "") -> list[str]:
 
 
 def loaded(path: Path) -> Any:
-    """What PyTorch reads."""
+    """Return the value that PyTorch reads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
@@ -99,29 +106,34 @@ def random_tensor(draw: random.Random, dtype: str) -> torch.Tensor:
     kind = getattr(torch, dtype)
     number = int(np.prod(shape, dtype=int))
     if dtype == "bool":
-        made = torch.tensor([draw.random() < 0.5 for _ in range(number + 7)], dtype=torch.bool)
+        values = torch.tensor([draw.random() < 0.5 for _ in range(number + 7)], dtype=torch.bool)
     else:
-        made = torch.frombuffer(bytearray(draw.randbytes((number + 7) * kind.itemsize)), dtype=kind)
+        values = torch.frombuffer(
+            bytearray(draw.randbytes((number + 7) * kind.itemsize)), dtype=kind
+        )
     start = draw.choice((0, 0, 3))
-    made = made[start : start + number].reshape(shape)
+    values = values[start : start + number].reshape(shape)
     return draw.choice(
         (
-            lambda: made,
-            lambda: made.clone(),
-            lambda: made.permute(draw.sample(range(made.ndim), made.ndim)),
-            lambda: made[..., ::2] if made.ndim else made,
-            lambda: made.unsqueeze(0).expand(2, *made.shape) if number < 10 else made,
+            lambda: values,
+            lambda: values.clone(),
+            lambda: values.permute(draw.sample(range(values.ndim), values.ndim)),
+            lambda: values[..., ::2] if values.ndim else values,
+            lambda: values.unsqueeze(0).expand(2, *values.shape) if number < 10 else values,
             lambda: (
-                torch.nn.Parameter(made, requires_grad=draw.random() < 0.5)
-                if made.is_floating_point()
-                else made
+                torch.nn.Parameter(values, requires_grad=draw.random() < 0.5)
+                if values.is_floating_point()
+                else values
             ),
         )
     )()
 
 
 def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) -> Any:
-    """A tree of what checkpoints hold; with ``plain`` only what weights_only=True also reads in protocols 3 to 5."""
+    """Return a random tree of a checkpoint's types.
+
+    With ``plain``, only types that weights_only=True also reads in protocols 3 to 5.
+    """
     if depth and draw.random() < 0.45:
         items = [
             random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))
@@ -138,7 +150,7 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
         )
         return made(zip(keys, items, strict=True))
     if seen and draw.random() < 0.15:
-        return draw.choice(seen)  # the very same again: tied tensors, shared tuples
+        return draw.choice(seen)  # the same object again: tied tensors, shared tuples
     made = draw.choice((random_tensor, random_tensor, random_plain))
     value = made(draw, draw.choice(DTYPES.split())) if made is random_tensor else random_plain(draw)
     seen.append(value)
@@ -197,7 +209,9 @@ def random_plain(draw: random.Random) -> Any:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_torch_writes_is_read_equal(seed: int, tmp_path):
-    """Protocol 2 (PyTorch's own) against torch.load; the same value in the other protocols, which it reads only in part, gives the same."""
+    """Protocol 2 (PyTorch's own) is compared with torch.load, and the other protocols, which it
+    reads only in part, with protocol 2.
+    """
     draw = random.Random(seed)
     value = {
         "a": random_value(draw, 4, [], True),
@@ -296,7 +310,7 @@ def test_what_we_write_torch_reads_strictly_and_mapped(tmp_path):
 
 
 def test_files_with_64_bit_fields(tmp_path, monkeypatch):
-    """As over 4 GB, with the limit moved to 40 bytes: PyTorch reads them as well as we do."""
+    """Files over 4 GB, simulated by a limit of 40 bytes, are read by PyTorch and by us."""
     monkeypatch.setattr(zipped, "LARGE", 40)
     state = {"a": np.arange(100.0), "b": np.arange(3, dtype=np.int8)}
     pt.write(tmp_path / "a.pt", state)
@@ -342,7 +356,7 @@ def _conjugated() -> torch.Tensor:
     }.items(),
     ids=lambda part: (
         part if isinstance(part, str) else ""
-    ),  # a function is named by its address, which no two processes share
+    ),  # a function's repr has its address, which differs between processes
 )
 def test_what_is_no_plain_array_is_refused_by_name(name: str, value: Any, tmp_path):
     with warnings.catch_warnings():
@@ -365,7 +379,7 @@ def test_files_without_checksums_are_refused(tmp_path):
 
 
 def test_every_flipped_bit_of_a_storage_is_noticed(tmp_path):
-    """The control of the comparison, too: PyTorch reads the flipped file, and it is another value."""
+    """Control of the comparison: PyTorch reads the flipped file, with a different value."""
     path, flipped = tmp_path / "a.pt", tmp_path / "b.pt"
     torch.save({"a": torch.arange(4.0)}, path)
     content = bytearray(path.read_bytes())

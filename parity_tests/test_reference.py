@@ -1,4 +1,6 @@
-"""The twins themselves: lesson10's against the stock torch.nn.Transformer, and both frameworks' fresh weights."""
+"""The twins themselves: lesson10's against the stock torch.nn.Transformer, and both frameworks'
+fresh weights.
+"""
 
 import math
 
@@ -17,7 +19,9 @@ from torch_reference.lesson10 import TranslationTransformer
 
 
 class Document(nn.Module):
-    """What lesson10's code comes to when torch's own layers run it: sequence first, cross-attention masked or not."""
+    """What lesson10's code comes to when torch's own layers run it: sequence first, cross-attention
+    masked or not.
+    """
 
     def __init__(self, twin: TranslationTransformer, config):
         super().__init__()
@@ -67,7 +71,9 @@ def test_lesson10_is_the_stock_transformer(preset: str):
 
 
 def test_lesson10_has_exactly_the_documents_parameters():
-    """d 512, 6+6 layers, vocabularies 10000: key set of torch.nn.Transformer and of four modules around it."""
+    """d 512, 6+6 layers, vocabularies 10000: the keys are those of torch.nn.Transformer and of four
+    modules around it.
+    """
     with torch.device("meta"):
         state = TranslationTransformer().state_dict()
         stock = nn.Transformer(512, 8, 6, 6, 2048).state_dict()
@@ -83,7 +89,9 @@ def test_lesson10_has_exactly_the_documents_parameters():
 
 
 def test_the_documents_position_table():
-    """float32 arithmetic, as the document computes it: within 7e-6 of the exact table at 100 positions, and carried as it is."""
+    """float32 arithmetic, as the document computes it: within 7e-6 of the exact table at 100
+    positions, and kept unchanged.
+    """
     twin = TranslationTransformer(
         src_vocab_size=11,
         tgt_vocab_size=11,
@@ -99,7 +107,9 @@ def test_the_documents_position_table():
 
 @pytest.mark.parametrize("preset", ["lesson10", "vaswani2017_base"])
 def test_fresh_weights_follow_the_same_distributions(preset: str):
-    """Not the same draws: for each tensor, the same spread. vaswani's own choice is compared with the bounds that it states."""
+    """Each tensor has the same spread, not the same draws. vaswani's own choice is compared with
+    the bounds that it states.
+    """
     config = jt.preset(preset, vocab_size=400, num_layers=1, d_model=64, num_heads=4, d_ff=256)
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     if preset == "lesson10":

@@ -1,4 +1,7 @@
-"""How the parts of torch_reference.blog2023 are called, batch first. True in a mask means hidden."""
+"""Calls of the parts of torch_reference.blog2023, batch first.
+
+A mask is True where a key is hidden.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -7,12 +10,12 @@ from jax_transformer.config import TransformerConfig
 
 
 def sequence_first(module: str) -> bool:
-    """Nothing here is: the twin is batch first."""
+    """Return False: the twin is batch first."""
     return False
 
 
 def _hidden(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
-    """(b, 1, 1, k) and (q, k) as one mask."""
+    """Join masks (b, 1, 1, k) and (q, k)."""
     parts = [
         mask
         for mask in (padding if padding is None else padding[:, None, None, :], future)

@@ -1,4 +1,7 @@
-"""How the parts of the deep_dive twin are called. Masks come in True where hidden; the twin's own are True where visible."""
+"""Calls of the parts of the deep_dive twin.
+
+Masks come in True where hidden; the twin's own are True where visible.
+"""
 
 from torch import Tensor, nn
 
@@ -6,12 +9,14 @@ from jax_transformer.config import Part, TransformerConfig
 
 
 def sequence_first(module: str) -> bool:
-    """Nothing here is: the twin is batch first."""
+    """Return False: the twin is batch first."""
     return False
 
 
 def _visible(padding: Tensor | None, future: Tensor | None = None) -> Tensor | None:
-    """The twin's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q, k)."""
+    """The twin's mask (b, 1, q, k), axes of 1 allowed, of hidden keys (b, k) and hidden pairs (q,
+    k).
+    """
     hidden = [
         mask
         for mask in (None if padding is None else padding[:, None, None], future)
@@ -23,7 +28,7 @@ def _visible(padding: Tensor | None, future: Tensor | None = None) -> Tensor | N
 
 
 def norm(twin: nn.Module) -> nn.Module:
-    """The last one that the block computes."""
+    """Return the output of the last norm that the block computes."""
     block = twin.decoder.DecoderBlocklayers[0]
     return block.transformer_block.normalization2 if twin.repaired else block.normalization2
 
@@ -71,7 +76,7 @@ def memory(twin: nn.Module, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """The encoder block's dropout module is called twice; the one inside an idle block never."""
+    """The encoder block's dropout module is called twice; the one inside an unused block never."""
     sites = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
         branches = f"encoder.blocks.{i}.branches"

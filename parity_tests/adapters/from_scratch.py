@@ -1,4 +1,7 @@
-"""How the parts of "Transformer from scratch"'s twin are called. Its masks are True where a key may be seen, ours here where it is hidden."""
+"""Calls of the parts of the twin of "Transformer from scratch".
+
+Its masks are True where a key is visible, ours here where it is hidden.
+"""
 
 from torch import Tensor, nn
 
@@ -6,12 +9,12 @@ from jax_transformer.config import TransformerConfig
 
 
 def sequence_first(module: str) -> bool:
-    """Nothing here is: the twin is batch first."""
+    """Return False: the twin is batch first."""
     return False
 
 
 def _seen(padding: Tensor | None, future: Tensor | None) -> Tensor | None:
-    """One mask (b, 1, q, k), or None where nothing is hidden."""
+    """One mask (b, 1, q, k), or None if nothing is hidden."""
     hidden = [
         mask
         for mask in (None if padding is None else padding[:, None, None, :], future)
@@ -66,15 +69,18 @@ def memory(twin, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """Every dropout stands behind a norm or on the embeddings; a transformer block calls its one module twice."""
-    found = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
+    """The Flax sites of each dropout module: after a norm or on the embeddings.
+
+    A transformer block calls its one module twice.
+    """
+    sites = {"encoder.dropout": ["encoder.embedding"], "decoder.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
-        found[f"encoder.layers.{i}.dropout"] = [
+        sites[f"encoder.layers.{i}.dropout"] = [
             f"encoder.blocks.{i}.branches.{k}.output" for k in (0, 1)
         ]
     for i in range(config.decoder.layers):
-        found[f"decoder.layers.{i}.dropout"] = [f"decoder.blocks.{i}.branches.0.output"]
-        found[f"decoder.layers.{i}.transformer_block.dropout"] = [
+        sites[f"decoder.layers.{i}.dropout"] = [f"decoder.blocks.{i}.branches.0.output"]
+        sites[f"decoder.layers.{i}.transformer_block.dropout"] = [
             f"decoder.blocks.{i}.branches.{k}.output" for k in (1, 2)
         ]
-    return found
+    return sites

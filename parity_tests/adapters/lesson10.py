@@ -1,10 +1,11 @@
-"""How the parts of the lesson10 twin are called. It is sequence first."""
+"""Calls of the parts of the lesson10 twin, which is sequence first."""
 
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
 
-# A layer's dropout modules and the site of each in the Flax model. Branch k of a block ends in ``output``.
+# A layer's dropout modules and the site of each in the Flax model. Branch k of a block ends in
+# ``output``.
 _ENCODER_LAYER = {
     "self_attn.dropout": "branches.0.self_attention.weights",
     "dropout1": "branches.0.output",
@@ -22,7 +23,7 @@ _DECODER_LAYER = {
 
 
 def sequence_first(module: str) -> bool:
-    """Everything but attention weights (b, h, q, k)."""
+    """True for every module but those on attention weights (b, h, q, k)."""
     return not module.endswith("attn.dropout")
 
 

@@ -1,4 +1,7 @@
-"""How the parts of the twin of "Transformers from scratch part - 2" are called. Its decoder is lesson10's, sequence first; its encoder is not."""
+"""Calls of the parts of the twin of "Transformers from scratch part - 2".
+
+Its decoder is lesson10's, sequence first; its encoder is batch first.
+"""
 
 from torch import Tensor, nn
 
@@ -6,7 +9,10 @@ from jax_transformer.config import Part, TransformerConfig
 
 
 def sequence_first(module: str) -> bool:
-    """Whether the dropout module of this name is given (length, batch, ...); attention weights are (b, h, q, k) everywhere."""
+    """Return True if the dropout module of this name sees (length, batch, ...).
+
+    Attention weights are (b, h, q, k) everywhere.
+    """
     return module.startswith(("decoder.", "pos_enc.")) and not module.endswith("attn.dropout")
 
 
@@ -58,7 +64,9 @@ def memory(twin: nn.Module, source: Tensor) -> Tensor:
 
 
 def dropout_sites(config: TransformerConfig) -> dict[str, list[str]]:
-    """The one feed-forward of an encoder layer has one dropout module, called as often as the layer calls it."""
+    """The one feed-forward of an encoder layer has one dropout module, called as often as the layer
+    calls it.
+    """
     sites = {"src_dropout": ["encoder.embedding"], "pos_enc.dropout": ["decoder.embedding"]}
     for i in range(config.encoder.layers):
         torch, flax = f"encoder.layers.{i}", f"encoder.blocks.{i}.branches"

@@ -1,4 +1,7 @@
-"""How the parts of the stock torch.nn.Transformer are called, batch first. Its functional dropouts take no injected masks."""
+"""Calls of the parts of the stock torch.nn.Transformer, batch first.
+
+Its functional dropouts take no injected masks.
+"""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,6 @@
-"""What the tests of ``convert`` begin with: weights of a small model under PyTorch's names, as a file, and the command as a function."""
+"""What the tests of ``convert`` begin with: weights of a small model under PyTorch's names, as a
+file, and the command as a function.
+"""
 
 from pathlib import Path
 
@@ -54,7 +56,9 @@ def convert(
 
 
 def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:
-    """A lesson10 of odd sizes: its configuration, its weights as a .safetensors file, and its config.json."""
+    """A lesson10 of odd sizes: its configuration, its weights as a .safetensors file, and its
+    config.json.
+    """
     config, described = config_of("lesson10", encoder_layers=1, d_ff=20), folder / "config.json"
     described.write_text(config.to_json())
     return config, write(folder / "model.safetensors", state_of(config)), described

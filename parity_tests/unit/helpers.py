@@ -1,4 +1,6 @@
-"""Tiny models with random weights everywhere, ragged batches, and a way to call the package as a user does: without the type checker."""
+"""Tiny models with random weights everywhere, ragged batches, and a way to call the package as a
+user does: without the type checker.
+"""
 
 import contextlib
 import functools
@@ -14,7 +16,8 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import Positions, TransformerConfig, Tying
 
-# Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing behind a shape that happens to fit.
+# Odd sizes show swapped axes; square ones (d_model = d_ff = vocabulary = max_length) hide nothing
+# behind a shape that happens to fit.
 ODD: dict[str, Any] = dict(
     source_vocab_size=11,
     target_vocab_size=13,
@@ -61,7 +64,9 @@ def shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 def random_arrays(
     config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
 ) -> dict[str, np.ndarray]:
-    """Random arrays that depend on their names, so that two configurations share whatever fits both. Biases and scales are random too."""
+    """Random arrays that depend on their names, so that two configurations share whatever fits
+    both. Biases and scales are random too.
+    """
     arrays = {}
     for name, shape in shapes(config).items():
         stack = name.split(".")[0]
@@ -72,7 +77,8 @@ def random_arrays(
         random = np.random.default_rng(
             [seed, zlib.crc32(b"stored table" if copied else name.encode())]
         )
-        # Matrices as wide as what they multiply, so that values stay of order one through every layer
+        # Matrices as wide as what they multiply, so that values stay of order one through every
+        # layer
         scale = (
             shape[-1 if name.endswith("embedding") else 0] ** -0.5
             if len(shape) == 2 and not copied
@@ -113,7 +119,9 @@ def batch(
 
 
 def furthest(a: Any, b: Any) -> float:
-    """The largest absolute difference; a NaN on either side comes out as NaN, which no bound accepts."""
+    """The largest absolute difference; a NaN on either side comes out as NaN, which no bound
+    accepts.
+    """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape, f"shapes {a.shape} and {b.shape}"
     return float(np.abs(a - b).max())

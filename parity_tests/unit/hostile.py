@@ -1,4 +1,6 @@
-"""Hostile PyTorch files, made by hand: pickles written instruction by instruction, and zip files written field by field."""
+"""Hostile PyTorch files, made by hand: pickles written instruction by instruction, and zip files
+written field by field.
+"""
 
 import io
 import struct
@@ -6,7 +8,8 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 
-# A call of any of these does harm, or would do it in a longer chain. Each is asked for in several ways.
+# A call of any of these does harm, or would do it in a longer chain. Each is asked for in several
+# ways.
 GADGETS = (
     "os.system posix.system nt.system os.popen os.execv os.remove os.putenv subprocess.Popen subprocess.call subprocess.check_output builtins.eval "
     "builtins.exec builtins.compile builtins.open builtins.getattr builtins.setattr builtins.__import__ builtins.map builtins.apply __builtin__.eval "

@@ -174,7 +174,9 @@ def _deflated_storage() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """A good file with more members, whose data hold the next member, so that few bytes are read many times."""
+    """A good file with more members, whose data hold the next member, so that few bytes are read
+    many times.
+    """
     good, body, entries = hostile.zipped(GOOD), b"", b""
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     names = [f"a/data/{number}".encode() for number in range(1, 200)]

@@ -1,4 +1,6 @@
-"""A tiny model on tiny text, trained through the command line: what the tests of training and of the commands share."""
+"""A tiny model on tiny text, trained through the command line: what the tests of training and of
+the commands share.
+"""
 
 import contextlib
 import io
@@ -65,7 +67,9 @@ def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
 
 @contextlib.contextmanager
 def as_a_user(temporary: Path) -> Iterator[None]:
-    """JAX as the command line has it, without the tests' strictness and 64 bits; a program is compiled once for all tests and processes."""
+    """JAX as the command line has it, without the tests' strictness and 64 bits; a program is
+    compiled once for all tests and processes.
+    """
     cache = {
         "jax_compilation_cache_dir": str(temporary / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0,
@@ -93,7 +97,9 @@ def main(*arguments: str | Path) -> int:
 
 
 def environment() -> dict[str, str]:
-    """That of a process of its own: output buffered as usual, and the programs that :func:`as_a_user` has compiled."""
+    """That of a process of its own: output buffered as usual, and the programs that
+    :func:`as_a_user` has compiled.
+    """
     variables = {
         name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
     } | {"PYTHONPATH": str(ROOT)}
@@ -121,7 +127,9 @@ def start(
 
 @dataclass
 class Told:
-    """A finished command: its exit code, what it said, and of each jitted train step that it made, how many programs were compiled."""
+    """A finished command: its exit code, what it said, and of each jitted train step that it made,
+    how many programs were compiled.
+    """
 
     code: int
     out: str
@@ -193,7 +201,9 @@ class Console:
     def refused(
         self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""
     ) -> None:
-        """Asserts that a command is refused with this exit code, in one line that has these words in it."""
+        """Asserts that a command is refused with this exit code, in one line that has these words
+        in it.
+        """
         found, out, err = self.say(*command, stdin=stdin)
         assert (found, out) == (code, ""), err
         assert (
@@ -206,7 +216,9 @@ class Console:
 
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint by its path: parameters, carried arrays, both moments, and the counts."""
+    """Every array of a checkpoint by its path: parameters, carried arrays, both moments, and the
+    counts.
+    """
     path, here = (
         run / "checkpoints" / str(step),
         jax.sharding.SingleDeviceSharding(jax.devices()[0]),

@@ -9,7 +9,9 @@ from parity_tests.unit.helpers import random_arrays
 
 
 def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
-    """A random model whose tokens depend on source and position, and are now and then padding or the end; ``eos`` is added to its logit."""
+    """A random model whose tokens depend on source and position, and are now and then padding or
+    the end; ``eos`` is added to its logit.
+    """
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):

@@ -1,4 +1,6 @@
-"""Batches: few shapes, every pair exactly once an epoch, another order each epoch, and the same batch at the same step for ever."""
+"""Batches: few shapes, every pair exactly once an epoch, another order each epoch, and the same
+batch at the same step for ever.
+"""
 
 import itertools
 import subprocess
@@ -20,7 +22,9 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 
 
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
-    """Pairs of random lengths whose first source token is the pair's own number, so that a row tells which pair it is."""
+    """Pairs of random lengths whose first source token is the pair's own number, so that a row
+    tells which pair it is.
+    """
     random = np.random.default_rng(seed)
     sources = [
         random.integers(5, 1000, random.integers(1, longest), np.int32) for _ in range(count)
@@ -76,7 +80,7 @@ def positions(lengths, widths) -> int:
     st.sampled_from([1, 3, 8]),
     st.sampled_from([30, 33]),
 )
-def test_widths_are_the_best_of_all(lengths, count, multiple, max_length):
+def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
     widths = batch_plan.choose_widths(np.array(lengths), count, max_length, multiple)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
     allowed = sorted(
@@ -100,7 +104,7 @@ def test_widths_never_pass_the_limit():
 @pytest.mark.parametrize(
     "arguments", [([], 1, 8), ([9], 1, 8), ([1], 0, 8), ([1], 1, 0), ([1], 1, 8, 0)]
 )
-def test_widths_that_cannot_be_are_refused(arguments):
+def test_invalid_widths_are_refused(arguments):
     with pytest.raises(errors.ConfigError):
         batch_plan.choose_widths(np.array(arguments[0], int), *arguments[1:])
 
@@ -161,14 +165,15 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
     assert order(7, 0) == order(7, 0)
     orders = [order(seed, epoch) for seed in (0, 1, 7, -1, 2**70 + 3) for epoch in (0, 1, 2)]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
-    # Not only the order of batches changes: so do the pairs that share one, and no width keeps its place.
+    # Not only the order of batches changes: so do the pairs that share one, and no width keeps its
+    # place.
     assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {
         frozenset(batch[1:]) for batch in orders[1]
     }
     assert [batch[0] for batch in orders[0]] != sorted(batch[0] for batch in orders[0])
 
 
-def test_the_order_stays_the_same_over_versions():
+def test_the_order_is_the_same_in_every_version():
     # A changed order would make every unfinished run continue on other data than it began with.
     plan = batch_plan.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
     assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
@@ -178,7 +183,7 @@ def test_the_order_stays_the_same_over_versions():
     ]
 
 
-def test_batches_of_a_step_count_over_epochs():
+def test_steps_count_on_across_epochs():
     count = PLAN.batches_per_epoch
     for epoch in range(4):
         for position, (bucket, indices) in enumerate(PLAN.epoch_batches(epoch)):
@@ -193,7 +198,7 @@ def test_batches_of_a_step_count_over_epochs():
         PLAN.batch_indices(-1)
 
 
-def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
+def test_epoch_plans_are_cached(monkeypatch):
     plan, made = plan_for(ENCODED), []
     epoch_batches = batch_plan.BatchPlan.epoch_batches
     monkeypatch.setattr(
@@ -208,7 +213,7 @@ def test_an_epoch_is_planned_once_and_few_are_kept(monkeypatch):
     assert len(plan._epochs) == 2
 
 
-def test_threads_that_meet_at_an_epochs_end_plan_it_once(monkeypatch):
+def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
     plan, made, together = plan_for(ENCODED), [], threading.Barrier(4)
     epoch_batches = batch_plan.BatchPlan.epoch_batches
 
@@ -257,7 +262,7 @@ def test_a_pair_wider_than_all_buckets_is_refused():
 # Arrays
 
 
-def test_a_batch_holds_tokens_specials_and_filler():
+def test_a_batch_has_tokens_special_tokens_and_padding():
     encoded = encoding.EncodedPairs(
         [np.array([10, 11], np.int32), np.array([], np.int32)],
         [np.array([20], np.int32), np.array([21, 22, 23], np.int32)],
@@ -304,7 +309,7 @@ def test_resuming_at_any_step_gives_the_same_batches(threads):
     assert not same(uninterrupted[0], uninterrupted[1])
 
 
-def test_the_stream_stops_where_asked_and_else_goes_on():
+def test_the_stream_stops_at_its_end_step_or_never():
     assert len(list(batches.train_stream(ENCODED, PLAN, 5, 12))) == 7
     assert len(taken(5, ENCODED, PLAN, 10**12)) == 5
     assert list(batches.train_stream(ENCODED, PLAN, 5, 5)) == []
@@ -344,7 +349,7 @@ def test_no_thread_outlives_the_stream(end):
     assert not any(thread.is_alive() for thread in own)
 
 
-def test_a_stream_left_open_does_not_hold_up_the_exit():
+def test_an_open_stream_does_not_delay_the_exit():
     script = (
         "import numpy as np\n"
         "from jax_transformer.data import batch_plan as p, batches as b, encoding as e\n"
@@ -386,7 +391,7 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     assert restored.tolist() == list(range(1000, 1503))
 
 
-def test_sources_alone_give_the_same_as_pairs():
+def test_sources_without_targets_are_batched_as_pairs_are():
     sources = [source.tolist() for source in ENCODED.sources] + [[]]
     made = batches.source_batches(sources, (16, 64), (5, 3), pad_id=1, eos_id=3)
     assert sorted(np.concatenate([indices for indices, _ in made]).tolist()) == list(range(504))

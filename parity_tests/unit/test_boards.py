@@ -1,4 +1,6 @@
-"""Boards: what is on them, that a resumed run goes on where it was and draws nothing twice, and that a package that is not there is named at once."""
+"""Boards: what is on them, that a resumed run goes on where it was and draws nothing twice, and
+that a package that is not there is named at once.
+"""
 
 import importlib.util
 import json
@@ -36,7 +38,7 @@ def valid(step: int, **more) -> dict:
     }
 
 
-def test_every_number_of_a_line_has_a_name():
+def test_every_metric_has_a_tag():
     assert trackers.scalars(train(50)) == {
         "train/loss": 8.5,
         "train/gradient_norm": 0.5,
@@ -54,7 +56,7 @@ def test_every_number_of_a_line_has_a_name():
     }
 
 
-def test_no_board_is_the_rule(tmp_path):
+def test_no_tracker_is_the_default(tmp_path):
     none = trackers.Trackers(RunFolder(tmp_path), TrainOptions())
     none.add(train(50))
     none.close()
@@ -80,7 +82,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
     trackers.check(TrainOptions())
 
 
-def test_a_folder_named_wandb_is_no_package(tmp_path, monkeypatch):
+def test_a_folder_named_wandb_is_not_taken_for_the_package(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     (tmp_path / "wandb").mkdir()
@@ -92,7 +94,9 @@ def test_a_folder_named_wandb_is_no_package(tmp_path, monkeypatch):
 
 
 def shown(folder: Path) -> dict[tuple[str, int], float]:
-    """What TensorBoard shows of a folder: the scalars of its event files, but those that a later session has declared void."""
+    """What TensorBoard shows of a folder: the scalars of its event files, but those that a later
+    session has declared void.
+    """
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     found: dict[tuple[str, int], float] = {}
@@ -208,7 +212,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
     assert first["config"]["steps"] == 7 and first["config"]["optimizer"]["schedule"] == "cosine"
 
 
-def test_what_weights_and_biases_refuses_is_said_in_one_line(tmp_path, wandb):
+def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
     with pytest.raises(
         ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
     ):

@@ -86,7 +86,7 @@ def panels(lines: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
     return found
 
 
-def test_every_figure_is_in_its_panel_and_the_best_is_named():
+def test_every_metric_is_in_its_panel_and_the_best_is_named():
     lines = entries()
     validations = [line for line in lines if "valid_loss" in line and "weights" not in line]
     found = panels(lines)
@@ -162,12 +162,12 @@ FEW = {
 
 
 @pytest.mark.parametrize("content", FEW.values(), ids=FEW)
-def test_whatever_there_is_is_drawn(draw, content):
+def test_a_run_with_partial_metrics_is_drawn(draw, content):
     path, said = draw(content)
     assert is_a_picture(path) and said == ""
 
 
-def test_what_is_not_finite_is_left_out():
+def test_values_that_are_not_finite_are_omitted():
     lines = [
         *entries(200, averaged=False),
         {"step": 250, "loss": math.nan},
@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_left_out():
     assert panels(lines)["Loss"]["training"][0] == [50, 100, 150, 200]
 
 
-def test_a_picture_that_cannot_be_drawn_is_said_once_and_the_last_one_stays(draw, tmp_path, capsys):
+def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, capsys):
     path, _ = draw(text(entries(400)))
     before = path.read_bytes()
     path, said = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
@@ -193,7 +193,7 @@ def test_a_picture_that_cannot_be_drawn_is_said_once_and_the_last_one_stays(draw
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_picture_that_cannot_be_written_leaves_nothing_half_done(draw, monkeypatch):
+def test_a_failed_write_of_a_picture_leaves_no_partial_file(draw, monkeypatch):
     from matplotlib.figure import Figure
 
     def full(self, path, **options):
@@ -207,7 +207,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing_half_done(draw, monkeyp
     ] == ["metrics.jsonl"]
 
 
-def test_matplotlib_says_nothing_and_keeps_its_settings(draw, monkeypatch, caplog):
+def test_matplotlib_prints_nothing_and_its_settings_are_unchanged(draw, monkeypatch, caplog):
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -229,7 +229,7 @@ def test_matplotlib_says_nothing_and_keeps_its_settings(draw, monkeypatch, caplo
     assert dict(matplotlib.rcParams) == settings and logging.getLogger("matplotlib").level == level
 
 
-def test_the_first_picture_of_all_says_nothing_and_loads_no_pyplot(tmp_path):
+def test_the_first_picture_prints_nothing_and_loads_no_pyplot(tmp_path):
     """Without a cache of fonts, and without a place for one."""
     (tmp_path / "metrics.jsonl").write_text(text(entries(400)))
     program = (

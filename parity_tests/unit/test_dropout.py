@@ -89,7 +89,7 @@ def test_all_bits_are_balanced_and_independent():
     assert np.abs(flipped.mean(axis=(1, 2, 3)) - 0.5).max() < 4 * sigma
 
 
-def test_the_statistics_notice_a_weak_hash():
+def test_the_statistics_detect_a_weak_hash():
     """The first multiplication without the mixing, which the tests above must not accept."""
     index = np.arange(np.prod(SHAPE), dtype=np.uint32).reshape(SHAPE) * np.uint32(0x9E3779B1)
     kept = index >= np.uint32(0.3 * 2**32)
@@ -98,7 +98,7 @@ def test_the_statistics_notice_a_weak_hash():
     assert abs(correlation(kept, shifted)) > 5
 
 
-def test_a_mask_depends_on_key_and_path_alone():
+def test_a_mask_depends_only_on_key_and_path():
     assert (keep("a.b") == keep("a.b")).all()
     assert (np.asarray(site("a").scope("b").keep(SHAPE, 0.5)) == keep("a.b")).all()
     assert (
@@ -109,7 +109,7 @@ def test_a_mask_depends_on_key_and_path_alone():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_kept_values_are_scaled_and_the_others_zero(dtype):
+def test_values_are_zeroed_or_scaled(dtype):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 60)) + 9, dtype)
     for rate in (0.25, 0.5):  # 1 / (1 - rate) comes out the same in every type up to its rounding
         dropped, kept = site("s")(x, rate), site("s").keep(x.shape, rate)
@@ -129,7 +129,7 @@ def test_rates_at_the_ends_of_the_range():
         assert not site(masks=masks).keep((1000,), 1 - 2.0**-40).any()
 
 
-def test_no_dropout_is_the_identity_everywhere():
+def test_no_dropout_is_the_identity():
     x = jnp.ones((3, 4))
     assert Dropout().scope("a").scope("b")(x, 0.9) is x
     assert type(from_rngs(None, DropoutMasks.HASH)) is Dropout
@@ -157,7 +157,7 @@ def test_threefry_is_jax_random_bernoulli():
         ).all()
 
 
-def test_both_words_of_a_key_count():
+def test_both_words_of_a_key_matter():
     """Keys are well mixed, as fold_in leaves them.
 
     Second words that differ only in their last bits give masks that are each other's reverse.
@@ -167,7 +167,7 @@ def test_both_words_of_a_key_count():
     assert pairwise([np.asarray(hash_bits(key, (40, 500))) >> 31 for key in keys]) < 5
 
 
-def test_rows_vary_as_chance_has_it():
+def test_row_variance_is_that_of_independent_draws():
     """The variance of the rate is that of chance.
 
     A sequence that is spread too evenly has the right rate and no correlation between neighbours.
@@ -232,7 +232,7 @@ def test_the_feed_forward_drops_after_its_activation():
     assert furthest(layer(x, jnp.arange(5), Halved()), expected) < 1e-14
 
 
-def test_a_branch_drops_and_norms_where_the_configuration_says():
+def test_dropout_and_norm_of_a_branch_sit_where_configured():
     x = random(3, 5, 12)
     for placement, site_name in itertools.product(NormPlacement, DropoutSite):
         config = tiny(

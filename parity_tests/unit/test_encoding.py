@@ -1,4 +1,6 @@
-"""Text as ids: what fits is kept, what does not is dropped or cut, both counted, and a huge line costs nothing."""
+"""Text as ids: what fits is kept, what does not is dropped or cut, both counted, and a huge line
+costs nothing.
+"""
 
 import hypothesis
 import numpy as np
@@ -45,7 +47,7 @@ def longest(monkeypatch) -> list[int]:
     return found
 
 
-def test_encoding_keeps_what_fits_and_counts_the_rest(monkeypatch):
+def test_pairs_that_fit_are_encoded_and_the_rest_counted(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK", 2)  # several chunks, the last not full
     encoded = encoding.encode_pairs(PAIRS, TOKENIZER, OTHER, max_length=8)
     assert encoded.indices.tolist() == [0, 3, 4, 5]
@@ -86,7 +88,7 @@ def test_each_side_has_its_own_maximum():
     ),
     st.integers(2, 9),
 )
-def test_what_is_cut_is_the_beginning_of_the_whole(line, limit):
+def test_truncation_returns_the_first_ids_of_the_full_encoding(line, limit):
     encoded = encoding.encode_pairs([(line, line)], TOKENIZER, OTHER, limit, cut=True)
     assert encoded.sources[0].tolist() == TOKENIZER.encode(line)[: limit - 1]
     assert encoded.targets[0].tolist() == OTHER.encode(line)[: limit - 1]
@@ -127,7 +129,7 @@ def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
     ("limits", "said"),
     [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")],
 )
-def test_nothing_that_fits_is_refused(limits, said):
+def test_no_line_that_fits_is_refused(limits, said):
     with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
 

@@ -1,4 +1,6 @@
-"""Files made to do harm: each is refused in one line, runs nothing, and takes no memory to speak of."""
+"""Files made to do harm: each is refused in one line, runs nothing, and takes no memory to speak
+of.
+"""
 
 import contextlib
 import os
@@ -60,7 +62,9 @@ def nothing_runs(folder: Path) -> Iterator[None]:
 
 
 def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
-    """What ``read`` raises, where it is one of our refusals, said in one printable line, in little memory."""
+    """What ``read`` raises, where it is one of our refusals, said in one printable line, in little
+    memory.
+    """
     size = path.stat().st_size
     tracemalloc.start()
     try:
@@ -108,7 +112,9 @@ def _as_a_user():
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A file's name; what harmless files do for the first time (imports, type checks that are compiled) is done."""
+    """A file's name; what harmless files do for the first time (imports, type checks that are
+    compiled) is done.
+    """
     path = tmp_path / "file"
     path.write_bytes(hostile.file(hostile.tensor()))
     assert pt.read(path).tolist() == pt.ties(path) + [0.0] * 4
@@ -143,8 +149,10 @@ def test_gadgets_are_refused_by_name_and_do_not_run(path):
         pt.read(path)
 
 
-def test_the_hook_sees_what_a_pickle_runs(path):
-    """The control: the same file's pickle, run by Python's own reader, is noticed, and leaves its sentinel."""
+def test_the_audit_hook_detects_what_a_pickle_runs(path):
+    """The control: the same file's pickle, run by Python's own reader, is noticed, and leaves its
+    sentinel.
+    """
     import pickle
     import zipfile
 
@@ -162,7 +170,7 @@ def test_the_hook_sees_what_a_pickle_runs(path):
     assert sentinel.exists()
 
 
-def test_the_bound_on_memory_sees_a_bomb(path):
+def test_the_memory_limit_detects_a_bomb(path):
     """The control: a reader that believes a header."""
     path.write_bytes(b"")
 
@@ -175,15 +183,15 @@ def test_the_bound_on_memory_sees_a_bomb(path):
 
 
 @pytest.mark.parametrize("what", hostile.MACHINE)
-def test_instructions_that_no_weights_need(what: str, path):
+def test_opcodes_that_weights_do_not_need_are_refused(what: str, path):
     assert check(iter([(what, hostile.file(hostile.MACHINE[what]))]), path, pt.describe) == 1
 
 
-def test_protocols_that_are_not_known(path):
+def test_unknown_pickle_protocols_are_refused(path):
     assert check(hostile.protocols(), path, pt.describe) > 10
 
 
-def test_bombs_do_not_go_off(path):
+def test_bombs_are_refused_within_the_memory_limit(path):
     assert check(hostile.bombs(), path, pt.describe) > 25
 
 
@@ -195,16 +203,16 @@ def test_zip_files_have_one_meaning(path):
     assert check(hostile_containers.archives(), path, pt.read) > 80
 
 
-def test_what_is_no_zip_file(path):
+def test_files_that_are_no_zip_archive_are_refused(path):
     assert check(hostile_containers.no_archives(), path, pt.read, safetensors.read) > 5
 
 
-def test_headers_tell_the_truth(path):
+def test_false_headers_are_refused(path):
     assert check(hostile_containers.headers(), path, safetensors.read, safetensors.describe) > 60
     assert check(hostile_containers.contents(), path, safetensors.read) == 1
 
 
-def test_an_index_names_the_files_beside_it(path):
+def test_an_index_names_only_files_of_its_own_folder(path):
     (path.parent / "good.safetensors").write_bytes(hostile_containers.good_safetensors())
     assert safetensors.describe(path.parent / "good.safetensors") == {
         "a": TensorInfo((4,), "float32")
@@ -252,7 +260,7 @@ def test_the_commands_refuse_in_one_line(command: str, path):
     assert not sentinel.exists() and not (path.parent / "new").exists()
 
 
-def test_all_together_are_many():
+def test_there_are_many_hostile_files():
     families = (
         hostile.gadgets("x"),
         hostile.protocols(),
@@ -270,7 +278,7 @@ def test_all_together_are_many():
     assert len(set(contents)) > 700
 
 
-def test_limits_of_number(path, monkeypatch):
+def test_limits_on_counts_hold(path, monkeypatch):
     monkeypatch.setattr(pickled, "MOST_STEPS", 1000)
     path.write_bytes(hostile.file(b"(" + b"N" * 998 + b"t"))
     with pytest.raises(UnsafeFileError, match="more than 1,000 instructions"):
@@ -282,7 +290,7 @@ def test_limits_of_number(path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [False, True])
-def test_the_fuzz_command_finds_what_is_no_refusal(fault: bool, tmp_path, monkeypatch, capsys):
+def test_the_fuzz_command_reports_every_other_exception(fault: bool, tmp_path, monkeypatch, capsys):
     from benchmarks import fuzz_files
 
     if fault:  # as if a text that is no UTF-8 were not expected

@@ -1,4 +1,6 @@
-"""Bad input is refused at the border, by every preset and every way in, in one line with the numbers: never NaN, never a silent wrap."""
+"""Bad input is refused at the border, by every preset and every way in, in one line with the
+numbers: never NaN, never a silent wrap.
+"""
 
 import re
 from collections.abc import Callable
@@ -63,7 +65,7 @@ def too_long(config: TransformerConfig, side: str) -> str:
     return f"{side} is {over} tokens long, but {rule}"
 
 
-def test_what_is_good_is_read_up_to_the_last_position(model):
+def test_valid_input_is_accepted_up_to_the_last_position(model):
     config = model.config
     for length in (1, LENGTH, config.longest):
         logits = jax.eval_shape(lambda n=length: model(*good(config, n)))
@@ -102,7 +104,7 @@ def bad_ids(
     ]
 
 
-def test_source_ids_that_cannot_be_read_are_refused_by_every_way_in(model):
+def test_invalid_source_ids_are_refused_by_every_entry_point(model):
     source, target = good(model.config)
     key = jax.random.key(0)
     ways: list[Callable[[object], object]] = [
@@ -121,13 +123,13 @@ def test_source_ids_that_cannot_be_read_are_refused_by_every_way_in(model):
             refused(lambda w=way, i=ids: w(i), message)
 
 
-def test_target_ids_that_cannot_be_read_are_refused(model):
+def test_invalid_target_ids_are_refused(model):
     source, target = good(model.config)
     for ids, message in bad_ids(model.config, "target", model.config.target_vocab_size, target):
         refused(lambda i=ids: model(source, i), message)
 
 
-def test_sides_that_do_not_belong_together_are_refused(model):
+def test_source_and_target_of_different_batches_are_refused(model):
     source, target = good(model.config)
     refused(lambda: model(source[:2], target), "source has 2 rows and target 3")
     refused(lambda: model(source, target[:1]), "source has 3 rows and target 1")
@@ -142,8 +144,10 @@ def test_sides_that_do_not_belong_together_are_refused(model):
         assert jax.eval_shape(lambda: model(source, target[:, :2])).shape[:2] == (ROWS, 2)
 
 
-def test_under_jit_shapes_are_refused_as_ever(model):
-    """There the values are not known: an id outside the vocabulary reads the table's last row or its first, and no NaN comes of it."""
+def test_invalid_shapes_are_refused_under_jit(model):
+    """There the values are not known: an id outside the vocabulary reads the table's last row or
+    its first, and no NaN comes of it.
+    """
     config = model.config
     source, target = good(config)
 
@@ -170,7 +174,7 @@ def test_under_jit_shapes_are_refused_as_ever(model):
 
 
 @pytest.mark.parametrize("name", ["deep_dive", "part2_encoder", "small"])
-def test_under_jit_ids_outside_the_vocabulary_make_no_nan(name):
+def test_ids_outside_the_vocabulary_give_no_nan_under_jit(name):
     model = random_model(small(name))
     source, target = good(model.config)
     logits = jax.jit(lambda s, t: model(s, t))
@@ -187,7 +191,7 @@ def test_under_jit_ids_outside_the_vocabulary_make_no_nan(name):
 # Embeddings
 
 
-def test_embeddings_that_cannot_be_read_are_refused(model):
+def test_invalid_embeddings_are_refused(model):
     config, (b, s) = model.config, (ROWS, LENGTH)
     x = np.random.default_rng(0).normal(size=(b, s, WIDTH))
     shaped = f"embeddings must be floating-point numbers of shape (batch, length, {WIDTH}), not"
@@ -231,8 +235,10 @@ def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
             refused(lambda e=encode, m=mask: e(x, m), message)
 
 
-def test_a_mask_given_with_embeddings_hides_what_it_says():
-    """Where the encoder has a mask at all; where it has none, as its document has none, all is seen."""
+def test_a_mask_given_with_embeddings_hides_its_positions():
+    """Where the encoder has a mask at all; where it has none, as its document has none, all is
+    seen.
+    """
     for name in ("part2_encoder", "part2_encoder_repaired"):
         model = random_model(small(name))
         x, valid = (
@@ -250,7 +256,7 @@ def test_a_mask_given_with_embeddings_hides_what_it_says():
 # What generation refuses beside its source
 
 
-def test_more_tokens_than_there_are_positions_are_refused_by_every_decoder(model):
+def test_more_tokens_than_positions_are_refused_by_every_decoder(model):
     (source, _), config = good(model.config), model.config
     for places in (0, -1, config.longest + 1):
         refused(
@@ -301,14 +307,14 @@ SIZES = [
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("sizes", "message"), SIZES, ids=[message[:24] for _, message in SIZES])
-def test_sizes_that_cannot_be_are_refused_in_every_preset(name, sizes, message):
+def test_invalid_sizes_are_refused_in_every_preset(name, sizes, message):
     with pytest.raises(ConfigError) as found:
         tiny(name, **sizes)
     assert str(found.value).startswith(message) and "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_width_that_heads_do_not_divide_is_refused_unless_heads_have_a_width_of_their_own(name):
+def test_d_model_must_be_divisible_by_num_heads_unless_head_dim_is_set(name):
     if jt.preset(name).head_dim is None:
         with pytest.raises(ConfigError, match=r"^d_model=14 is not divisible by num_heads=3$"):
             jt.preset(name, **(ODD | dict(d_model=14)))

@@ -26,7 +26,7 @@ def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
         pass
 
 
-def test_the_lock_is_given_back_after_an_error(tmp_path):
+def test_the_lock_is_released_after_an_error(tmp_path):
     with pytest.raises(RuntimeError), lock.hold(tmp_path):
         raise RuntimeError
     with lock.hold(tmp_path):
@@ -59,7 +59,7 @@ def test_a_dead_holder_s_lock_is_taken_over(tmp_path):
         pass
 
 
-def test_a_holder_that_has_not_said_its_name_is_another_process(tmp_path):
+def test_a_lock_file_without_a_holder_belongs_to_another_process(tmp_path):
     with lock.hold(tmp_path):
         (tmp_path / ".holder.json").write_text('{"proc')
         with pytest.raises(LockedError, match="in use by another process"), lock.hold(tmp_path):
@@ -70,7 +70,9 @@ def test_a_holder_that_has_not_said_its_name_is_another_process(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_second_does_what_it_always_did(number, monkeypatch):
+def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
+    number, monkeypatch
+):
     seen = []
     before = signal.signal(number, lambda *_: seen.append("before us"))
     try:
@@ -86,7 +88,7 @@ def test_the_first_signal_asks_and_the_second_does_what_it_always_did(number, mo
         signal.signal(number, before)
 
 
-def test_a_request_ends_what_has_nothing_to_save():
+def test_a_stop_request_ends_work_that_has_nothing_to_save():
     with stops.requests() as stop:
         with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
             signal.raise_signal(signal.SIGTERM)
@@ -96,7 +98,7 @@ def test_a_request_ends_what_has_nothing_to_save():
             raise AssertionError("reached: it had been asked before")
 
 
-def test_outside_such_work_a_request_waits():
+def test_otherwise_a_stop_request_waits():
     stop = stops.Stop()
     with stop.at_once("now"):
         pass
@@ -104,8 +106,10 @@ def test_outside_such_work_a_request_waits():
     assert stop.asked
 
 
-def test_a_request_that_is_lost_in_a_finalizer_ends_the_work_all_the_same(capsys):
-    """JAX has Python code in callbacks of the garbage collector, where what is raised is only printed."""
+def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
+    """JAX has Python code in callbacks of the garbage collector, where what is raised is only
+    printed.
+    """
 
     class Finalized:
         def __del__(self):

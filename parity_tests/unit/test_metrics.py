@@ -42,7 +42,7 @@ def test_intervals_are_those_of_sacrebleu():
     assert "confidence" not in metrics.score(HYPOTHESES, REFERENCES, names=("ter",))
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_unscorable_input_is_refused():
     with pytest.raises(InputError, match=r"^there are no translations to score$"):
         metrics.score([], [])
     for bootstrap in (-5, 1):

@@ -1,4 +1,6 @@
-"""The model as a whole: what a call may see and refuses, what its dtypes decide, and which arrays it is made of."""
+"""The model as a whole: what a call may see and refuses, what its dtypes decide, and which arrays
+it is made of.
+"""
 
 import math
 
@@ -29,7 +31,7 @@ def model() -> transformer.Transformer:
 
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
-def test_a_token_changes_no_logits_before_its_own(name):
+def test_a_token_changes_no_earlier_logits(name):
     config = tiny(name)
     model, (source, target) = random_model(config), batch(config)
     before = np.asarray(model(source, target))
@@ -54,7 +56,7 @@ def test_source_padding_is_not_seen(name):
     assert furthest(model(with_more_padding(config, source), target), logits) < 1e-12
 
 
-def test_neighbours_are_not_seen(model):
+def test_other_rows_of_a_batch_change_nothing(model):
     source, target = SOURCE.copy(), TARGET.copy()
     source[0], target[0] = (source[0] + 5) % 11, (target[0] + 5) % 13
     before, after = model(SOURCE, TARGET), model(source, target)
@@ -62,7 +64,9 @@ def test_neighbours_are_not_seen(model):
 
 
 def test_the_faithful_lesson10_sees_source_padding():
-    """The document's decoder attends to it, so there the padding of a batch changes its translations."""
+    """The document's decoder attends to it, so there the padding of a batch changes its
+    translations.
+    """
     model = random_model(tiny("lesson10"))
     assert (
         furthest(model(with_more_padding(model.config, SOURCE), TARGET), model(SOURCE, TARGET))
@@ -99,7 +103,7 @@ def test_attention_weights_are_those_of_every_layer_and_head(model):
         assert (np.asarray(own)[np.broadcast_to(future, own.shape)] == 0).all()
 
 
-def test_encode_gives_what_a_call_uses(model, monkeypatch):
+def test_encode_equals_the_memory_of_a_call(model, monkeypatch):
     seen = []
 
     def spy(self, x, context, *rest):
@@ -116,7 +120,7 @@ def test_encode_gives_what_a_call_uses(model, monkeypatch):
 # Randomness
 
 
-def test_a_call_is_deterministic_but_for_rngs(model):
+def test_a_call_without_rngs_is_deterministic(model):
     logits, key = model(SOURCE, TARGET), jax.random.key(1)
     assert furthest(model(SOURCE, TARGET), logits) == 0
     dropped = model(SOURCE, TARGET, rngs=key)
@@ -179,12 +183,12 @@ def test_ids_that_cannot_be_read_are_refused(model, source, target, message):
         pytest.param(SOURCE, TARGET[:1], id="another batch size"),
     ],
 )
-def test_what_is_no_batch_of_ids_is_refused_without_the_type_checker_too(model, source, target):
+def test_anything_but_a_batch_of_ids_is_refused_without_the_type_checker(model, source, target):
     with unchecked(), pytest.raises(InputError):
         model(source, target)
 
 
-def test_ids_of_any_integer_type_and_home_are_the_same(model):
+def test_ids_of_any_integer_type_and_library_give_the_same(model):
     logits = model(SOURCE, TARGET)
     for convert in (lambda ids: ids.astype(np.int8), lambda ids: jnp.asarray(ids, jnp.int32)):
         assert furthest(model(convert(SOURCE), convert(TARGET)), logits) == 0
@@ -201,7 +205,7 @@ def test_lists_of_rows_are_read_or_refused_by_name(model):
         assert furthest(logits, model(SOURCE, TARGET)) == 0
 
 
-def test_jit_gives_the_same_and_leaves_the_values_of_ids_unchecked(model):
+def test_jit_gives_the_same_and_skips_the_check_of_id_values(model):
     definition, state = nnx.split(model)
     call = jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
     assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
@@ -222,7 +226,7 @@ LEARNED = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
     [tiny(num_layers=1), tiny("small", num_layers=1, output_bias=True, **LEARNED)],
     ids=["lesson10", "tied, learned positions"],
 )
-def test_every_array_counts_and_only_where_its_name_says(config):
+def test_every_parameter_changes_the_output_of_its_own_module(config):
     arrays = {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
     other, (source, target) = random_arrays(config, seed=1), batch(config)
 
@@ -241,7 +245,7 @@ def test_every_array_counts_and_only_where_its_name_says(config):
         assert (furthest(new_memory, memory) > 1e-6) == name.startswith(("encoder.", first)), name
 
 
-def test_parameters_decide_the_arithmetic_unless_the_configuration_does():
+def test_arithmetic_is_in_the_dtype_of_the_parameters_unless_configured():
     ids = SOURCE[:, :5]
     arrays = {
         name: jnp.asarray(array) for name, array in random_arrays(CONFIG, dtype="bfloat16").items()
@@ -288,7 +292,7 @@ def test_flatten_and_unflatten_are_inverse(model):
         transformer.unflatten(CONFIG, odd)
 
 
-def test_shapes_alone_are_those_of_a_model_and_each_caller_s_own():
+def test_abstract_shapes_equal_a_model_s_and_are_not_shared_between_callers():
     config = tiny("deep_dive", num_layers=1)
     real, first = jt.Transformer(config, rngs=nnx.Rngs(0)), transformer.abstract(config)
     shapes = [
@@ -305,7 +309,7 @@ def test_shapes_alone_are_those_of_a_model_and_each_caller_s_own():
     )
 
 
-def test_stored_positions_are_carried_and_never_trained(model):
+def test_stored_positions_are_frozen(model):
     frozen = {"encoder.positions.table", "decoder.positions.table"}
     parameters = transformer.flatten(model, nnx.Param).keys()
     assert transformer.flatten(model, Frozen).keys() == frozen and not parameters & frozen
@@ -316,7 +320,7 @@ def test_stored_positions_are_carried_and_never_trained(model):
         assert all(type(variable) is nnx.Param for _, variable in variables.values())
 
 
-def test_sinusoids_are_the_paper_s():
+def test_sinusoids_follow_the_paper():
     table = sinusoids(50, 6)
     for position, column in ((0, 0), (0, 1), (3, 2), (3, 5), (49, 4)):
         angle = position / 10_000 ** ((column - column % 2) / 6)

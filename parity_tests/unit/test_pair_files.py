@@ -1,4 +1,6 @@
-"""Pairs in one file, .tsv or .jsonl, and in Hugging Face data sets: the same rules as two files of lines, and errors that name the line."""
+"""Pairs in one file, .tsv or .jsonl, and in Hugging Face data sets: the same rules as two files of
+lines, and errors that name the line.
+"""
 
 import gzip
 import json
@@ -35,7 +37,7 @@ def lines(*values) -> str:
     [("a.tsv", ".tsv"), ("b/A.TSV.gz", ".tsv"), ("a.jsonl", ".jsonl"), ("a.tsv.jsonl.gz", ".jsonl")]
     + [(path, None) for path in ("a.txt", "a.json", "tsv", "a.tsv.xz", "a.gz", "a.tsv.gz.gz")],
 )
-def test_the_kind_is_told_by_the_suffix(path, expected):
+def test_the_suffix_decides_the_format(path, expected):
     assert pair_files.suffix(path) == expected
 
 
@@ -74,7 +76,7 @@ def test_a_line_with_other_than_one_tab_is_named(tmp_path, line, tabs):
     )
 
 
-def test_dots_lead_inside(tmp_path):
+def test_a_dotted_key_selects_a_nested_field(tmp_path):
     path = written(
         tmp_path / "pairs.jsonl",
         lines(
@@ -112,19 +114,19 @@ GOOD = {"source": "a", "target": "A"}
         ('{"source": "a", "target": "\\ud83d"}', ": 'target' has half of a surrogate pair"),
     ],
 )
-def test_what_is_no_pair_is_named_with_its_line(tmp_path, line, said):
+def test_an_invalid_pair_is_named_with_its_line(tmp_path, line, said):
     path = written(tmp_path / "pairs.jsonl", lines(GOOD, GOOD) + line + "\n" + lines(GOOD))
     assert refusal(path).startswith(
         ": line 3" + said if said.startswith(":") else ": line 3 " + said
     )
 
 
-def test_characters_outside_the_first_plane_may_be_escaped(tmp_path):
+def test_characters_outside_the_basic_plane_may_be_escaped(tmp_path):
     path = written(tmp_path / "pairs.jsonl", '{"source": "\\ud83d\\ude00", "target": "x"}\n')
     assert pair_files.read_pairs(path, "source", "target").pairs == [("😀", "x")]
 
 
-def test_what_holds_for_all_text_holds_here(tmp_path):
+def test_text_rules_apply_to_pair_files(tmp_path):
     assert "empty" in refusal(written(tmp_path / "a.tsv", ""))
     assert "line 2 is not valid UTF-8" in refusal(written(tmp_path / "a.tsv", b"a\tb\n\xff\tb\n"))
     assert "same content" in refusal(written(tmp_path / "a.tsv", "a\ta\n\tb\nc\tc\n"))
@@ -195,7 +197,7 @@ def test_a_data_set_gives_pairs(library):
         ({"split": "none"}, "split none: the split is empty"),
     ],
 )
-def test_a_data_set_that_cannot_be_used_is_named(library, changes, said):
+def test_an_unusable_data_set_is_named(library, changes, said):
     with pytest.raises(errors.InputError) as caught:
         from_hub(**changes)
     assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""Reading parallel text: what a line is, what is dropped, and what is refused, in one line that names the file."""
+"""Reading parallel text: what a line is, what is dropped, and what is refused, in one line that
+names the file.
+"""
 
 import gzip
 import subprocess
@@ -36,7 +38,7 @@ def test_lines_end_at_newline_only(tmp_path):
 
 @NO_DEADLINE
 @hypothesis.given(st.lists(LINE, min_size=1), st.booleans())
-def test_lines_come_back(lines, crlf):
+def test_written_lines_are_read_back(lines, crlf):
     hypothesis.assume(any(lines))
     hypothesis.assume(not lines[0].startswith("\ufeff"))
     content = "".join(line + ("\r\n" if crlf else "\n") for line in lines).encode()
@@ -47,7 +49,7 @@ def test_lines_come_back(lines, crlf):
 @pytest.mark.parametrize(
     "content", ["one\r\ntwo\r\n", "one\r\ntwo", "\ufeffone\ntwo\n", "\ufeffone\r\ntwo"]
 )
-def test_carriage_returns_and_byte_order_mark_go(tmp_path, content):
+def test_carriage_returns_and_byte_order_mark_are_removed(tmp_path, content):
     assert parallel_text.read_lines(written(tmp_path / "text", content)) == ["one", "two"]
 
 
@@ -59,7 +61,7 @@ def test_a_byte_order_mark_elsewhere_stays(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["text.gz", "text.de"])
-def test_gzip_is_known_by_content(tmp_path, name):
+def test_gzip_is_detected_by_content(tmp_path, name):
     assert parallel_text.read_lines(written(tmp_path / name, gzip.compress(b"one\ntwo\n"))) == [
         "one",
         "two",
@@ -139,7 +141,7 @@ def test_equal_content_is_refused(tmp_path, target):
     assert len(parallel_text.read_pairs(source, written(tmp_path / "text.de", "a\nc\n")).pairs) == 2
 
 
-def test_no_pair_left_is_refused(tmp_path):
+def test_data_without_any_pair_are_refused(tmp_path):
     message = refusal(parallel_text.read_pairs, *pair_files(tmp_path, "a\n \n", "\nB\n"))
     assert all(part in message for part in ("text.en", "text.de", "2 pairs"))
 
@@ -151,7 +153,7 @@ def test_files_are_joined_in_order(tmp_path):
     )
 
 
-def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path, monkeypatch):
+def test_every_unreadable_file_is_named_at_once(tmp_path, monkeypatch):
     good = written(tmp_path / "good", "text")
     parallel_text.check_readable([good, str(good)])
     message = refusal(
@@ -174,7 +176,7 @@ def sentences(count: int, word: str, other: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_sides_that_are_swapped_are_told_by_their_words():
+def test_swapped_sides_are_detected_by_their_words():
     train = sentences(100, "a", "b")
     assert parallel_text.looks_swapped(train, sentences(50, "b", "a"))
     names = [("Anna Bo Cem Dan Eva Finn Gil Hui Ida Jan",) * 2]
@@ -211,8 +213,9 @@ def test_content_hash_is_unambiguous():
     assert len({parallel_text.content_hash(pairs) for pairs in lists}) == len(lists)
 
 
-def test_content_hash_stays_the_same_over_versions():
-    # A changed encoding would refuse to continue every run begun before it. The value: sha256 over size (8 bytes, little) and UTF-8.
+def test_content_hash_is_the_same_in_every_version():
+    # A changed encoding would refuse to continue every run begun before it. The value: sha256 over
+    # size (8 bytes, little) and UTF-8.
     assert (
         parallel_text.content_hash([("a", "ä")])
         == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"

@@ -1,4 +1,6 @@
-"""The built-in task's data: what its generator makes, what every pair keeps to, and pairs known by heart."""
+"""The built-in task's data: what its generator makes, what every pair keeps to, and pairs known by
+heart.
+"""
 
 import lzma
 import re
@@ -61,7 +63,7 @@ def test_split_sizes(splits):
     assert 58_000 <= len(splits["train"]) <= 62_000
 
 
-def test_every_source_is_there_once_so_that_none_is_ambiguous_and_none_is_in_two_splits(pairs):
+def test_every_source_is_unique_over_all_splits(pairs):
     sources = [source for source, _ in pairs]
     assert len(set(sources)) == len(sources)
 

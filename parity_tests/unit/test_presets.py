@@ -1,4 +1,6 @@
-"""Every preset is built at its documented size from shapes alone, and has as many parameters as its document's layers add up to."""
+"""Every preset is built at its documented size from shapes alone, and has as many parameters as its
+document's layers add up to.
+"""
 
 import jax
 import numpy as np
@@ -29,7 +31,9 @@ def norms(d: int, count: int) -> int:
 
 
 def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
-    """Blocks of one or two attentions, a feed-forward and a norm for each, ``bias`` that of attention."""
+    """Blocks of one or two attentions, a feed-forward and a norm for each, ``bias`` that of
+    attention.
+    """
     one = attention(d, bias=bias)
     return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (
         2 * one + feed_forward(d, f) + norms(d, 3)
@@ -37,7 +41,9 @@ def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bo
 
 
 def deep_dive(idle: int) -> tuple[int, int]:
-    """Heads as wide as the model; every decoder block owns an encoder block, of which ``idle`` parameters are not computed."""
+    """Heads as wide as the model; every decoder block owns an encoder block, of which ``idle``
+    parameters are not computed.
+    """
     d, layers, vocab = 512, 6, 10
     wide = attention(d, 8 * d)
     encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)
@@ -83,7 +89,7 @@ COUNTS = {
 }
 
 
-def test_every_preset_has_its_number_of_parameters_stated_here():
+def test_every_preset_has_its_documented_number_of_parameters():
     assert list(COUNTS) == jt.preset_names()
     assert {name: sum(counts) for name, counts in COUNTS.items()} == {
         name: TOTALS[name.removesuffix("_repaired")] for name in COUNTS
@@ -91,7 +97,7 @@ def test_every_preset_has_its_number_of_parameters_stated_here():
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_preset_is_built_at_its_documented_size_from_shapes_alone(name):
+def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     before = {id(array) for array in jax.live_arrays()}
     model = transformer.abstract(jt.preset(name))
     assert sum(array.nbytes for array in jax.live_arrays() if id(array) not in before) < 10_000

@@ -1,4 +1,6 @@
-"""Weights cross between the frameworks bit for bit, and whatever does not fit is named, all of it at once."""
+"""Weights cross between the frameworks bit for bit, and whatever does not fit is named, all of it
+at once.
+"""
 
 import functools
 
@@ -31,7 +33,9 @@ NAMES = jt.preset_names()
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Values of every kind, each special one among them where there is room: NaN with a payload, infinities, -0.0, the smallest denormal."""
+    """Values of every kind, each special one among them where there is room: NaN with a payload,
+    infinities, -0.0, the smallest denormal.
+    """
     array = np.frombuffer(
         np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype
     ).copy()
@@ -96,7 +100,7 @@ def test_there_and_back_is_the_identity_bit_for_bit(config):
     assert own_and_contiguous(back, arrays)
 
 
-def test_the_model_gives_back_what_it_was_given_bit_for_bit(config):
+def test_a_model_returns_its_weights_bit_for_bit(config):
     state = any_state(config, DTYPES)
     back = convert.to_torch(convert.from_torch(state, config))
     assert same_bits(back, {name: state[name] for name in back}) and back.keys() == state.keys()
@@ -111,8 +115,11 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
-def test_each_tensor_lands_where_its_name_says(name, sizes):
-    """By hand, values all different: shapes alone cannot tell in the square case. Other layouts: part by part, with their twins."""
+def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
+    """By hand, values all different: shapes alone cannot tell in the square case.
+
+    Other layouts: part by part, with their twins.
+    """
     config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
     table, d = weight_table(config), config.d_model
     expected = rules.torch_shapes(table, shapes(config))
@@ -230,12 +237,12 @@ def test_flax_copies_that_differ_are_named():
 
 
 @pytest.mark.parametrize("kind", ["int64", "bool", "complex64", "object"])
-def test_what_holds_no_floating_point_numbers_is_refused(state, kind):
+def test_tensors_without_floating_point_numbers_are_refused(state, kind):
     with pytest.raises(InputError, match=r"(linear|output)\.bias"):
         convert.from_torch(state | {"linear.bias": np.zeros(13, kind)}, CONFIG)
 
 
-def test_what_is_no_array_is_refused_and_other_byte_orders_are_read(state):
+def test_non_arrays_are_refused_and_other_byte_orders_are_read(state):
     with pytest.raises(InputError, match=r"^linear.bias is a list, not an array$"):
         convert.from_torch(state | {"linear.bias": [0.0] * 13}, CONFIG)
     model = convert.from_torch(state | {"linear.bias": state["linear.bias"].astype(">f8")}, CONFIG)
@@ -258,7 +265,7 @@ def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
     assert furthest(model.output.bias[...], state["linear.bias"].astype(np.float32)) == 0
 
 
-def test_a_dtype_that_is_given_casts_every_array(state):
+def test_dtype_casts_every_array(state):
     model = convert.from_torch(state, CONFIG, dtype="bfloat16")
     assert {array.dtype for array in transformer.flatten(model).values()} == {jnp.bfloat16.dtype}
     expected = state["linear.weight"].T.astype(ml_dtypes.bfloat16)
@@ -274,7 +281,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def test_later_changes_of_the_arrays_change_no_model(state):
+def test_later_changes_to_the_arrays_change_no_model(state):
     given = {name: aligned(array) for name, array in state.items()}
     model = convert.from_torch(given, CONFIG)
     out = convert.to_torch(model)
@@ -333,7 +340,7 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
     assert part == []
 
 
-def test_numbers_are_put_in_on_both_sides():
+def test_placeholders_are_filled_on_both_sides():
     table = rules.repeat(2, [Rule("a.{i}.w", ("b.{i}.x", "b.{i}.y")), Alias("c.{i}", "a.{i}.w")])
     assert table == [
         Rule("a.0.w", ("b.0.x", "b.0.y")),
@@ -343,7 +350,7 @@ def test_numbers_are_put_in_on_both_sides():
     ]
 
 
-def test_every_rule_kind_is_undone():
+def test_every_kind_of_rule_is_reversible():
     tensor = np.arange(30.0).reshape(5, 6)
     split = Rule("t", ("a", "b"), Each.TRANSPOSE)
     parts = split.to_flax(tensor, [(6, 2), (6, 3)])
@@ -360,8 +367,10 @@ def test_every_rule_kind_is_undone():
 
 
 @pytest.mark.parametrize("each", Each)
-def test_what_crosses_is_contiguous_and_shares_no_memory(each: Each):
-    """A transposed view written by another library may be other bytes, and a shared one changes with its origin."""
+def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
+    """A transposed view written by another library may be other bytes, and a shared one changes
+    with its origin.
+    """
     shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
     flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
     tensor = np.random.default_rng(0).normal(size=shape)
@@ -375,7 +384,10 @@ def test_what_crosses_is_contiguous_and_shares_no_memory(each: Each):
 
 
 def test_a_layer_fused_per_head_is_cut_within_each_head():
-    """By hand: 2 heads of width 2. Rows of the fused layer by head, then query, key, value; parts by head alone."""
+    """By hand: 2 heads of width 2.
+
+    Rows of the fused layer by head, then query, key, value; parts by head alone.
+    """
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
     assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"
     rows = {"query": [0, 1, 6, 7], "key": [2, 3, 8, 9], "value": [4, 5, 10, 11]}
@@ -435,7 +447,7 @@ def test_norms_under_other_names():
     ]
 
 
-def test_a_layout_that_has_no_names_for_a_configuration_says_so():
+def test_a_configuration_that_a_layout_cannot_name_is_refused():
     with pytest.raises(
         ConfigError,
         match=r"architecture 'deep_dive' has no names for this configuration: .*output_bias",

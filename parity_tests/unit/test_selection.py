@@ -1,4 +1,6 @@
-"""Which checkpoints are best and stay, when patience ends, and which changes a run that goes on puts up with."""
+"""Which checkpoints are best and stay, when patience ends, and which changes a run that goes on
+puts up with.
+"""
 
 import dataclasses
 import re
@@ -33,7 +35,7 @@ FIGURES = {
         (Criterion.LOSS, [300, 200, 400, 100]),
     ],
 )
-def test_best_first_and_of_equals_the_earlier(criterion, order):
+def test_best_steps_come_first_and_ties_go_to_the_earlier(criterion, order):
     assert selection.ranked(FIGURES, criterion) == order
 
 
@@ -46,7 +48,7 @@ def test_patience_counts_validations_since_the_best(criterion, count):
         assert selection.stops_early(options, FIGURES) == (0 < patience <= count)
 
 
-def test_what_is_averaged():
+def test_the_best_checkpoints_are_averaged():
     assert selection.to_average(TrainOptions(), FIGURES) == []
     assert selection.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
     assert selection.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
@@ -60,7 +62,7 @@ def test_what_is_averaged():
     assert selection.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
 
 
-def test_what_is_kept():
+def test_the_best_and_newest_checkpoints_are_kept():
     steps = [100, 200, 300, 400, 450]
     assert selection.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
     assert selection.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
@@ -95,11 +97,11 @@ BEFORE = TrainOptions(run="a", steps=100)
         ),
     ],
 )
-def test_what_does_not_matter_is_not_spoken_of(changed):
+def test_harmless_changes_of_options_are_silent(changed):
     assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
 
 
-def test_what_is_named():
+def test_changed_options_are_named():
     assert resume.changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
         [],
         ["steps (100 -> 200)"],
@@ -116,7 +118,7 @@ def test_what_is_named():
         (dict(optimizer=OptimizerOptions(accumulate=2)), "optimizer.accumulate (1 -> 2)"),
     ],
 )
-def test_what_is_refused(changed, said):
+def test_changes_that_break_a_resumed_run_are_refused(changed, said):
     assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([said], [])
 
 
@@ -125,7 +127,7 @@ def test_every_rule_names_an_option():
     assert not resume.FREE & resume.NAMED
 
 
-def test_the_table_in_the_documents_is_this_one():
+def test_the_documented_table_of_options_is_complete():
     text = (runs.ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [
         set(re.findall(r"`([^`]+)`", line.split("|")[1]))
