@@ -151,7 +151,7 @@ def test_the_causal_mask_matters_only_in_the_repaired_one(preset: str):
 
 
 @BOTH
-def test_whether_source_padding_is_seen(preset: str):
+def test_only_the_faithful_one_sees_source_padding(preset: str):
     """Two more pads after every line: the faithful encoder sums their values too."""
     both = pair(jt.preset(preset, **SIZES), source=6, target=8)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)

@@ -62,7 +62,7 @@ def documented_shapes(
         shapes = linear(f"{name}.fc", heads * d, d)
         for part in (value, key, query):
             shapes |= linear(f"{name}.{part}", d, heads * d)
-        return found
+        return shapes
 
     def norms(name: str) -> dict:
         return {
@@ -79,23 +79,23 @@ def documented_shapes(
             | feed_forward
         )
 
-    found = linear("decoder.fc_out", d, vocab)
+    expected = linear("decoder.fc_out", d, vocab)
     for stack in ("encoder", "decoder"):
-        found |= {
+        expected |= {
             f"{stack}.words_embedding.weight": (vocab, d),
             f"{stack}.positional_embedding.weight": (length, d),
         }
     for i in range(layers):
         block = f"decoder.DecoderBlocklayers.{i}"
-        found |= (
+        expected |= (
             encoder_block(f"encoder.EncoderBlocklayers.{i}")
             | encoder_block(f"{block}.transformer_block")
             | norms(block)
         )
-        found |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
+        expected |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
         names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
-        found |= attention(f"{block}.EncoderDecoderAttention", *names)
-    return found
+        expected |= attention(f"{block}.EncoderDecoderAttention", *names)
+    return shapes
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -227,7 +227,7 @@ def test_a_table_of_one_row_is_refused_by_both():
         ("deep_dive_repaired", {"encoder": 9, "decoder": 8}),
     ],
 )
-def test_the_rows_read_from_the_position_tables_equal_the_twin_s(form: str, read: dict[str, int]):
+def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[str, int]):
     """Rows 1 and 0 of both in the faithful form, one per position in the repaired: in the output,
     and in both gradients.
     """

@@ -62,10 +62,10 @@ def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) ->
     modules = {
         name for name, module in both.torch.named_modules() if isinstance(module, nn.Dropout)
     }
-    given = both.calls.dropout_sites(both.config)
-    assert modules == given.keys()
-    assert sorted(masks) == sorted(site for group in given.values() for site in group)
-    for name, group in given.items():
+    sites = both.calls.dropout_sites(both.config)
+    assert modules == sites.keys()
+    assert sorted(masks) == sorted(site for group in sites.values() for site in group)
+    for name, group in sites.items():
         swap = both.calls.sequence_first(name)
         tensors = [
             torch.from_numpy(masks[site].swapaxes(0, 1) if swap else masks[site]) for site in group
@@ -79,13 +79,13 @@ def inject(both: Pair, masks: dict[str, np.ndarray], rates: dict[str, float]) ->
 
 
 def dropping(config: TransformerConfig) -> TransformerConfig:
-    """A rate of 0.3 wherever the document's rate is an argument."""
-    given = (
+    """Return the configuration with a rate of 0.3 wherever the document's rate is an argument."""
+    rates = (
         "dropout",
         "embedding_dropout",
         *(n for n in ("attention_dropout", "activation_dropout") if getattr(config, n) > 0),
     )
-    return config.with_sizes(**dict.fromkeys(given, 0.3))
+    return config.with_sizes(**dict.fromkeys(rates, 0.3))
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,8 @@ def test_a_fully_padded_source_is_read_as_the_mean_of_all_values():
     both = pair(jt.preset("from_scratch", **SMALL))
     both.source[2] = both.config.source_pad_id
     assert_close(run(both), 1e-12, "logits")
-    _, found = both.flax(both.source, both.target, return_attention=True)
-    for weights in (*found.encoder, *found.cross):
+    _, returned = both.flax(both.source, both.target, return_attention=True)
+    for weights in (*returned.encoder, *returned.cross):
         assert_close((weights[2], np.full(weights[2].shape, 1 / 7)), 1e-12, "flax")
         assert np.all(np.asarray(weights)[1, :, :, 5:] == 0), (
             "while a row with tokens has no weight on its padding"

@@ -205,7 +205,7 @@ def test_each_head_s_values_go_to_the_documented_columns(preset: str, length: in
 
 
 @BOTH
-def test_the_first_row_sees_what_the_document_s_does(preset: str):
+def test_the_first_row_sees_only_head_0_in_the_faithful_one(preset: str):
     """Merged raw, the first row has head 0 at positions 0 to 2 (three heads): no other head, and
     later queries.
     """
@@ -340,7 +340,7 @@ def test_fresh_weights_follow_the_same_distributions():
 
 
 @BOTH
-def test_whether_source_padding_is_seen(preset: str):
+def test_only_the_faithful_one_sees_source_padding(preset: str):
     """The same lines with two more pads at the end."""
     both = pair(jt.preset(preset, **SIZES), source=5)
     longer = np.pad(both.source, ((0, 0), (0, 2)), constant_values=both.config.source_pad_id)
@@ -358,7 +358,7 @@ def test_whether_source_padding_is_seen(preset: str):
 
 
 @BOTH
-def test_an_empty_source_line_equals_the_twin_s(preset: str):
+def test_an_empty_source_line_gives_the_twin_s_logits(preset: str):
     """Nothing but padding: seen like anything else, or, masked, 0 from attention; never NaN."""
     both = pair(jt.preset(preset, **SIZES))
     both.source[2] = both.config.source_pad_id

@@ -19,8 +19,8 @@ from torch_reference.lesson10 import TranslationTransformer
 
 
 class Document(nn.Module):
-    """What lesson10's code comes to when torch's own layers run it: sequence first, cross-attention
-    masked or not.
+    """Lesson10's code as torch's own layers compute it: sequence first, cross-attention masked or
+    not.
     """
 
     def __init__(self, twin: TranslationTransformer, config):
