@@ -95,7 +95,7 @@ def documented_shapes(
         expected |= attention(f"{block}.attention_layer", "W_v", "W_k", "W_q")
         names = "W_Encoder_Decoder_values", "W_Encoder_Decoder_keys", "W_self_queries"
         expected |= attention(f"{block}.EncoderDecoderAttention", *names)
-    return shapes
+    return expected
 
 
 @pytest.mark.parametrize("form", FORMS)

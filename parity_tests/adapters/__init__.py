@@ -3,15 +3,16 @@
 Each module has its architecture's name and these functions. Masks are True where hidden, or None:
 ``padding`` and ``memory_padding`` (b, k), ``future`` (q, k).
 
-    norm(twin)                                                            the last norm of decoder
-    layer 0 self_attention(twin, x, padding, future) -> (out, weights)            decoder layer 1
-    cross_attention(twin, x, memory, padding) -> (out, weights)           decoder layer 0
-    feed_forward(twin, stack, x)                                          layer 0 of "encoder" or
-    "decoder" encoder_block(twin, x, padding)                                       layer 0
-    decoder_block(twin, x, memory, padding, future, memory_padding)       layer 1 memory(twin,
-    source) -> (b, s, d) dropout_sites(config)                                                 each
-    dropout module by name: the Flax sites of its calls, in order sequence_first(module)
-    whether that dropout module sees (length, batch, ...)
+    norm(twin)                                  the last norm of decoder layer 0
+    self_attention(twin, x, padding, future) -> (out, weights)          decoder layer 1
+    cross_attention(twin, x, memory, padding) -> (out, weights)         decoder layer 0
+    feed_forward(twin, stack, x)                layer 0 of "encoder" or "decoder"
+    encoder_block(twin, x, padding)             layer 0
+    decoder_block(twin, x, memory, padding, future, memory_padding)     layer 1
+    memory(twin, source) -> (b, s, d)
+    dropout_sites(config)                       each dropout module by name: the Flax sites of its
+                                                calls, in order
+    sequence_first(module)                      True if that dropout module sees (length, batch, ...)
 """
 
 import importlib
