@@ -53,7 +53,7 @@ class Pretrained(StoredWeights):
         try:
             wrong = fit.problems(self.tensors, layout.shapes[stored])
             state = {} if wrong else self.read()
-            fit.refuse(wrong or fit.differing_ties(layout.table, state))
+            fit.refuse(wrong or fit.differing_ties(rules.aliases(layout.table), state))
         except InputError as error:
             if self.run is None:
                 raise

@@ -8,7 +8,7 @@ from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import Init, Mask, Positions, TransformerConfig
 
 
-def config(*, repaired: bool) -> TransformerConfig:
+def base_config(*, repaired: bool) -> TransformerConfig:
     """Return the document's configuration; ``repaired`` masks source padding in cross-attention."""
     cross_mask = (Mask.SOURCE_PADDING,) if repaired else ()
     stored = Positions.SINUSOIDAL_STORED
@@ -35,13 +35,13 @@ def config(*, repaired: bool) -> TransformerConfig:
 
 
 _FAITHFUL = Preset(
-    config(repaired=False),
+    base_config(repaired=False),
     '"Lesson 10: Transformers II": torch.nn.Transformer for translation. Faithful: the decoder'
     " attends to source"
     " padding.",
 )
 _REPAIRED = Preset(
-    config(repaired=True),
+    base_config(repaired=True),
     '"Lesson 10: Transformers II" with source padding masked in cross-attention.',
 )
 

@@ -70,7 +70,7 @@ def _config(*, repaired: bool) -> TransformerConfig:
         head_merge=HeadMerge.RAW,
         **own,
     )
-    base = lesson10.config(repaired=repaired)
+    base = lesson10.base_config(repaired=repaired)
     return replace(
         base,
         d_ff=1264,

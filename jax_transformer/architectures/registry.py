@@ -23,7 +23,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 from jax_transformer.weights.rules import Table
 
-ENTRY_POINTS = "jax_transformer.architectures"
+ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
 
 _added: dict[str, Architecture] = {}
 

@@ -23,7 +23,8 @@ def convert(prepared: Prepared) -> Outcome:
     request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
     state = source.read()
     names_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
-    ties = fit.differing_ties(model.table, state) if model is not None and names_torch else []
+    aliases = rules.aliases(model.table) if model is not None and names_torch else {}
+    ties = fit.differing_ties(aliases, state)
     fit.refuse([*prepared.problems, *ties])
     loss = None
     if request.dtype is not None:

@@ -7,11 +7,17 @@ import numpy as np
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.storage.tensors import TensorInfo, is_float, same
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.rules import Alias, Shape, Table
+
+Shape = tuple[int, ...]
 
 
-def problems(tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape]) -> list[str]:
-    """List every name that is missing, unexpected, of another shape, or no floating-point number."""
+def problems(
+    tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], *, floating: bool = True
+) -> list[str]:
+    """List every tensor that is missing, unexpected or of another shape.
+
+    With ``floating``, also those whose numbers are no floating-point numbers.
+    """
     free = sorted(expected.keys() - tensors.keys())
     wrong = [f"missing {name} {expected[name]}" for name in free]
     for name in sorted(tensors.keys() - expected.keys()):
@@ -23,22 +29,17 @@ def problems(tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape]) -
                 f"mis-shaped {name}: the checkpoint has {tensors[name].shape}, "
                 f"the model {expected[name]}"
             )
-        if not is_float(tensors[name].dtype):
+        if floating and not is_float(tensors[name].dtype):
             wrong.append(f"{name} is {tensors[name].dtype}, and weights are floating-point numbers")
     return wrong
 
 
-def differing_ties(table: Table, state: Mapping[str, np.ndarray]) -> list[str]:
-    """List the tensors that differ from those that the model ties them with."""
-    aliases = [
-        rule
-        for rule in table
-        if isinstance(rule, Alias) and rule.torch in state and rule.of in state
-    ]
+def differing_ties(ties: Mapping[str, str], state: Mapping[str, np.ndarray]) -> list[str]:
+    """List the tensors that differ from those that the model ties them with, by ``ties``."""
     return [
-        f"{alias.torch} differs from {alias.of}, but the model ties them"
-        for alias in aliases
-        if not same(state[alias.torch], state[alias.of])
+        f"{name} differs from {other}, but the model ties them"
+        for name, other in ties.items()
+        if name in state and other in state and not same(state[name], state[other])
     ]
 
 

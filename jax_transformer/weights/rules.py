@@ -1,7 +1,8 @@
-"""Weights are a table of reversible rules: the engine that applies one. NumPy only.
+"""Weight tables: lists of reversible rules between PyTorch's tensors and Flax's arrays. NumPy only.
 
-A rule joins one tensor of a PyTorch checkpoint to one or several arrays of the Flax model and says how; an alias says that a tensor repeats
-another. The same table carries parameters, gradients and optimizer moments, in both directions. Nothing is guessed from shapes or ranks.
+A rule joins one tensor of a PyTorch checkpoint to one or several arrays of the Flax model; an alias
+says that a tensor repeats another. The same table converts parameters, gradients and optimizer
+moments, in both directions. Nothing is guessed from shapes or ranks.
 """
 
 import enum
@@ -10,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jax_transformer.errors import ConfigError, InputError, nearest
-
-Shape = tuple[int, ...]
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.weights import fit
+from jax_transformer.weights.fit import Shape as Shape
 
 
 class Each(enum.Enum):
-    """What is done to each part. Every one can be undone."""
+    """The operation on each part of a tensor. Each has an inverse."""
 
     SAME = "same"
     TRANSPOSE = "transpose"  # torch.nn.Linear keeps (outputs, inputs), Flax (inputs, outputs)
@@ -50,23 +52,26 @@ class Each(enum.Enum):
 
 
 class Several(enum.Enum):
-    """How one tensor becomes several arrays."""
+    """The relation of one tensor to several arrays."""
 
-    SPLIT = "split"  # cut along axis 0 into parts one behind another
-    COPY = "copy"  # the same values for all, which must agree on the way back
-    PER_HEAD = "per head"  # axis 0 holds head after head, and each head's rows are cut into the parts one behind another
+    SPLIT = "split"  # cut along axis 0 into consecutive parts
+    COPY = "copy"  # the same values for all, which must be equal on the way back
+    PER_HEAD = "per head"  # axis 0 holds head after head; each head's rows are cut into the parts
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One PyTorch tensor and the Flax arrays that it becomes. ``{i}`` in a name stands for a layer's number, see :func:`repeat`."""
+    """One PyTorch tensor and the Flax arrays that it becomes.
+
+    ``{i}`` in a name stands for a layer's number, see :func:`repeat`.
+    """
 
     torch: str
     flax: tuple[str, ...]
     each: Each = Each.SAME
     several: Several = Several.SPLIT
     heads: int = 1
-    """How many heads axis 0 holds, for ``PER_HEAD``."""
+    """Number of heads that axis 0 holds, for ``PER_HEAD``."""
 
     def numbered(self, i: int) -> "Rule":
         return replace(
@@ -76,14 +81,14 @@ class Rule:
         )
 
     def torch_shape(self, flax_shapes: Sequence[Shape]) -> Shape:
-        """The tensor's shape, given its parts'."""
+        """Return the tensor's shape from its parts'."""
         shapes = [self.each.torch_shape(shape) for shape in flax_shapes]
         if self.several is Several.COPY:
             return shapes[0]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def to_flax(self, tensor: np.ndarray, flax_shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """The parts, each contiguous and owning its memory."""
+        """Return the parts, each contiguous and owning its memory."""
         if self.several is Several.COPY:
             parts = [tensor] * len(self.flax)
         else:
@@ -92,7 +97,7 @@ class Rule:
         return [np.array(self.each.to_flax(part), order="C") for part in parts]
 
     def to_torch(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The tensor, contiguous and owning its memory."""
+        """Return the tensor, contiguous and owning its memory."""
         parts = [self.each.to_torch(array) for array in arrays]
         if self.several is Several.COPY:
             for name, array in zip(self.flax[1:], arrays[1:], strict=True):
@@ -137,13 +142,13 @@ Table = list[Rule | Alias]
 
 
 def repeat(layers: int, rules: Iterable[Rule | Alias]) -> Table:
-    """``rules`` once for each layer, with ``{i}`` replaced by its number on both sides."""
+    """Return ``rules`` once for each layer, with its number for ``{i}`` on both sides."""
     rules = list(rules)
     return [rule.numbered(i) for i in range(layers) for rule in rules]
 
 
 def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
-    """A torch.nn.Linear."""
+    """Return the rules of a torch.nn.Linear."""
     biases: Table = [Rule(f"{torch}.bias", (f"{flax}.bias",))] if bias else []
     return [Rule(f"{torch}.weight", (f"{flax}.kernel",), Each.TRANSPOSE), *biases]
 
@@ -151,19 +156,22 @@ def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
 def layer_norm(
     torch: str, flax: str, *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")
 ) -> Table:
-    """A torch.nn.LayerNorm, or another norm whose scale and bias have these ``names``."""
+    """Return the rules of a torch.nn.LayerNorm, or of a norm with other ``names`` of scale and bias."""
     scale, shift = names
     biases: Table = [Rule(f"{torch}.{shift}", (f"{flax}.bias",))] if bias else []
     return [Rule(f"{torch}.{scale}", (f"{flax}.scale",)), *biases]
 
 
 def embedding(torch: str, flax: str) -> Table:
-    """A torch.nn.Embedding."""
+    """Return the rule of a torch.nn.Embedding."""
     return [Rule(f"{torch}.weight", (f"{flax}.embedding",))]
 
 
 def attention(torch: str, flax: str, names: Mapping[str, str], *, bias: bool = True) -> Table:
-    """Four torch.nn.Linear: ``names`` gives each of query, key, value and out the name that the PyTorch module has for it."""
+    """Return the rules of an attention of four torch.nn.Linear.
+
+    ``names`` has PyTorch's name of each of query, key, value and out.
+    """
     return [
         rule
         for part in ("query", "key", "value", "out")
@@ -172,7 +180,10 @@ def attention(torch: str, flax: str, names: Mapping[str, str], *, bias: bool = T
 
 
 def packed_attention(torch: str, flax: str, *, bias: bool = True) -> Table:
-    """A torch.nn.MultiheadAttention: query, key and value one behind another in ``in_proj_weight`` (3d, d)."""
+    """Return the rules of a torch.nn.MultiheadAttention.
+
+    Its ``in_proj_weight`` (3d, d) holds query, key and value in this order.
+    """
     kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
     biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
     packed: Table = [Rule(f"{torch}.in_proj_weight", kernels, Each.TRANSPOSE)]
@@ -192,7 +203,10 @@ def fused_attention(
     out: str = "linear_layer",
     bias: bool = True,
 ) -> Table:
-    """One torch.nn.Linear (h·3e, d) that gives head after head its query, key and value, and an output layer."""
+    """Return the rules of an attention with one torch.nn.Linear (h·3e, d) and an output layer.
+
+    The rows of that layer are head after head, in each its query, key and value.
+    """
     kernels = tuple(f"{flax}.{part}.kernel" for part in ("query", "key", "value"))
     biases = tuple(f"{flax}.{part}.bias" for part in ("query", "key", "value"))
     fused: Table = [Rule(f"{torch}.{qkv}.weight", kernels, Each.TRANSPOSE, Several.PER_HEAD, heads)]
@@ -202,14 +216,25 @@ def fused_attention(
     return [*fused, *linear(f"{torch}.{out}", f"{flax}.out", bias=bias)]
 
 
+def aliases(table: Table) -> dict[str, str]:
+    """Return the tensor that each alias repeats, by the alias."""
+    return {rule.torch: rule.of for rule in table if isinstance(rule, Alias)}
+
+
 def restrict(table: Table, flax_names: Iterable[str]) -> Table:
-    """The rules that concern the named arrays alone, without aliases: what carries gradients and moments of the trained parameters."""
-    wanted = set(flax_names)
-    return [rule for rule in table if isinstance(rule, Rule) and wanted.issuperset(rule.flax)]
+    """Return the rules of the named arrays, without aliases.
+
+    They convert gradients and moments of the trained parameters.
+    """
+    names = set(flax_names)
+    return [rule for rule in table if isinstance(rule, Rule) and names.issuperset(rule.flax)]
 
 
 def within(table: Table, prefix: str) -> Table:
-    """The rules of what is named ``prefix``… on both sides, without the prefix. Raises ConfigError where a rule crosses that border."""
+    """Return the rules whose names begin with ``prefix`` on both sides, without the prefix.
+
+    Raises ConfigError if a rule has the prefix on one side only.
+    """
     names = {
         rule: (rule.torch, *(rule.flax if isinstance(rule, Rule) else (rule.of,))) for rule in table
     }
@@ -218,7 +243,7 @@ def within(table: Table, prefix: str) -> Table:
     ]
     if crossing:
         raise ConfigError(
-            f"{prefix.rstrip('.')} does not stand by itself in this layout: {', '.join(crossing)}"
+            f"{prefix.rstrip('.')} does not stand by itself in this architecture: {', '.join(crossing)}"
         )
     cut = len(prefix)
     return [
@@ -231,57 +256,53 @@ def within(table: Table, prefix: str) -> Table:
 
 
 def torch_shapes(table: Table, flax_shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shape of every PyTorch tensor that the table names."""
+    """Return the shape of every PyTorch tensor that the table names."""
     shapes = {
         rule.torch: rule.torch_shape([flax_shapes[name] for name in rule.flax])
         for rule in table
         if isinstance(rule, Rule)
     }
-    return shapes | {alias.torch: shapes[alias.of] for alias in table if isinstance(alias, Alias)}
+    return shapes | {name: shapes[other] for name, other in aliases(table).items()}
 
 
 def check_complete(table: Table, flax_names: Iterable[str]) -> None:
-    """Raises ValueError unless the table names every PyTorch tensor once and every Flax array exactly once: a fault of the table, not of a file."""
+    """Check that the table names every PyTorch tensor once and every Flax array exactly once.
+
+    Raises ValueError if it does not: a fault of the table, not of a file.
+    """
     used = [name for rule in table if isinstance(rule, Rule) for name in rule.flax]
     torch = [rule.torch for rule in table]
     repeated = {name for names in (used, torch) for name in names if names.count(name) > 1}
-    unknown = {rule.of for rule in table if isinstance(rule, Alias)} - {
-        rule.torch for rule in table if isinstance(rule, Rule)
+    unknown = {*aliases(table).values()} - {rule.torch for rule in table if isinstance(rule, Rule)}
+    covered, expected = set(used), set(flax_names)
+    problems = {
+        "named twice": repeated,
+        "aliases of tensors without a rule": unknown,
+        "arrays of the model without a rule": expected - covered,
+        "not arrays of the model": covered - expected,
     }
-    wrong = repeated | unknown | (set(used) ^ set(flax_names))
-    if wrong:
+    if any(problems.values()):
         raise ValueError(
-            f"the weight table does not cover the model exactly once: {', '.join(sorted(wrong))}"
+            "the weight table does not cover the model exactly once: "
+            + "; ".join(
+                f"{problem}: {', '.join(sorted(names))}"
+                for problem, names in problems.items()
+                if names
+            )
         )
 
 
 def to_flax(
     table: Table, state: Mapping[str, np.ndarray], flax_shapes: Mapping[str, Shape]
 ) -> dict[str, np.ndarray]:
-    """The Flax arrays by path. Raises one InputError that names every missing, unexpected and mis-shaped tensor and every alias that differs."""
-    expected = torch_shapes(table, flax_shapes)
-    problems = []
-    for name in sorted(expected.keys() - state.keys()):
-        problems.append(f"missing {name} {expected[name]}")
-    for name in sorted(state.keys() - expected.keys()):
-        problems.append(f"unexpected {name} {state[name].shape}{nearest(name, sorted(expected))}")
-    for name in sorted(expected.keys() & state.keys()):
-        if state[name].shape != expected[name]:
-            problems.append(
-                f"mis-shaped {name}: the checkpoint has {state[name].shape}, the model {expected[name]}"
-            )
-    for alias in table:
-        if (
-            isinstance(alias, Alias)
-            and alias.torch in state
-            and alias.of in state
-            and _bits(state[alias.torch]) != _bits(state[alias.of])
-        ):
-            problems.append(f"{alias.torch} differs from {alias.of}, but the model ties them")
-    if problems:
-        raise InputError(
-            f"the weights do not fit the model ({len(problems)} problems): {'; '.join(problems)}"
-        )
+    """Return the Flax arrays by path.
+
+    Raises one InputError that names every tensor that is missing, unexpected or mis-shaped, and
+    every alias that differs.
+    """
+    infos = {name: TensorInfo(array.shape, array.dtype.name) for name, array in state.items()}
+    problems = fit.problems(infos, torch_shapes(table, flax_shapes), floating=False)
+    fit.refuse(problems + fit.differing_ties(aliases(table), state))
     arrays: dict[str, np.ndarray] = {}
     for rule in table:
         if isinstance(rule, Rule):
@@ -291,7 +312,7 @@ def to_flax(
 
 
 def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The PyTorch tensors by name, in the table's order."""
+    """Return the PyTorch tensors by name, in the table's order."""
     state: dict[str, np.ndarray] = {}
     for rule in table:
         state[rule.torch] = (
@@ -300,7 +321,3 @@ def to_torch(table: Table, arrays: Mapping[str, np.ndarray]) -> dict[str, np.nda
             else rule.to_torch([arrays[name] for name in rule.flax])
         )
     return state
-
-
-def _bits(array: np.ndarray) -> tuple[str, Shape, bytes]:
-    return str(array.dtype), array.shape, array.tobytes()
