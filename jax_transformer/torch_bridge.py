@@ -1,4 +1,4 @@
-"""The one file of this package that imports torch: tensors to arrays, and the PyTorch twin of a configuration."""
+"""The only file of this package that imports torch: tensors to arrays, and PyTorch twins."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,13 +12,12 @@ from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
 
-_UNTYPED = {
-    torch.bfloat16: (torch.uint16, "bfloat16")
-}  # dtypes that torch cannot hand to NumPy: their bits travel as integers
+# Dtypes that torch cannot pass to NumPy: their bits are passed as integers
+_UNTYPED = {torch.bfloat16: (torch.uint16, "bfloat16")}
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's values, bit for bit, in memory of their own."""
+    """Return a copy of the tensor's values, bit for bit."""
     tensor = tensor.detach().cpu()
     if tensor.dtype in _UNTYPED:
         import ml_dtypes
@@ -29,7 +28,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
-    """Inverse of :func:`to_numpy`."""
+    """Return a tensor with a copy of the array's values, bit for bit."""
     for dtype, (bits, name) in _UNTYPED.items():
         if array.dtype.name == name:
             return (
@@ -41,7 +40,11 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
-    """Load ``state`` strictly, in place: tied parameters stay one. The module takes the arrays' dtypes."""
+    """Load ``state`` strictly, in place, and return the module.
+
+    Tied parameters stay tied, and the module takes the arrays' dtypes. Raises InputError that names
+    everything missing, unexpected and mis-shaped.
+    """
     tensors = {name: to_tensor(array) for name, array in state.items()}
     for name, parameter in module.state_dict(keep_vars=True).items():
         if name in tensors:
@@ -54,8 +57,9 @@ def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
 
 
 def twin(config: TransformerConfig, architecture: Architecture | str | None = None) -> nn.Module:
-    """Return the PyTorch module that computes what a Transformer of ``config`` computes, newly
-    initialised.
+    """Return the PyTorch module that computes the same as a Transformer of ``config``.
+
+    It is newly initialised.
 
     Args:
         config: the model.
@@ -75,7 +79,12 @@ def twin(config: TransformerConfig, architecture: Architecture | str | None = No
             " `reference_arguments`"
         )
     positional, named = known.reference_arguments(config)
-    return twin_class(*positional, **named)
+    try:
+        return twin_class(*positional, **named)
+    except Exception as error:  # in a user's file
+        raise ConfigError(
+            f"architecture {known.name!r}: its twin raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def parameter_names(
@@ -92,7 +101,8 @@ def _huggingface(config: TransformerConfig) -> nn.Module:
         from jax_transformer import transformers_bridge
     except ImportError:
         raise ConfigError(
-            f"the PyTorch twin of architecture {config.architecture!r} is transformers' own: pip install transformers"
+            f"the PyTorch twin of architecture {config.architecture!r} is transformers' own:"
+            " pip install transformers"
         ) from None
     return transformers_bridge.twin(config)
 
@@ -104,30 +114,45 @@ def outputs(
     target: np.ndarray,
     modules: Mapping[str, str],
 ) -> dict[str, np.ndarray]:
-    """The float64 logits of the twin with these weights, and what the named modules gave, each under its key of ``modules``.
+    """Return float64 outputs of the twin with these weights.
 
-    Raises ConfigError where there is no twin of this configuration.
+    Args:
+        config: the model.
+        state: the weights under PyTorch's names.
+        source: ids (b, s).
+        target: ids (b, t).
+        modules: names of PyTorch modules, by the key that their outputs get.
+
+    Returns:
+        ``logits`` (b, t, v), and the output of each of ``modules``.
+
+    Raises:
+        ConfigError: the configuration has no twin, or the twin raises an exception.
     """
-    config = (
-        huggingface.without_dropout(config) if huggingface.find(config) is not None else config
-    )  # whose modules have fewer rates than ours
+    if huggingface.find(config) is not None:  # transformers' modules have fewer rates
+        config = huggingface.without_dropout(config)
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})
         .double()
         .eval()
     )
-    found: dict[str, np.ndarray] = {}
+    results: dict[str, np.ndarray] = {}
     for key, name in modules.items():
 
-        def keep(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
-            found[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
+        def record(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
+            results[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
 
         part = module.get_submodule(name)
         if isinstance(part, nn.ModuleList):  # a block whose weights all lie in a list of its own
             part = module.get_submodule(name.rpartition(".")[0])
-        part.register_forward_hook(keep)
-    # With gradients on, PyTorch takes no fast path that leaves modules out
-    return {"logits": to_numpy(module(torch.from_numpy(source), torch.from_numpy(target)))} | found
+        part.register_forward_hook(record)
+    try:  # with gradients on, PyTorch takes no fast path that leaves modules out
+        logits = module(torch.from_numpy(source), torch.from_numpy(target))
+    except Exception as error:  # in a user's file
+        raise ConfigError(
+            f"architecture {config.architecture!r}: its twin raised {type(error).__name__}: {error}"
+        ) from error
+    return {"logits": to_numpy(logits)} | results
 
 
 def recorded(
@@ -138,7 +163,10 @@ def recorded(
     seed: int | None,
     call: Callable[..., object] | None = None,
 ) -> torch_reference.recording.Recording:
-    """What the modules of a PyTorch model take and give, see ``torch_reference.recording.record``; ``dtype`` by its name."""
+    """Return inputs and outputs of every module of a PyTorch model, computed in ``dtype``.
+
+    See ``torch_reference.recording.record``.
+    """
     return torch_reference.recording.record(
         module, batch, dtype=getattr(torch, dtype), seed=seed, call=call
     )

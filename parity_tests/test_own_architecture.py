@@ -21,12 +21,19 @@ from jax_transformer import cli
 from jax_transformer.architectures import registry
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
+from parity_tests.unit import runs
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
 SIZES = dict(vocabulary=300, width=16, heads=4, layers=2, inner=24, longest=40)
 FIELDS = dict(vocab_size=300, d_model=16, num_heads=4, num_layers=2, d_ff=24, max_length=40)
 ENGLISH = "the cat dog sees a red house small bird and".split()
 GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_user(tmp_path_factory):
+    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
-"""The state of an optimizer between ``torch.optim`` and arrays by Flax name: AdamW, Adam, and SGD with momentum. NumPy only.
+"""Optimizer state between ``torch.optim`` and arrays by Flax name. NumPy only.
 
-A moment has the shape of its parameter, so the table that carries the weights carries the moments, transposed and packed as they are. What cannot
-be carried exactly is refused by name, with the reason.
+AdamW, Adam, and SGD with momentum. A moment has the shape of its parameter, so the weight table
+converts moments too, transposed and packed as the weights are. What has no exact equal is refused
+by name, with the reason.
 """
 
 import itertools
@@ -15,31 +16,39 @@ from jax_transformer.convert import optimizer_groups
 from jax_transformer.convert.optimizer_groups import SGD
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.weights import rules
-from jax_transformer.weights.rules import Alias, Rule, Shape, Table
+from jax_transformer.weights.rules import Rule, Shape, Table
 
 Arrays = dict[str, np.ndarray]
 
-# What torch keeps for each parameter, by the kind of optimizer: the count, then the moments
+# The state that torch has for each parameter, by the kind of optimizer: the count, then moments
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 _SGD_STATE = ("momentum_buffer",)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What an optimizer remembers of the trained arrays, by their Flax names."""
+    """The state of an optimizer for the trained arrays, by their Flax names."""
 
     kind: str
-    """``adamw`` (decoupled weight decay), ``adam`` (weight decay within the gradient) or ``sgd``."""
+    """``adamw`` (decoupled weight decay), ``adam`` (weight decay in the gradient) or ``sgd``."""
     counts: dict[str, int]
-    """The updates that each array has had, which Adam's bias correction divides by; none are kept for SGD."""
+    """Updates that each array has had, for Adam's bias correction; empty for SGD."""
     first: Arrays
-    """Adam's running means of gradients, or SGD's momentum; nothing before the first update, and where SGD has no momentum."""
+    """Adam's running means of gradients, or SGD's momentum.
+
+    Empty before the first update, and for SGD without momentum.
+    """
     second: Arrays
-    """Adam's running means of squared gradients; nothing before the first update, and for SGD."""
+    """Adam's running means of squared gradients; empty before the first update, and for SGD."""
     hyperparameters: dict[str, Any]
-    """``lr`` (of the next update), ``initial_lr`` (the schedule's base, where it is told), and ``betas``, ``eps``, or ``momentum``, ``nesterov``."""
+    """``lr`` of the next update; ``initial_lr``, the schedule's base, if there is one; and
+    ``betas`` and ``eps``, or ``momentum`` and ``nesterov``.
+    """
     weight_decay: dict[str, float]
-    """Of each array, those that are carried and never trained among them: groups of parameters differ in it and in nothing else."""
+    """Weight decay of each array, frozen ones included.
+
+    Groups of parameters differ in it and in nothing else.
+    """
 
 
 def from_torch(
@@ -50,22 +59,27 @@ def from_torch(
     *,
     kind: str | None = None,
 ) -> Moments:
-    """The moments in the ``state_dict()`` of a torch.optim optimizer, its tensors given as arrays.
+    """Return the moments in the ``state_dict()`` of a torch.optim optimizer, its tensors as arrays.
 
     Args:
         state: ``{"state": {number: ...}, "param_groups": [...]}``.
         table: the weight table of the model.
-        shapes: the shapes of the trained arrays by Flax name; what the table names beside them is carried along and may have no state.
-        parameter_names: PyTorch's names in the optimizer's order, ``[name for name, _ in module.named_parameters()]``; group after group.
-        kind: "adam" or "adamw", for what versions of torch wrote that do not say which.
+        shapes: the shapes of the trained arrays by Flax name; other arrays of the table are frozen
+            and may have no state.
+        parameter_names: PyTorch's names in the optimizer's order, group after group, as
+            ``[name for name, _ in module.named_parameters()]``.
+        kind: "adam" or "adamw", for files of versions of torch that do not say which.
 
     Raises:
-        InputError: one line with everything that cannot be carried exactly: amsgrad, maximize, groups that differ in more than their weight decay,
-            another optimizer; states that are missing, too many or mis-shaped; parameters that do not fit the table.
+        InputError: one line with everything that has no exact equal: amsgrad, maximize, groups that
+            differ in more than their weight decay, another optimizer; states that are missing, too
+            many or mis-shaped; parameters that do not fit the table.
     """
     groups, states = optimizer_groups.parts(state)
-    found = optimizer_groups.kind(groups, kind)
-    _refuse("the optimizer's state cannot be carried", list(optimizer_groups.problems(groups)))
+    kind = optimizer_groups.kind(groups, kind)
+    _refuse(
+        "the optimizer's state cannot be converted exactly", list(optimizer_groups.problems(groups))
+    )
     numbers = [number for group in groups for number in group["params"]]
     names = _canonical(table, parameter_names)
     problems = list(_check_names(groups, numbers, parameter_names, names, table, shapes))
@@ -81,7 +95,7 @@ def from_torch(
         if number in states
     }
     trained = rules.restrict(table, shapes)
-    counts, first, second = _read_states(found, by_name, trained, shapes, names)
+    counts, first, second = _read_states(kind, by_name, trained, shapes, names)
     decays = [
         float(optimizer_groups.plain(group["weight_decay"]))
         for group in groups
@@ -90,16 +104,17 @@ def from_torch(
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
     return Moments(
-        found, counts, first, second, optimizer_groups.hyperparameters(found, groups[0]), decay
+        kind, counts, first, second, optimizer_groups.hyperparameters(kind, groups[0]), decay
     )
 
 
 def to_torch(
     moments: Moments, table: Table, shapes: Mapping[str, Shape], parameter_names: Sequence[str]
 ) -> dict[str, Any]:
-    """The ``state_dict()`` that the torch.optim optimizer would have: plain containers with arrays, the inverse of :func:`from_torch`.
+    """Return the ``state_dict()`` of the torch.optim optimizer: plain containers with arrays.
 
-    Neighbours in ``parameter_names`` with the same weight decay make one group. Arguments and errors as there.
+    The inverse of :func:`from_torch`, with its arguments and errors. Neighbours in
+    ``parameter_names`` with the same weight decay make one group.
     """
     names = _canonical(table, parameter_names)
     problems = list(_check_names([], range(len(names)), parameter_names, names, table, shapes))
@@ -108,9 +123,8 @@ def to_torch(
         for what, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
             several = {values[part] for part in parts.get(name, ()) if part in values}
             if len(several) > 1:
-                problems.append(
-                    f"{name} would have {len(several)} {what}: {', '.join(map(str, sorted(several)))}"
-                )
+                numbers = ", ".join(map(str, sorted(several)))
+                problems.append(f"{name} would have {len(several)} {what}: {numbers}")
     _refuse("the optimizer's state does not fit the model", problems)
     trained = rules.restrict(table, shapes)
     states = _write_states(moments, trained)
@@ -130,27 +144,27 @@ def to_torch(
     return {"state": state, "param_groups": groups}
 
 
-def parameter_names(state: Iterable[str], table: Table, carried: Iterable[str] = ()) -> list[str]:
-    """PyTorch's parameters in the order of a module, told from the order of its ``state_dict()``.
+def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] = ()) -> list[str]:
+    """List PyTorch's parameters in a module's order, from the order of its ``state_dict()``.
 
-    A tied parameter is left out where it comes again, as ``named_parameters`` does, and so are the tensors named in ``carried``: its buffers.
+    A tied parameter is listed once, as by ``named_parameters``; ``buffers`` are left out.
     """
-    left_out, seen, found = set(carried), set(), []
+    left_out, seen, parameters = set(buffers), set(), []
     names = list(state)
     for name, canonical in zip(names, _canonical(table, names), strict=True):
         if canonical not in seen and name not in left_out:
-            found.append(name)
+            parameters.append(name)
         seen.add(canonical)
-    return found
+    return parameters
 
 
-# Of the parameters and their states
+# Parameters and their states
 
 
 def _canonical(table: Table, names: Sequence[str]) -> list[str]:
-    """The names with a tied tensor's replaced by that of the tensor that the table has a rule for."""
-    tied = {alias.torch: alias.of for alias in table if isinstance(alias, Alias)}
-    return [tied.get(name, name) for name in names]
+    """The names, with those of tied tensors replaced by that which has a rule."""
+    aliases = rules.aliases(table)
+    return [aliases.get(name, name) for name in names]
 
 
 def _check_names(
@@ -161,14 +175,17 @@ def _check_names(
     table: Table,
     shapes: Mapping[str, Shape],
 ) -> Iterator[str]:
-    """What is wrong with the list of parameters."""
+    """Yield every problem of the list of parameters."""
     if len(numbers) != len(names) or len(set(numbers)) != len(numbers):
-        yield f"the optimizer has {len(numbers)} parameters, {len(set(numbers))} of them different, and the model {len(names)}"
+        yield (
+            f"the optimizer has {len(numbers)} parameters, {len(set(numbers))} of them different,"
+            f" and the model {len(names)}"
+        )
         return
     known = [rule.torch for rule in table if isinstance(rule, Rule)]
-    for given, name in zip(parameter_names, names, strict=True):
+    for stated, name in zip(parameter_names, names, strict=True):
         if name not in known:
-            yield f"unknown parameter {given}{nearest(name, known)}"
+            yield f"unknown parameter {stated}{nearest(name, known)}"
     yield from (
         f"{name} is there more than once" for name in sorted(set(names)) if names.count(name) > 1
     )
@@ -178,8 +195,8 @@ def _check_names(
         if isinstance(rule, Rule) and rule.torch not in set(names)
     ]
     yield from (f"{name} is trained here and is no parameter of the optimizer" for name in absent)
-    said = [name for group in groups for name in group.get("param_names", ())]
-    for ours, theirs in zip(parameter_names, said, strict=False):
+    recorded = [name for group in groups for name in group.get("param_names", ())]
+    for ours, theirs in zip(parameter_names, recorded, strict=False):
         if ours != theirs:
             yield f"the optimizer's own names have another order: {theirs} where {ours} is expected"
             return
@@ -197,26 +214,26 @@ def _read_states(
     problems = [
         f"{name} has a state, but is not trained here"
         for name in names
-        if name not in expected and _kept(states.get(name))
+        if name not in expected and _nonempty(states.get(name))
     ]
-    held = {name: _kept(states.get(name)) for name in expected}
-    stepped = [name for name in expected if held[name]]
+    own = {name: _nonempty(states.get(name)) for name in expected}
+    stepped = [name for name in expected if own[name]]
     if kind != SGD and stepped:
         problems += [
             f"{name} has no state: it had no gradient yet, and Optax counts for all at once"
             for name in expected
-            if not held[name]
+            if not own[name]
         ]
     for name in stepped:
-        problems += _check_state(name, held[name], keys, expected[name])
-    _refuse("the optimizer's state cannot be carried", problems)
+        problems += _check_state(name, own[name], keys, expected[name])
+    _refuse("the optimizer's state cannot be converted exactly", problems)
     if not stepped:
         return {part: 0 for part in shapes if kind != SGD}, {}, {}
-    dtype = held[stepped[0]][keys[-1]].dtype
+    dtype = own[stepped[0]][keys[-1]].dtype
     moments = [
         rules.to_flax(
             trained,
-            {name: held[name].get(key, np.zeros(expected[name], dtype)) for name in expected},
+            {name: own[name].get(key, np.zeros(expected[name], dtype)) for name in expected},
             shapes,
         )
         for key in keys
@@ -225,7 +242,7 @@ def _read_states(
     if kind == SGD:
         return {}, moments[0], {}
     counts = {
-        part: _count(held[rule.torch]["step"])
+        part: _count(own[rule.torch]["step"])
         for rule in trained
         if isinstance(rule, Rule)
         for part in rule.flax
@@ -233,8 +250,8 @@ def _read_states(
     return counts, moments[0], moments[1]
 
 
-def _kept(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A parameter's state without what holds nothing: SGD without momentum writes None."""
+def _nonempty(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A parameter's state without entries of None, which SGD without momentum writes."""
     return {key: value for key, value in (state or {}).items() if value is not None}
 
 
@@ -256,7 +273,7 @@ def _check_state(
 
 
 def _count(value: Any) -> int:
-    """The whole number that torch keeps as a float tensor, or kept as an int; -1 for anything else."""
+    """The count that torch stores as a float tensor, formerly as an int; -1 if it is neither."""
     value = optimizer_groups.plain(value)
     return int(value) if isinstance(value, int | float) and value == value // 1 else -1
 
@@ -272,7 +289,7 @@ def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]
     counts = {
         rule.torch: moments.counts[rule.flax[0]] for rule in trained if isinstance(rule, Rule)
     }
-    # torch keeps the count in float32, whatever its parameters are in
+    # torch stores the count in float32, whatever the dtype of its parameters
     return {
         name: {
             "step": np.array(counts[name], np.float32),

@@ -1,4 +1,4 @@
-"""The settings of a torch.optim optimizer: which one it is, and what speaks against carrying its state."""
+"""The settings of a torch.optim optimizer: its kind, and reasons not to convert its state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from jax_transformer.errors import InputError
 
 ADAMW, ADAM, SGD = "adamw", "adam", "sgd"
-# Settings that a group may have without any effect on the numbers: whose parameters they are, and which kernel computes the step
+# Settings without effect on the numbers: the group's parameters, and the kernel of the step
 _NEUTRAL = frozenset("params param_names foreach fused capturable differentiable".split())
 _OPTIONS = {
     ADAM: frozenset(
@@ -16,7 +16,7 @@ _OPTIONS = {
     ),
     SGD: frozenset("lr initial_lr momentum dampening weight_decay nesterov maximize".split()),
 }
-# A setting that one optimizer of torch.optim alone has: what to call the others when they are refused
+# A setting that only one optimizer of torch.optim has, and that optimizer's name, for messages
 _FOREIGN = {
     "momentum_decay": "NAdam",
     "etas": "Rprop",
@@ -31,7 +31,10 @@ _FOREIGN = {
 
 
 def parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
-    """The groups and the states of an optimizer's ``state_dict()``. Raises InputError where it is none."""
+    """Return the groups and the states of an optimizer's ``state_dict()``.
+
+    Raises InputError if it is none.
+    """
     groups, states = (
         state.get(name) if isinstance(state, Mapping) else None
         for name in ("param_groups", "state")
@@ -48,17 +51,21 @@ def parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str
             raise InputError(
                 f"param_groups[{i}] of the optimizer is no dict with a list of numbers 'params'"
             )
-    for number, kept in states.items():
-        if not isinstance(kept, Mapping):
+    for number, entries in states.items():
+        if not isinstance(entries, Mapping):
             raise InputError(
-                f"the optimizer's state of parameter {number} is a {type(kept).__name__}, not a dict"
+                f"the optimizer's state of parameter {number} is a {type(entries).__name__},"
+                " not a dict"
             )
     return list(groups), states
 
 
-def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
-    """Which optimizer has groups of these settings; ``given`` decides between Adam and AdamW where they do not say. Raises InputError where
-    it is none whose arithmetic is that of Optax's."""
+def kind(groups: Sequence[Mapping[str, Any]], stated: str | None) -> str:
+    """Return the optimizer that has these groups: adamw, adam or sgd.
+
+    ``stated`` decides between Adam and AdamW if the groups do not. Raises InputError for an
+    optimizer that Optax does not compute equally.
+    """
     group = groups[0]
     family = (
         ADAM
@@ -73,7 +80,8 @@ def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
         name = "RAdam" if "decoupled_weight_decay" in group else "Adamax"
     if family is None or name is not None:
         raise InputError(
-            f"the optimizer is {name or 'of an unknown kind'}: only the state of AdamW, Adam and SGD with momentum can be carried"
+            f"the optimizer is {name or 'of an unknown kind'}: only the state of AdamW, Adam and"
+            " SGD with momentum can be converted"
         )
     missing = sorted(
         {"lr", "weight_decay", *(("eps",) if family is ADAM else ("nesterov",))} - group.keys()
@@ -85,21 +93,22 @@ def kind(groups: Sequence[Mapping[str, Any]], given: str | None) -> str:
                 *(f"no setting {key!r}" for key in missing),
             ]
         )
-        raise InputError(f"the optimizer's state cannot be carried: {what}")
+        raise InputError(f"the optimizer's state cannot be converted exactly: {what}")
     if family is SGD:
         return SGD
     decoupled = group.get("decoupled_weight_decay")
     if decoupled is not None:
         return ADAMW if decoupled else ADAM
-    if given is None and any(group.get("weight_decay") for group in groups):
+    if stated is None and any(group.get("weight_decay") for group in groups):
         raise InputError(
-            "the optimizer is Adam or AdamW, which differ in weight decay, and this older file does not say which"
+            "the optimizer is Adam or AdamW, which differ in weight decay, and this older file does"
+            " not say which"
         )
-    return given or ADAMW
+    return stated or ADAMW
 
 
 def problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What in the settings has no equal here, each by name."""
+    """Yield every setting that has no equal in Optax."""
     reasons = {
         "amsgrad": "Optax's Adam keeps no maximum of second moments",
         "maximize": "here a loss is made smaller",
@@ -121,35 +130,41 @@ def problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for name in sorted((group.keys() | groups[0].keys()) - _NEUTRAL - {"weight_decay"}):
             ours, theirs = (plain(each.get(name)) for each in (group, groups[0]))
             if ours != theirs:
-                yield f"param_groups[{i}] has {name}={ours} and param_groups[0] {theirs}: groups may differ in weight decay alone"
+                yield (
+                    f"param_groups[{i}] has {name}={ours} and param_groups[0] {theirs}: groups may"
+                    " differ only in weight decay"
+                )
 
 
 def hyperparameters(kind: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """What :class:`Moments` keeps of them."""
+    """Return the settings that :class:`Moments` has."""
     own = ("betas", "eps") if kind != SGD else ("momentum", "nesterov")
     return {name: plain(group[name]) for name in ("lr", "initial_lr", *own) if name in group}
 
 
-def settings(kind: str, given: Mapping[str, Any], weight_decay: float) -> dict[str, Any]:
-    """A group's settings, those that change no number as torch has them by default; the inverse of :func:`hyperparameters`."""
+def settings(kind: str, values: Mapping[str, Any], weight_decay: float) -> dict[str, Any]:
+    """Return a group's settings, the inverse of :func:`hyperparameters`.
+
+    Those that change no number have torch's defaults.
+    """
     same = {"maximize": False, "foreach": None, "differentiable": False, "fused": None}
-    base = {"initial_lr": given["initial_lr"]} if "initial_lr" in given else {}
+    base = {"initial_lr": values["initial_lr"]} if "initial_lr" in values else {}
     if kind == SGD:
         own = {
-            "momentum": given["momentum"],
+            "momentum": values["momentum"],
             "dampening": 0.0,
             "weight_decay": weight_decay,
-            "nesterov": given["nesterov"],
+            "nesterov": values["nesterov"],
         }
-        return {"lr": given["lr"], **own, **same, **base}
+        return {"lr": values["lr"], **own, **same, **base}
     own = {
-        "betas": tuple(given["betas"]),
-        "eps": given["eps"],
+        "betas": tuple(values["betas"]),
+        "eps": values["eps"],
         "weight_decay": weight_decay,
         "amsgrad": False,
     }
     return {
-        "lr": given["lr"],
+        "lr": values["lr"],
         **own,
         **same,
         "capturable": False,
@@ -159,7 +174,7 @@ def settings(kind: str, given: Mapping[str, Any], weight_decay: float) -> dict[s
 
 
 def plain(value: Any) -> Any:
-    """A setting without the types that hold it: a capturable optimizer's rate is a tensor."""
+    """Return a setting as Python's number or tuple: a capturable optimizer's rate is a tensor."""
     if isinstance(value, np.ndarray | np.generic) and value.size == 1:
         return value.item()
     return tuple(plain(item) for item in value) if isinstance(value, list | tuple) else value

@@ -156,7 +156,7 @@ def linear(torch: str, flax: str, *, bias: bool = True) -> Table:
 def layer_norm(
     torch: str, flax: str, *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")
 ) -> Table:
-    """Return the rules of a torch.nn.LayerNorm, or of a norm with other ``names`` of scale and bias."""
+    """Return the rules of a torch.nn.LayerNorm, or of another norm by its parameters' ``names``."""
     scale, shift = names
     biases: Table = [Rule(f"{torch}.{shift}", (f"{flax}.bias",))] if bias else []
     return [Rule(f"{torch}.{scale}", (f"{flax}.scale",)), *biases]
@@ -243,7 +243,8 @@ def within(table: Table, prefix: str) -> Table:
     ]
     if crossing:
         raise ConfigError(
-            f"{prefix.rstrip('.')} does not stand by itself in this architecture: {', '.join(crossing)}"
+            f"{prefix.rstrip('.')} does not stand by itself in this architecture:"
+            f" {', '.join(crossing)}"
         )
     cut = len(prefix)
     return [

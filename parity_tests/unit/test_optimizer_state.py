@@ -251,7 +251,7 @@ REFUSED = {
     "rates by group": (
         "adamw",
         lambda state: split(state, 2, lr=1e-4),
-        ["param_groups[1] has lr=0.0001", "weight decay alone"],
+        ["param_groups[1] has lr=0.0001", "only in weight decay"],
     ),
     "betas by group": (
         "adamw",
