@@ -63,9 +63,9 @@ class ModelWeights:
 
     config: TransformerConfig
     table: rules.Table
-    """The rules that turn one side into the other."""
+    """Rules between the two sides."""
     shapes: Mapping[str, Mapping[str, rules.Shape]]
-    """By name, under ``torch`` and under ``flax``."""
+    """Shapes by name, under ``torch`` and under ``flax``."""
     frozen: frozenset[str]
     """The Flax names of arrays that are never trained."""
 
@@ -73,7 +73,10 @@ class ModelWeights:
 def model_weights(
     config: TransformerConfig, architecture: Architecture | str | None = None
 ) -> ModelWeights:
-    """Names and shapes of a model of ``config``; ``architecture`` as for :func:`weight_table`, which raises ConfigError."""
+    """Return the names and shapes of a model of ``config``, without allocating weights.
+
+    ``architecture`` and errors are those of :func:`weight_table`.
+    """
     return _model_weights(config, registry.resolve(architecture or config.architecture))
 
 
