@@ -17,9 +17,9 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
+from jax_transformer.training.progress import Progress
 
 import jax_transformer as jt
-from jax_transformer.training.progress import Progress
 from parity_tests import tokenizer_models
 from parity_tests.unit import conversions
 from parity_tests.unit import v0_1_files as made
