@@ -78,7 +78,7 @@ def save(
     from jax_transformer import state_dict, transformer
 
     target = Path(path)
-    kind = kinds.wanted(target)
+    kind = kinds.to_write(target)
     writing.check_free(target, kind, force=force)
     about = state_dict.model_weights(model.config, architecture)
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}

@@ -85,7 +85,7 @@ def prepare(request: Request) -> Prepared:
     """Find both ends, settle the model and plan; no weights are read. Raises ConfigError or InputError where the request cannot be meant."""
     casting.check(request.dtype)
     target = Path(request.destination)
-    kind = kinds.wanted(target, request.to)
+    kind = kinds.to_write(target, request.to)
     if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
         raise ConfigError(
             f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf makes"

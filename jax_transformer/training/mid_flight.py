@@ -54,7 +54,7 @@ def convert(request: Request) -> Carried:
         if is_given:
             raise ConfigError(f"{flag}: not with --training, which carries a run as it is")
     source, target = Path(request.source), Path(request.destination)
-    ends = kinds.of(source), kinds.wanted(target)
+    ends = kinds.of(source), kinds.to_write(target)
     if ends[0] is Kind.PT and not ends[1].is_file:
         return _into_run(source, target, ends[1], force=request.force)
     if ends[1] is Kind.PT and not ends[0].is_file:

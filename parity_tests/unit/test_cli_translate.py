@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import translation
+from jax_transformer.storage import manifest
 from parity_tests.unit import runs
 
 LINES = [
@@ -203,6 +205,19 @@ def test_lines_that_cannot_be_translated_are_named(console, run):
         3, ["line 3", "max_length=40"], *command, stdin=b"a\n\n" + b"cat " * 50 + b"\nb\n"
     )
     console.refused(3, ["standard input", "line 2"], *command, stdin=b"a\n\xff\n")
+
+
+def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, run, monkeypatch):
+    hashed, loaded = [], []
+    sha256, load = manifest.sha256, ocp.load
+    monkeypatch.setattr(manifest, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
+    monkeypatch.setattr(
+        ocp, "load", lambda path, *like: (loaded.append(path), load(path, *like))[1]
+    )
+    assert console.say("translate", "--run", run, stdin=b"a\n")[0] == 0
+    (path,) = loaded
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != manifest.FILE]
+    assert sorted(hashed) == sorted(files)
 
 
 def test_what_is_no_run_cannot_translate(console, run, tmp_path):

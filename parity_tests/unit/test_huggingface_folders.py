@@ -327,7 +327,7 @@ def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
     assert {note.name for note in prepared.plan.dropped} == set(run_tokenizer.SIDE_FILES)
-    assert not set(prepared.beside.files) & set(huggingface.TOKENIZER)
+    assert not set(prepared.extra_files.files) & set(huggingface.TOKENIZER)
 
 
 def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
