@@ -2,7 +2,7 @@
 
 All have the same weights, in float32 on the CPU.
 
-Every contender lives in a process of its own and waits for its turn on a pipe, as in
+Every contender has a process of its own and waits for its turn on a pipe, as in
 benchmarks/train_step.py; this process imports none of the libraries. See benchmarks/README.md and
 docs/decoding.md.
 """
@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import train_step
-from benchmarks.train_step import cores, hear, start
+from benchmarks.train_step import cores, receive, start
 
 OURS = "JAX"
 CASES = {
@@ -35,13 +35,9 @@ CASES = {
     "greedy × 1": (1, 1),
     "beam 4 × 1": (4, 1),
 }  # (beam, rows in a batch)
-ROWS, SOURCE, FORCED, NATURAL = (
-    64,
-    20,
-    32,
-    64,
-)  # lines; with random weights: tokens of a source, and of an output; with trained ones: at most
-ALONE = 4  # so many of the lines are also decoded one by one
+ROWS = 64  # lines
+SOURCE, FORCED = 20, 32  # with random weights: tokens of a source and of an output
+SINGLE = 4  # lines that are also decoded one by one
 SAME_LOGITS = 1e-5
 PAUSE = 0.5  # seconds between turns: the threads of the one before spin for a while
 Batches = list[np.ndarray]
@@ -52,19 +48,19 @@ class Work(NamedTuple):
     sources."""
 
     folder: str
-    places: int
+    max_length: int
     pad: int
     eos: int
 
 
 def batches(work: Work, case: str) -> Batches:
-    """The sources of a case, (rows, s) each, end token included, padded behind it."""
+    """The sources of a case, (rows, s) each, with end token, padded after it."""
     sources = np.load(f"{work.folder}/sources.npy")
     rows = CASES[case][1]
-    return [sources] if rows > 1 else [sources[i : i + 1] for i in range(ALONE)]
+    return [sources] if rows > 1 else [sources[i : i + 1] for i in range(SINGLE)]
 
 
-def ended(ids: Any, work: Work) -> list[int]:
+def until_end(ids: Any, work: Work) -> list[int]:
     """An output up to its end token, without it."""
     return list(itertools.takewhile(lambda i: i not in (work.eos, work.pad), map(int, ids)))
 
@@ -77,14 +73,14 @@ class Jax:
         from jax_transformer import generate
 
         self.model, self.generate = decode_export.load(Path(work.folder)), generate
-        self.places = work.places
+        self.max_length = work.max_length
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
         if beam == 1:
-            return np.asarray(self.generate.greedy(self.model, source, max_length=self.places))
+            return np.asarray(self.generate.greedy(self.model, source, max_length=self.max_length))
         return np.asarray(
             self.generate.beam(
-                self.model, source, beam_size=beam, length_penalty=0.0, max_length=self.places
+                self.model, source, beam_size=beam, length_penalty=0.0, max_length=self.max_length
             )[0]
         )
 
@@ -107,7 +103,7 @@ class Transformers:
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
         ids = self.torch.from_numpy(source).long()
-        search = dict(num_beams=beam, do_sample=False, max_new_tokens=self.work.places) | (
+        search = dict(num_beams=beam, do_sample=False, max_new_tokens=self.work.max_length) | (
             dict(length_penalty=0.0) if beam > 1 else {}
         )
         with self.torch.inference_mode():
@@ -117,7 +113,7 @@ class Transformers:
 
 
 class CTranslate2:
-    """CTranslate2's Translator; a batch is cut into as many as there are workers."""
+    """CTranslate2's Translator; a batch is split among the workers."""
 
     def __init__(self, work: Work, settings: dict[str, Any]):
         if settings["packed"]:
@@ -136,18 +132,20 @@ class CTranslate2:
     def decode(self, source: np.ndarray, beam: int) -> Any:
         words = [[str(i) for i in row if i != self.work.pad] for row in source]
         limits = dict(
-            max_decoding_length=self.work.places,
+            max_decoding_length=self.work.max_length,
             max_batch_size=-(-len(words) // self.workers),
             batch_type="examples",
         )
-        found = self.translator.translate_batch(words, beam_size=beam, length_penalty=0.0, **limits)
-        return [[int(word) for word in result.hypotheses[0]] for result in found]
+        results = self.translator.translate_batch(
+            words, beam_size=beam, length_penalty=0.0, **limits
+        )
+        return [[int(word) for word in result.hypotheses[0]] for result in results]
 
 
 def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
-    """Ours, and the others in every setting that may be their best."""
-    found: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
-    found |= {
+    """Our decoder, and the others in every setting that may be their best."""
+    settings_by_name: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
+    settings_by_name |= {
         f"transformers, {precision}": (Transformers, {"precision": precision})
         for precision in ("highest", "medium")
     }
@@ -155,8 +153,8 @@ def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
         [n for n in range(1, cores() + 1) if cores() % n == 0], (False, True)
     ):
         name = f"CTranslate2 {inter} × {cores() // inter}{', packed' if packed else ''}"
-        found[name] = (CTranslate2, {"inter": inter, "packed": packed})
-    return found
+        settings_by_name[name] = (CTranslate2, {"inter": inter, "packed": packed})
+    return settings_by_name
 
 
 def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str] | None) -> None:
@@ -174,10 +172,9 @@ def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str]
         decode_export.save(model, Path(folder))
         decode_export.to_ctranslate2(model, Path(folder) / "ctranslate2")
         config = model.config
-        places = (
-            min(config.max_length, 2 * sources.shape[1]) if run else FORCED
-        )  # trained weights end by themselves before that
-        work = Work(folder, places, config.target_pad_id, config.eos_id)
+        # With trained weights sentences end before that
+        max_length = min(config.max_length, 2 * sources.shape[1]) if run else FORCED
+        work = Work(folder, max_length, config.target_pad_id, config.eos_id)
         pipe.send(
             {
                 "work": work,
@@ -197,7 +194,7 @@ def serve(pipe: Any, name: str, work: Work) -> None:
         outputs = {}
         for case, (beam, _) in CASES.items():
             outputs[case] = [
-                ended(row, work)
+                until_end(row, work)
                 for source in batches(work, case)
                 for row in contender.decode(source, beam)
             ]
@@ -205,12 +202,12 @@ def serve(pipe: Any, name: str, work: Work) -> None:
         while pipe.recv():
             taken = {}
             for case, (beam, _) in CASES.items():
-                given = batches(work, case)
-                contender.decode(given[0][:1], beam)  # wakes threads and caches
+                sources = batches(work, case)
+                contender.decode(sources[0][:1], beam)  # wakes threads and caches
                 begin = time.perf_counter()
-                for source in given:
+                for source in sources:
                     contender.decode(source, beam)
-                taken[case] = (time.perf_counter() - begin) / len(given)
+                taken[case] = (time.perf_counter() - begin) / len(sources)
             pipe.send(taken)
     except Exception as error:
         pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
@@ -219,8 +216,8 @@ def serve(pipe: Any, name: str, work: Work) -> None:
 def compare(
     name: str, folder: str, rounds: int, run: str | None = None, lines: list[str] | None = None
 ) -> dict[str, Any]:
-    """Prepare, start the contenders one after another, and let them take turns."""
-    prepared = hear(start(prepare, folder, name, run, lines))
+    """Prepare, start the contenders one after another, and time them in turns."""
+    prepared = receive(start(prepare, folder, name, run, lines))
     if "failed" in prepared:
         raise SystemExit(f"{name}: {prepared['failed']}")
     if not max(prepared["off"].values()) <= SAME_LOGITS:
@@ -229,7 +226,7 @@ def compare(
     for contender in contenders():
         print(f"{name}: {contender} ...", file=sys.stderr)
         pipes[contender] = start(serve, contender, prepared["work"])
-        results[contender] = hear(pipes[contender])
+        results[contender] = receive(pipes[contender])
         if "failed" in results[contender]:
             raise SystemExit(f"{contender}: {results[contender]['failed']}")
         results[contender]["rounds"] = []
@@ -237,17 +234,17 @@ def compare(
         for contender, pipe in pipes.items():
             time.sleep(PAUSE)
             pipe.send(True)
-            heard = hear(pipe)
-            if "failed" in heard:
-                raise SystemExit(f"{contender}: {heard['failed']}")
-            results[contender]["rounds"].append(heard)
+            received = receive(pipe)
+            if "failed" in received:
+                raise SystemExit(f"{contender}: {received['failed']}")
+            results[contender]["rounds"].append(received)
     for pipe in pipes.values():
         pipe.send(False)
     return {"name": name, "off": prepared["off"], "contenders": results}
 
 
 def table(compared: dict[str, Any]) -> str:
-    """Yield a model's figures as markdown.
+    """The figures of a model as markdown.
 
     Milliseconds per batch, ratios of the best medians, and the number of equal outputs.
     """
@@ -258,7 +255,7 @@ def table(compared: dict[str, Any]) -> str:
     rows = [
         f"**{compared['name']}**; largest difference from ours over the largest figure: {off}\n"
     ]
-    rows += [f"| ms a batch | {' | '.join(CASES)} |", "|---" * (len(CASES) + 1) + "|"]
+    rows += [f"| ms per batch | {' | '.join(CASES)} |", "|---" * (len(CASES) + 1) + "|"]
     times = {
         name: {case: [turn[case] for turn in result["rounds"]] for case in CASES}
         for name, result in results.items()
@@ -304,13 +301,11 @@ def main() -> None:
         "--run",
         help="trained weights: a run folder; without it, the built-in task is trained for --steps",
     )
-    parser.add_argument("--steps", type=int, default=600, help="of that training")
+    parser.add_argument("--steps", type=int, default=600, help="steps of that training")
     parser.add_argument(
         "--source", help="a file of lines for the run to translate; without it, the built-in task's"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="how often each contender has its turn"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--json", help="also write every round and output to this file")
     args = parser.parse_args()
     missing = [
@@ -339,8 +334,8 @@ def main() -> None:
             subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
         for name in (*(("big", "small") if args.size == "both" else (args.size,)), "trained"):
             os.mkdir(f"{folder}/{name}")
-            given = (run, lines) if name == "trained" else ()
-            compared.append(compare(name, f"{folder}/{name}", args.rounds, *given))
+            inputs = (run, lines) if name == "trained" else ()
+            compared.append(compare(name, f"{folder}/{name}", args.rounds, *inputs))
             print(table(compared[-1]), flush=True)
     versions = ", ".join(
         f"{name} {metadata.version(name)}" for name in ("transformers", "ctranslate2")

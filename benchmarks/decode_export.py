@@ -2,7 +2,7 @@
 
 transformers' Marian (post-norm) or M2M100 (pre-norm), and CTranslate2's TransformerSpec.
 
-Both are written here by name, tensor by tensor, so that ours, theirs and theirs compute the same
+Both are written here by name, tensor by tensor, so that all three libraries compute the same
 function of the same numbers.
 """
 
@@ -23,7 +23,7 @@ from jax_transformer.nn import positions
 
 Arrays = dict[str, np.ndarray]
 
-# Ours -> transformers'; a kernel is turned on the way
+# Our names to transformers'; kernels are transposed
 NAMES = {
     "self_attention.query.": "self_attn.q_proj.",
     "self_attention.key.": "self_attn.k_proj.",
@@ -106,8 +106,10 @@ def load(folder: Path) -> transformer.Transformer:
 def differences(
     model: transformer.Transformer, sources: np.ndarray, exported: Path
 ) -> dict[str, float]:
-    """How far the other libraries' figures for random targets are from ours, over our largest: logits of transformers, and the
-    log-probabilities that CTranslate2 gives to each token."""
+    """Largest differences from ours for random targets, divided by our largest value.
+
+    They are those of transformers' logits, and of CTranslate2's log-probability of each token.
+    """
     import ctranslate2
     import torch
 
@@ -215,16 +217,23 @@ def position_table(model: transformer.Transformer) -> np.ndarray:
 
 
 def to_transformers(model: transformer.Transformer) -> Any:
-    """A torch module of transformers with our weights and positions."""
+    """A PyTorch module of transformers with our weights and positions."""
     import torch
     import transformers
 
     config = model.config
     common = dict(
-        vocab_size=config.target_vocab_size, d_model=config.d_model, max_position_embeddings=config.max_length, scale_embedding=True,
-        activation_function="relu", pad_token_id=config.target_pad_id, bos_token_id=config.bos_id, eos_token_id=config.eos_id,
-        decoder_start_token_id=config.bos_id, forced_eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=config.target_vocab_size,
+        d_model=config.d_model,
+        max_position_embeddings=config.max_length,
+        scale_embedding=True,
+        activation_function="relu",
+        pad_token_id=config.target_pad_id,
+        bos_token_id=config.bos_id,
+        eos_token_id=config.eos_id,
+        decoder_start_token_id=config.bos_id,
+        forced_eos_token_id=None,
+    )
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         common |= {
             f"{name}_layers": stack.layers,

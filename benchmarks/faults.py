@@ -37,8 +37,10 @@ FAULTS = {
 # No dropout, because no pair is met twice; if a branch has its own rate (0.5 in blog2023), that is
 # part of the document
 SETTINGS = (
-    "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 --model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "
-    "--model.dropout 0 --model.attention-dropout 0 --model.activation-dropout 0 --model.embedding-dropout 0 "
+    "--model.d-model 128 --model.num-heads 8 --model.d-ff 512 "
+    "--model.encoder-layers 2 --model.decoder-layers 2 --model.max-length 40 "
+    "--model.dropout 0 --model.attention-dropout 0 --model.activation-dropout 0 "
+    "--model.embedding-dropout 0 "
     "--data.tokens-per-batch 512 --optimizer.learning-rate 3e-3 --optimizer.warmup-steps 100"
 )
 VOCABULARY = 1000
@@ -47,7 +49,7 @@ STEPS = 600
 FIGURES = {
     "exact_match": ("exact match, %", 1),
     "bleu": ("BLEU", 1),
-    "valid_loss": ("loss, nats a token", 3),
+    "valid_loss": ("loss, nats per token", 3),
 }
 
 Result = dict[str, Any]
@@ -64,54 +66,61 @@ def arguments() -> argparse.Namespace:
         help="folder of the runs and their results (%(default)s)",
     )
     parser.add_argument(
-        "--presets", nargs="+", default=list(FAULTS), choices=list(FAULTS), help="which pairs (all)"
+        "--presets",
+        nargs="+",
+        default=list(FAULTS),
+        choices=list(FAULTS),
+        help="pairs to train (all)",
     )
     parser.add_argument(
         "--seeds",
         nargs="+",
         type=int,
         default=list(SEEDS),
-        help="a run of each preset for each (0 1 2)",
+        help="seeds: a run of each preset for each (0 1 2)",
     )
     parser.add_argument(
         "--steps", type=int, default=STEPS, help="updates of each run (%(default)s)"
     )
-    parser.add_argument("--plot", type=Path, help="the picture (OUT/faults.png)")
+    parser.add_argument("--plot", type=Path, help="file of the figure (OUT/faults.png)")
     return parser.parse_args()
 
 
 def command(out: Path, preset: str, seed: int, steps: int) -> list[str]:
-    """Train one preset.
+    """The command that trains one preset.
 
     All runs share text, tokenizer, sizes and optimizer, and validate once, at the last step.
     """
     run = out / f"{preset}-{steps}-{seed}"
-    own = f"--model.preset {preset} --seed {seed} --steps {steps} --eval-every {steps} --samples 0 --keep 1 --keep-best 0".split()
-    where = ["--run", str(run), "--data.tokenizer", str(out / "tokenizer.json")]
-    return [sys.executable, str(ROOT / "train.py"), *where, *own, *SETTINGS.split()]
+    files = ["--run", str(run), "--data.tokenizer", str(out / "tokenizer.json")]
+    flags = (
+        f"--model.preset {preset} --seed {seed} --steps {steps} --eval-every {steps} --samples 0"
+        " --keep 1 --keep-best 0"
+    )
+    return [sys.executable, str(ROOT / "train.py"), *files, *flags.split(), *SETTINGS.split()]
 
 
 def train(out: Path, preset: str, seed: int, steps: int) -> Result:
     """The figures of a finished run. Raises RuntimeError with the end of its log if it failed."""
-    told, began = out / f"{preset}-{steps}-{seed}.log", time.monotonic()
-    with open(told, "w", encoding="utf-8") as log:
+    path, began = out / f"{preset}-{steps}-{seed}.log", time.monotonic()
+    with open(path, "w", encoding="utf-8") as log:
         code = subprocess.run(
             command(out, preset, seed, steps), stdout=log, stderr=subprocess.STDOUT
         ).returncode
     if code:
-        last = told.read_text(encoding="utf-8").strip().rpartition("\n")[2]
-        raise RuntimeError(f"exit code {code}: {last} (see {told})")
+        last = path.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+        raise RuntimeError(f"exit code {code}: {last} (see {path})")
     figures = RunFolder(out / f"{preset}-{steps}-{seed}").validations()[steps]
     seconds = round(time.monotonic() - began)
     return {
-        **described(preset, seed, steps),
+        **identity(preset, seed, steps),
         **{name: figures[name] for name in FIGURES},
         "seconds": seconds,
     }
 
 
-def described(preset: str, seed: int, steps: int) -> Result:
-    """What a run is known by: with other settings it is another run."""
+def identity(preset: str, seed: int, steps: int) -> Result:
+    """The identity of a run: with other settings it is another run."""
     return {"preset": preset, "seed": seed, "steps": steps, "settings": SETTINGS}
 
 
@@ -125,14 +134,14 @@ class Results:
         )
 
     def find(self, preset: str, seed: int, steps: int) -> Result | None:
-        """The result of this run, None where it is yet to be made."""
-        wanted = described(preset, seed, steps)
+        """The result of this run, or None."""
+        key = identity(preset, seed, steps)
         return next(
-            (line for line in self.lines if {name: line[name] for name in wanted} == wanted), None
+            (line for line in self.lines if {name: line[name] for name in key} == key), None
         )
 
     def add(self, result: Result) -> None:
-        """Written whole or not at all."""
+        """Append a result and rewrite the file atomically."""
         self.lines.append(result)
         temporary = self.path.with_suffix(".part")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
@@ -146,15 +155,15 @@ def measure(options: argparse.Namespace, results: Results) -> Iterator[Result | 
     """
     presets = [preset + suffix for preset in options.presets for suffix in ("", REPAIRED)]
     for seed, preset in itertools.product(options.seeds, presets):
-        found = results.find(preset, seed, options.steps)
-        if found is None:
+        result = results.find(preset, seed, options.steps)
+        if result is None:
             try:
-                found = train(options.out, preset, seed, options.steps)
-                results.add(found)
+                result = train(options.out, preset, seed, options.steps)
+                results.add(result)
             except RuntimeError as error:
                 yield f"{preset} seed {seed}: {error}"
                 continue
-        yield found
+        yield result
 
 
 def line(result: Result) -> str:
@@ -185,7 +194,8 @@ def table(results: list[Result]) -> Iterator[str]:
 
     faithful → repaired, mean ± standard deviation over the seeds.
     """
-    yield f"| preset | its faults | {' | '.join(label for label, _ in FIGURES.values())} |\n|---|---|{'---|' * len(FIGURES)}"
+    labels = " | ".join(label for label, _ in FIGURES.values())
+    yield f"| preset | its faults | {labels} |\n|---|---|{'---|' * len(FIGURES)}"
     for preset, fault in FAULTS.items():
         pairs = {
             name: [values(results, preset + suffix, name) for suffix in ("", REPAIRED)]
@@ -200,7 +210,7 @@ def table(results: list[Result]) -> Iterator[str]:
 
 
 def figure(results: list[Result], title: str) -> Any:
-    """A panel for each figure: bars are means over seeds, dots the seeds."""
+    """A panel for each figure: bars show means over seeds, dots the seeds."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -266,16 +276,16 @@ def main() -> None:
         Tokenizer.train(lines, VOCABULARY, pad_id=0, bos_id=1, eos_id=2).save(
             options.out / "tokenizer.json"
         )
-    found: list[Result] = []
+    results: list[Result] = []
     failed: list[str] = []
     for each in measure(options, Results(options.out / "results.jsonl")):
         print(each if isinstance(each, str) else line(each), file=sys.stderr, flush=True)
-        (failed if isinstance(each, str) else found).append(each)  # type: ignore[arg-type]
-    for row in table(found):
+        (failed if isinstance(each, str) else results).append(each)  # type: ignore[arg-type]
+    for row in table(results):
         print(row)
     picture = options.plot or options.out / "faults.png"
     figure(
-        found, f"What the documents' faults cost: {options.steps:,} steps on the built-in task"
+        results, f"The cost of the documents' faults: {options.steps:,} steps on the built-in task"
     ).savefig(picture, dpi=150)
     print(picture)
     if failed:

@@ -2,8 +2,8 @@
 
 Every damaged file must be refused, or read within its own size. See docs/untrusted-files.md.
 
-``python benchmarks/fuzz_files.py --seconds 60`` exits with 1 where anything else happened, and
-keeps the file that did it.
+``python benchmarks/fuzz_files.py --seconds 60`` exits with 1 if anything else happened, and
+keeps the file that caused it.
 """
 
 import argparse
@@ -46,11 +46,12 @@ INTERESTING = (
     2**63,
     2**64 - 1,
 )
-OPCODES = b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
-MEMORY, SECONDS = (
-    4_000_000,
-    10.0,
-)  # beside 100 times the file; with memory traced, on a busy machine
+OPCODES = (
+    b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92"
+    b"io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
+)
+MEMORY = 4_000_000  # bytes, in addition to 100 times the file's
+SECONDS = 10.0  # with memory traced, on a busy machine
 HARMLESS = (
     "open",
     "builtins.id",
@@ -73,7 +74,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Valid files of every kind, ours, PyTorch's where it is installed, and by hand."""
+    """Valid files of every kind: ours, PyTorch's if it is installed, and hand-made ones."""
     random_arrays = np.random.default_rng(0)
     weight = random_arrays.normal(size=(3, 4)).astype(np.float32)
     arrays = {str(dtype): np.zeros(3, dtype) for dtype in tensors.DTYPES.values()}
@@ -123,31 +124,31 @@ def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def mutated(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
-    """One to a few random changes."""
-    made = bytearray(content)
+    """``content`` with a few random changes."""
+    result = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
-        at, length = draw.randrange(len(made) + 1), draw.choice((1, 1, 2, 4, 8, 16, 64))
+        at, length = draw.randrange(len(result) + 1), draw.choice((1, 1, 2, 4, 8, 16, 64))
         match draw.randrange(8):
-            case 0 if at < len(made):
-                made[at] ^= 1 << draw.randrange(8)
+            case 0 if at < len(result):
+                result[at] ^= 1 << draw.randrange(8)
             case 1:
-                made[at : at + length] = draw.randbytes(length)
+                result[at : at + length] = draw.randbytes(length)
             case 2:
-                del made[at : at + length]
+                del result[at : at + length]
             case 3:
-                made[at:at] = draw.randbytes(length)
+                result[at:at] = draw.randbytes(length)
             case 4:
-                made[at:at] = made[at : at + length] * draw.choice((1, 2, 100))
+                result[at:at] = result[at : at + length] * draw.choice((1, 2, 100))
             case 5:
                 width = draw.choice((1, 2, 4, 8))
-                made[at : at + width] = struct.pack("<Q", draw.choice(INTERESTING))[:width]
+                result[at : at + width] = struct.pack("<Q", draw.choice(INTERESTING))[:width]
             case 6:
                 other = draw.choice(others)
                 begin = draw.randrange(len(other))
-                made[at : at + length] = other[begin : begin + draw.choice((length, 200))]
+                result[at : at + length] = other[begin : begin + draw.choice((length, 200))]
             case 7:
-                made[at : at + 1] = bytes([draw.choice(OPCODES)])
-    return bytes(made[: draw.randrange(len(made) + 1)] if draw.random() < 0.03 else made)
+                result[at : at + 1] = bytes([draw.choice(OPCODES)])
+    return bytes(result[: draw.randrange(len(result) + 1)] if draw.random() < 0.03 else result)
 
 
 def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
@@ -172,7 +173,7 @@ def deep_pt(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
 
 
 def deep_safetensors(draw: Draw, content: bytes, others: list[bytes]) -> bytes:
-    """A file whose header is changed and has the right length."""
+    """A file with a changed header of the correct length."""
     length = int.from_bytes(content[:8], "little")
     return hostile_containers.safetensors(
         mutated(draw, content[8 : 8 + length], others), content[8 + length :]
@@ -210,7 +211,7 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
             arrays = [leaf for _, leaf in pt.leaves(read(path)) if isinstance(leaf, np.ndarray)]
         except UnsafeFileError as error:
             raise AssertionError(f"described, and then refused: {error}") from error
-        wanted = (
+        expected = (
             [
                 leaf.shape if isinstance(leaf, pt.TensorView) else leaf
                 for _, leaf in pt.leaves(described)
@@ -218,8 +219,8 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
             if kind == "pt"
             else None
         )
-        assert wanted is None or [array.shape for array in arrays] == [
-            shape for shape in wanted if type(shape) is tuple
+        assert expected is None or [array.shape for array in arrays] == [
+            shape for shape in expected if type(shape) is tuple
         ]
         assert sum({id(array): array.nbytes for array in arrays}.values()) <= size, (
             "more numbers than the file has"
@@ -233,7 +234,7 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
         _watching.clear()
     assert memory < MEMORY + 100 * size, f"{memory:,} bytes for a file of {size:,}"
     assert time.monotonic() - began < SECONDS, f"{time.monotonic() - began:.1f} s"
-    assert not _seen, f"the system saw {_seen}"
+    assert not _seen, f"audit events: {_seen}"
     return outcome, time.monotonic() - began, memory
 
 
@@ -241,8 +242,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60, help="how long (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random changes (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="duration (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random changes (%(default)s)"
+    )
     parser.add_argument(
         "--keep",
         type=Path,
@@ -255,34 +258,35 @@ def main() -> int:
     sys.addaudithook(_hook)
     with tempfile.TemporaryDirectory() as name:
         folder, end = Path(name), time.monotonic() + options.seconds
-        found = list(seeds(folder))
-        for kind, content in found:
+        originals = list(seeds(folder))
+        for kind, content in originals:
             (folder / "good").write_bytes(content)
             assert judged(folder / "good", kind)[0] == "read", f"a valid {kind} file is refused"
         while time.monotonic() < end:
-            kind, content = draw.choice(found)
+            kind, content = draw.choice(originals)
             path = folder / "fuzzed"
-            path.write_bytes(changed(draw, kind, content, [each for _, each in found]))
+            path.write_bytes(changed(draw, kind, content, [each for _, each in originals]))
             try:
                 outcome, seconds, memory = judged(path, kind)
                 outcomes[kind, outcome] += 1
                 slowest, most = max(slowest, seconds), max(most, memory)
             except Exception as error:
-                said = f"{kind}: {type(error).__name__}: {error}"[:300]
-                if not findings[said]:
+                finding = f"{kind}: {type(error).__name__}: {error}"[:300]
+                if not findings[finding]:
                     options.keep.mkdir(parents=True, exist_ok=True)
                     (options.keep / f"{options.seed}-{len(findings)}.{kind}").write_bytes(
                         path.read_bytes()
                     )
-                    print(said, file=sys.stderr, flush=True)
-                findings[said] += 1
+                    print(finding, file=sys.stderr, flush=True)
+                findings[finding] += 1
     kinds = ("pt", "safetensors", "index")
     print("| kind | files | read | exit code 3 | exit code 4 |\n|---|---|---|---|---|")
     for kind in kinds:
         numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]
         print(f"| {kind} | {sum(numbers):,} | {' | '.join(f'{number:,}' for number in numbers)} |")
     print(
-        f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest {most / 1e6:.1f} MB (both with memory traced)"
+        f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest"
+        f" {most / 1e6:.1f} MB (both with memory traced)"
     )
     return 1 if findings else 0
 

@@ -26,7 +26,7 @@ from jax_transformer.training.mesh import Devices
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.transformer import Transformer
 
-UNTIMED = 16  # as many as the stream may have made ahead while another had its turn
+UNTIMED = 16  # the stream may have this many ready after another's turn
 
 
 class Trainer:
@@ -34,13 +34,13 @@ class Trainer:
 
     def __init__(self, text: Corpus, options: TrainOptions):
         self.devices = Devices.take(options.devices)
-        rule = optimizer.make(options.optimizer, options.steps)
-        state = step.initial_state(Transformer(text.config, rngs=nnx.Rngs(0)), rule)
+        tx = optimizer.make(options.optimizer, options.steps)
+        state = step.initial_state(Transformer(text.config, rngs=nnx.Rngs(0)), tx)
         self.state, self.key = self.devices.replicate((state, jax.random.key(0)))
-        self.step = step.make_step(text.config, rule, options.optimizer.label_smoothing)
+        self.step = step.make_step(text.config, tx, options.optimizer.label_smoothing)
 
     def run(self, batch: Batch) -> None:
-        """One step, waited for."""
+        """Run one step and wait for it."""
         self.state, _ = self.step(self.state, [self.devices.divide(batch)], self.key)
         jax.block_until_ready(self.state)
 
@@ -59,8 +59,8 @@ def turn(trainer: Trainer, following: Callable[[], Batch], count: int) -> tuple[
     return waited / count, (time.perf_counter() - began) / count
 
 
-def made_here(text: Corpus) -> Iterator[Batch]:
-    """The same batches without anything made ahead."""
+def unbuffered(text: Corpus) -> Iterator[Batch]:
+    """The same batches, each made when it is needed."""
     for number in itertools.count():
         bucket, pairs = text.plan.batch_indices(number)
         yield batches.make_batch(
@@ -79,41 +79,41 @@ def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
             options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).count
         )
     trainer = Trainer(text, options)
-    plain = made_here(text)
+    plain = unbuffered(text)
     for bucket in range(len(text.plan.widths)):  # compiled before the first turn
         trainer.run(
             next(
                 batch
-                for batch in made_here(text)
+                for batch in unbuffered(text)
                 if batch.source.shape[1] == text.plan.widths[bucket]
             )
         )
     stream = batches.train_stream(text.train, text.plan)
-    found: dict[str, list[tuple[float, float]]] = {
+    times_by_way: dict[str, list[tuple[float, float]]] = {
         "ready before the loop": [],
-        "made ahead (train_stream)": [],
+        "prefetched (train_stream)": [],
         "made by the loop": [],
     }
     for number in range(rounds):
         start = number * (UNTIMED + steps)
-        ready = iter(list(itertools.islice(made_here(text), start, start + UNTIMED + steps)))
-        for name, source in zip(found, (ready, stream, plain), strict=True):
-            found[name].append(turn(trainer, source.__next__, steps))
+        ready = iter(list(itertools.islice(unbuffered(text), start, start + UNTIMED + steps)))
+        for name, source in zip(times_by_way, (ready, stream, plain), strict=True):
+            times_by_way[name].append(turn(trainer, source.__next__, steps))
     stream.close()  # type: ignore[attr-defined]
-    return {name: np.array(times) for name, times in found.items()}
+    return {name: np.array(times) for name, times in times_by_way.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way has its turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way")
     parser.add_argument("--steps", type=int, default=40, help="timed steps of a turn")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    found = measure(args.rounds, args.steps)
+    times_by_way = measure(args.rounds, args.steps)
     print(
         "| batches are | a step waits, ms | a step in all, ms | of it waiting |\n|---|---|---|---|"
     )
-    for name, times in found.items():
+    for name, times in times_by_way.items():
         waiting, whole = 1000 * np.median(times, axis=0)
         print(f"| {name} | {waiting:.3f} | {whole:.1f} | {waiting / whole:.2%} |")
     device, cores = (

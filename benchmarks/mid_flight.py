@@ -40,7 +40,7 @@ STAYED_JAX = "stayed in JAX"
 
 @dataclass
 class Bench:
-    """A run folder before its first step, and the legs of training over it."""
+    """A run folder before its first step, and the ways to train it."""
 
     run: training.Run
     options: TrainOptions
@@ -68,19 +68,19 @@ class Bench:
         )
         folder = RunFolder(path)
         path.mkdir(parents=True)
-        made = corpus.prepare(options, folder)
+        prepared = corpus.prepare(options, folder)
         atomic.write_text(folder.train_config, codec.to_json(options))
-        corpus.record(made, folder)
-        rule = optimizer.make(options.optimizer, steps)
+        corpus.record(prepared, folder)
+        tx = optimizer.make(options.optimizer, steps)
         return cls(
             training.read(path),
             options,
-            made,
-            step.make_step(made.config, rule, options.optimizer.label_smoothing),
+            prepared,
+            step.make_step(prepared.config, tx, options.optimizer.label_smoothing),
         )
 
     def begin(self, dtype: str) -> dict[str, Any]:
-        """The initial weights of ``train``."""
+        """The checkpoint with the initial weights of ``train``."""
         model = Transformer(self.corpus.config, rngs=nnx.Rngs(params=self.options.seed))
         arrays = {
             name: jnp.asarray(array, dtype) for name, array in transformer.flatten(model).items()
@@ -120,7 +120,7 @@ class Bench:
 def flights(
     bench: Bench, folder: Path, dtype: str, updates: int
 ) -> Iterator[tuple[str, list[float], dict[str, Any]]]:
-    """Each way to make three times ``updates`` steps: its name, losses and last checkpoint."""
+    """Yield name, losses and last checkpoint of each way to do three times ``updates`` steps."""
     folder.mkdir()
     start, end = folder / "0.pt", folder / "end.pt"
     pt.write(start, bench.begin(dtype))
@@ -138,7 +138,7 @@ def flights(
         end.unlink()
 
 
-def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, float]:
+def weight_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, float]:
     """The largest difference of any weight, and of any weight that the model's output depends on.
 
     A key's bias does not: its gradient is rounding.
@@ -147,11 +147,11 @@ def weights_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, 
         name: np.abs(np.float64(ours["model"][name]) - theirs["model"][name])
         for name in ours["model"]
     }
-    all_of_them = max(float(error.max()) for error in errors.values())
+    largest = max(float(error.max()) for error in errors.values())
     for name, error in errors.items():
         if name.endswith("in_proj_bias"):  # query, key, value
             errors[name] = np.delete(error, np.s_[len(error) // 3 : 2 * len(error) // 3])
-    return all_of_them, max(float(error.max()) for error in errors.values())
+    return largest, max(float(error.max()) for error in errors.values())
 
 
 def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int) -> None:
@@ -178,7 +178,7 @@ def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int)
                 linewidth=1.2,
                 label=framework,
             )
-        above.set(title="One run, two switches of framework", ylabel="loss, nats a token")
+        above.set(title="One run, two switches of framework", ylabel="loss, nats per token")
         above.legend()
         for dtype, color in (("float32", curves.GREEN), ("float64", curves.BLUE)):
             apart = np.abs(np.subtract(losses[dtype][SWITCHED], losses[dtype][STAYED]))
@@ -187,7 +187,7 @@ def draw(picture: Path, losses: dict[str, dict[str, list[float]]], updates: int)
                 apart[apart > 0],
                 ".",
                 color=color,
-                label=f"{dtype}, where not the same",
+                label=f"{dtype}, if not equal",
             )
         below.set(
             yscale="log",
@@ -212,31 +212,32 @@ def main() -> None:
     parser.add_argument(
         "--plot", type=Path, default=Path("mid-flight.png"), help="the picture (%(default)s)"
     )
-    told = parser.parse_args()
-    torch.set_num_threads(1)  # so that the pools of two frameworks do not hinder each other
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the thread pools of two frameworks would compete
     losses: dict[str, dict[str, list[float]]] = {}
     rows = ["| | losses apart | weights apart | without key biases |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench.prepare(Path(temporary) / "run", 3 * told.updates)
+        bench = Bench.prepare(Path(temporary) / "run", 3 * options.updates)
         for dtype in DTYPES:
             with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-                found = {
+                runs = {
                     name: (curve, end)
                     for name, curve, end in flights(
-                        bench, Path(temporary) / dtype, dtype, told.updates
+                        bench, Path(temporary) / dtype, dtype, options.updates
                     )
                 }
-            losses[dtype] = {name: curve for name, (curve, _) in found.items()}
+            losses[dtype] = {name: curve for name, (curve, _) in runs.items()}
             for name in (SWITCHED, STAYED_JAX):
                 apart = np.abs(np.subtract(losses[dtype][name], losses[dtype][STAYED])).max()
-                weights = weights_apart(found[name][1], found[STAYED][1])
+                weights = weight_differences(runs[name][1], runs[STAYED][1])
                 rows.append(
                     f"| {dtype}: {name} | {apart:.1e} | {weights[0]:.1e} | {weights[1]:.1e} |"
                 )
-    draw(told.plot, losses, told.updates)
+    draw(options.plot, losses, options.updates)
     curve = losses["float64"][SWITCHED]
     print(
-        f"{3 * told.updates} updates, loss {curve[0]:.2f} to {curve[-1]:.2f}; each against the run that stayed in PyTorch:\n"
+        f"{3 * options.updates} updates, loss {curve[0]:.2f} to {curve[-1]:.2f}; each against the"
+        " run that stayed in PyTorch:\n"
     )
     print("\n".join(rows))
 

@@ -2,9 +2,9 @@
 
 The comparison must also name the faulty module. See docs/parity.md.
 
-Each fault lives in a process of its own, forked from one that has collected the tests, and meets
-only those that reach it. Killed means that a comparison in a test failed, or that the package
-refused what it was given; a test that cannot be collected, or dies of any other error, is broken.
+Each fault gets a process of its own, forked from one that has collected the tests, and runs only
+the tests that reach it. Killed means that a comparison in a test failed, or that the package
+refused its input; a test that cannot be collected, or fails with any other error, is broken.
 """
 
 import argparse
@@ -21,7 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.mutants_fault import Mutant  # noqa: E402
-from benchmarks.mutants_run import KILLED, Result, campaign, control, prepare, settings  # noqa: E402
+from benchmarks.mutants_run import (  # noqa: E402
+    KILLED,
+    Result,
+    campaign,
+    control,
+    prepare,
+    settings,
+)
 
 PAGES = {
     "attention": "attention and its masks",
@@ -38,39 +45,49 @@ BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"
 
 
 def mutants() -> dict[str, list[Mutant]]:
-    """All of them, page by page."""
+    """All mutants by page."""
     return {page: importlib.import_module(f"benchmarks.mutants_{page}").MUTANTS for page in PAGES}
 
 
-def wrong_name(result: Result, wanted: dict[str, Mutant]) -> bool:
-    """Whether the comparison had a module to name and did not."""
-    module = wanted[result.name].module
+def wrong_name(result: Result, mutants_by_name: dict[str, Mutant]) -> bool:
+    """True if the comparison should have named a module and did not."""
+    module = mutants_by_name[result.name].module
     return module is not None and result.named != module
 
 
-def table(results: list[Result], wanted: dict[str, Mutant]) -> Iterator[str]:
-    """Markdown: what a campaign comes to, and each fault."""
+def table(results: list[Result], mutants_by_name: dict[str, Mutant]) -> Iterator[str]:
+    """Yield the summary of a campaign and its faults as markdown."""
     verdicts = Counter(result.verdict for result in results)
-    modules = [result for result in results if wanted[result.name].module is not None]
-    right = sum(not wrong_name(result, wanted) for result in modules)
+    modules = [result for result in results if mutants_by_name[result.name].module is not None]
+    right = sum(not wrong_name(result, mutants_by_name) for result in modules)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    yield f"{len(results)} faults: {counts}. Of the {len(modules)} that live in a module, the comparison names {right}."
+    yield (
+        f"{len(results)} faults: {counts}. Of the {len(modules)} inside a module, the comparison"
+        f" names {right}."
+    )
     for page, title in PAGES.items():
         rows = [result for result in results if result.page == page]
         if rows:
-            yield f"\n### Faults of {title}\n\n| fault | kin to | verdict | by | named first | off by | s |\n|---|---|---|---|---|---|---|"
+            yield f"\n### Faults of {title}\n"
+            yield "| fault | similar to | verdict | by | named first | off by | s |"
+            yield "|---|---|---|---|---|---|---|"
             for result in rows:
-                test = result.test.rpartition("/")[2].replace("|", "\\|")
-                named = f"`{result.named}`" if wanted[result.name].module else "–"
-                wrong = (
-                    f" (not `{wanted[result.name].module}`)" if wrong_name(result, wanted) else ""
-                )
-                off = "–" if result.figure is None else f"{result.figure:.1e}"
-                yield f"| {result.name} | {wanted[result.name].met} | {result.verdict} | `{test}` | {named}{wrong} | {off} | {result.seconds:.0f} |"
+                yield row(result, mutants_by_name[result.name])
+
+
+def row(result: Result, mutant: Mutant) -> str:
+    """The line of one fault."""
+    test = result.test.rpartition("/")[2].replace("|", "\\|")
+    named = f"`{result.named}`" if mutant.module else "–"
+    if wrong_name(result, {mutant.name: mutant}):
+        named += f" (not `{mutant.module}`)"
+    off = "–" if result.figure is None else f"{result.figure:.1e}"
+    cells = [result.name, mutant.met, result.verdict, f"`{test}`", named, off]
+    return f"| {' | '.join(cells)} | {result.seconds:.0f} |"
 
 
 def publish(lines: list[str]) -> None:
-    """The table into docs/parity.md, between its two marks."""
+    """Write the table into docs/parity.md, between its two marks."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     PAGE.write_text(
@@ -87,12 +104,12 @@ def arguments() -> argparse.Namespace:
         "--only",
         nargs="+",
         metavar="NAME",
-        help="faults whose name has one of these words, or pages",
+        help="run faults whose name has one of these words, or these pages",
     )
     parser.add_argument(
         "--results",
         type=Path,
-        help="a file of results, a JSON object a line: a fault that has one is not run again",
+        help="file of results, one JSON object per line; faults with a result are not run again",
     )
     parser.add_argument(
         "--publish", action="store_true", help="write the table into docs/parity.md"
@@ -100,21 +117,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--control",
         action="store_true",
-        help="run the same tests in the same way without any fault: all have to pass",
+        help="run the same tests in the same way without any fault: all must pass",
     )
     return parser.parse_args()
 
 
 def known(path: Path | None, listed: list[tuple[str, Mutant]]) -> dict[str, Result]:
-    """Results of an earlier campaign, of faults that are still in the list."""
+    """Results of an earlier campaign for faults that are still in the list."""
     lines = (
         path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
     )
     pages = {mutant.name: page for page, mutant in listed}
-    found = (Result(**json.loads(line)) for line in lines)
+    results = (Result(**json.loads(line)) for line in lines)
     return {
         result.name: replace(result, page=pages[result.name])
-        for result in found
+        for result in results
         if result.name in pages
     }
 
@@ -122,7 +139,7 @@ def known(path: Path | None, listed: list[tuple[str, Mutant]]) -> dict[str, Resu
 def main() -> None:
     options = arguments()
     listed = [(page, mutant) for page, each in mutants().items() for mutant in each]
-    wanted = {mutant.name: mutant for _, mutant in listed}
+    mutants_by_name = {mutant.name: mutant for _, mutant in listed}
     results = known(options.results, listed)
     chosen = [
         (p, m)
@@ -137,7 +154,8 @@ def main() -> None:
         for result in campaign(todo, prepare(Path(name))):
             results[result.name] = result
             print(
-                f"{result.verdict:9}{result.name}: {result.named} | {result.how[:120]} ({result.seconds} s)",
+                f"{result.verdict:9}{result.name}: {result.named} | {result.error[:120]}"
+                f" ({result.seconds} s)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -145,11 +163,11 @@ def main() -> None:
                 with open(options.results, "a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
     ordered = [results[mutant.name] for _, mutant in chosen if mutant.name in results]
-    lines = list(table(ordered, wanted))
+    lines = list(table(ordered, mutants_by_name))
     print("\n".join(lines))
     if options.publish:
         publish(lines)
-    if any(result.verdict != KILLED or wrong_name(result, wanted) for result in ordered):
+    if any(result.verdict != KILLED or wrong_name(result, mutants_by_name) for result in ordered):
         raise SystemExit(1)
 
 

@@ -33,7 +33,7 @@ MUTANTS = [
         "weights = masked_softmax(scores * jnp.asarray(scale, scores.dtype), mask",
         level("attention"),
         _SELF,
-        met="a scale in the projection and in the product too, as when fused kernels scale for themselves",
+        met="a scale in the projection and in the product, as with fused kernels that scale",
     ),
     Mutant(
         "softmax over the queries",
@@ -144,7 +144,10 @@ MUTANTS = [
         "weights given before dropout",
         _FILE,
         "        weights = dropout(weights, rate)\n    if mixing",
-        '        kept, weights = weights, dropout(weights, rate)\n        return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), kept\n    if mixing',
+        (
+            "        kept, weights = weights, dropout(weights, rate)\n"
+            '        return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), kept\n    if mixing'
+        ),
         (
             "parity_tests/unit/test_dropout.py::test_attention_drops_its_weights_and_reports_them_so",
         ),

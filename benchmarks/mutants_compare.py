@@ -29,17 +29,17 @@ def compared(mutant: Mutant) -> tuple[str | None, float | None]:
     torch.set_num_threads(1)
     flax, module, batch, call = _pair(mutant.case)
     report = parity.compare(flax, module, batch, gradients=mutant.backward, call_torch=call)
-    found = report.first_gradient_fault if report.result.agrees else report.first_fault
+    fault = report.first_gradient_fault if report.result.agrees else report.first_fault
     measured = report.result
-    if found is not None and not report.result.agrees and found.output is not None:
-        measured = found.output
-    elif found is not None:
+    if fault is not None and not report.result.agrees and fault.output is not None:
+        measured = fault.output
+    elif fault is not None:
         measured = next(
             m
-            for m in (found.input_gradient, *found.parameters.values())
+            for m in (fault.input_gradient, *fault.parameters.values())
             if m is not None and not m.agrees
         )
-    return None if report.agrees or found is None else found.ours, measured.wide.max_abs
+    return None if report.agrees or fault is None else fault.ours, measured.wide.max_abs
 
 
 def _pair(name: str) -> tuple[Any, Any, tuple, Any]:

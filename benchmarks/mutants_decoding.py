@@ -92,12 +92,11 @@ MUTANTS = [
     Mutant(
         "only as many continuations as beams",
         _SEARCH,
+        ("-1), 2 * static_args.config.num_beams)\n"),
         (
-            "best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)\n"
-        ),
-        (
-            "best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)\n"
-            "    best = best.at[:, static_args.config.num_beams :].set(jnp.finfo(best.dtype).min / 2)\n"
+            "-1), 2 * static_args.config.num_beams)\n"
+            "    lowest = jnp.finfo(best.dtype).min / 2\n"
+            "    best = best.at[:, static_args.config.num_beams :].set(lowest)\n"
         ),
         _BEAM,
         met="ends crowd out what goes on",
@@ -130,9 +129,8 @@ MUTANTS = [
         "a row stops at its first end",
         _SEARCH,
         (
-            "worst = jnp.where(\n"
-            "        beams.finished, beams.finished_scores.min(axis=1, keepdims=True), scorer.masked\n"
-            "    )"
+            "worst = jnp.where(\n        beams.finished,"
+            " beams.finished_scores.min(axis=1, keepdims=True), scorer.masked\n    )"
         ),
         "worst = beams.finished_scores.max(axis=1, keepdims=True)",
         ("parity_tests/test_decoding.py::test_beam_token_for_token",),

@@ -4,7 +4,10 @@ from benchmarks.mutants_fault import Mutant, family
 
 _RELATIVE, _STACKS = "jax_transformer/nn/relative.py", "jax_transformer/nn/stacks.py"
 _SELF = "encoder.blocks.0.self_attention"
-_DISTANCES = "parity_tests/test_huggingface_forward.py::test_every_distance_up_to_100_000_has_the_same_bucket"
+_DISTANCES = (
+    "parity_tests/test_huggingface_forward.py"
+    "::test_every_distance_up_to_100_000_has_the_same_bucket"
+)
 
 MUTANTS = [
     Mutant(

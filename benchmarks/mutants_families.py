@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "no norm of embeddings",
         _STACKS,
-        "x = self.embedding_norm(x)",
-        "x = x + 0 * self.embedding_norm(x)",
+        "return x if self.embedding_norm is None else self.embedding_norm(x)",
+        "return x if self.embedding_norm is None else x + 0 * self.embedding_norm(x)",
         family("bart"),
         "encoder",
         case="bart",
@@ -152,12 +152,8 @@ MUTANTS = [
     Mutant(
         "norm of embeddings before positions",
         _STACKS,
-        ("            x = self.positions(\n                x, context.positions"),
-        (
-            "            x = x if self.embedding_norm is None else self.embedding_norm(x)\n"
-            "            x = self.positions(\n"
-            "                x, context.positions"
-        ),
+        ("return normalize(add_positions(x))"),
+        ("return add_positions(normalize(x))"),
         family("bart"),
         "encoder",
         case="bart",

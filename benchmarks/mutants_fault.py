@@ -16,7 +16,7 @@ USUAL = "lesson10"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault, seeded alone."""
+    """One fault, seeded by itself."""
 
     name: str
     file: str
@@ -38,7 +38,7 @@ class Mutant:
 
 
 def level(name: str, case: str = "lesson10") -> tuple[str, ...]:
-    """The test of one level of the ladder, in float64."""
+    """The test of one level, in float64."""
     return (f"{FORWARD}[{case}-float64-{name}]",)
 
 
@@ -55,7 +55,8 @@ def applied(mutant: Mutant, root: Path = ROOT) -> str:
     text = (root / mutant.file).read_text(encoding="utf-8")
     if text.count(mutant.old) != 1 or mutant.old == mutant.new:
         raise ValueError(
-            f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}: say what now stands there"
+            f"{mutant.name}: its old text occurs {text.count(mutant.old)} times in {mutant.file}:"
+            " adapt it to the code"
         )
     return text.replace(mutant.old, mutant.new)
 

@@ -38,27 +38,25 @@ OPTIONS = (
     "-s",
 )
 OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-OPTIONS += (
-    "-m",
-    "",
-)  # tests that the suite leaves out as slow run here where a fault names them, whatever PYTEST_ADDOPTS says
+# Slow tests run too if a fault names them, whatever PYTEST_ADDOPTS says
+OPTIONS += ("-m", "")
 
 
 @dataclass
 class Result:
-    """What became of a fault."""
+    """The outcome of a fault."""
 
     name: str
     page: str
     verdict: str
-    how: str
-    """The error of the test that failed, in a line."""
+    error: str
+    """The error of the test that failed, in one line."""
     test: str
-    """Which one."""
+    """The node id of that test."""
     named: str | None
     """The module that the comparison named."""
     figure: float | None
-    """By how much its output, or the models' where it named none, is off in float64."""
+    """Largest difference of its output, or of the models' if it named none, in float64."""
     seconds: float
 
 
@@ -78,9 +76,8 @@ class Seeder:
     def pytest_runtestloop(self, session: Any) -> bool:
         from jax._src import xla_bridge
 
-        forks = (
-            not xla_bridge.backends_are_initialized()
-        )  # a test file that makes an array when it is imported: its threads do not survive a fork
+        # A test file may create an array when it is imported: JAX's threads do not survive a fork
+        forks = not xla_bridge.backends_are_initialized()
         for mutant in self.mutants if forks else self.mutants[:1]:
             self.report(
                 _forked(lambda mutant=mutant: self.result(session, mutant), mutant, self.page_of)
@@ -90,7 +87,7 @@ class Seeder:
         return True
 
     def result(self, session: Any, mutant: Mutant) -> Result:
-        """Of the fault, in this process."""
+        """The result of a fault that is seeded in this process."""
         began, named, figure = time.monotonic(), None, None
         try:
             seed(mutant)
@@ -108,14 +105,14 @@ class Seeder:
             ]:
                 if self.failure is None:
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            verdict, how, test = self._verdict()
+            verdict, error, test = self._verdict()
         except Exception:
-            verdict, how, test = BROKEN, traceback.format_exc().strip().rpartition("\n")[2], ""
+            verdict, error, test = BROKEN, traceback.format_exc().strip().rpartition("\n")[2], ""
         return Result(
             mutant.name,
             self.page_of[mutant.name],
             verdict,
-            how,
+            error,
             test,
             named,
             figure,
@@ -148,7 +145,7 @@ class Seeder:
 
 
 def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str]) -> Result:
-    """What ``work`` gives in a fork, whose output goes nowhere."""
+    """The result of ``work`` in a fork, whose output is discarded."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -169,12 +166,12 @@ def _forked(work: Callable[[], Result], mutant: Mutant, page_of: dict[str, str])
             )
         time.sleep(0.05)
     with os.fdopen(read, "rb") as file:
-        told = file.read()
-    if not told:
+        text = file.read()
+    if not text:
         return Result(
             mutant.name, page_of[mutant.name], BROKEN, "the process died", "", None, None, 0.0
         )
-    return Result(**json.loads(told))
+    return Result(**json.loads(text))
 
 
 def _quiet() -> None:
@@ -184,7 +181,7 @@ def _quiet() -> None:
 
 
 def prepare(folder: Path) -> Path:
-    """A copy of the tree, so that nobody's work on it changes what is measured."""
+    """Copy the tree, so that changes to it do not affect the campaign."""
     tree = folder / "tree"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -221,9 +218,8 @@ def control(todo: Sequence[tuple[str, Mutant]], tree: Path) -> int:
 
     _enter(tree)
     nodes = dict.fromkeys(node for _, mutant in todo for node in mutant.tests)
-    return int(
-        pytest.main([*OPTIONS, *sorted(nodes, key=lambda node: node.partition("::")[0])])
-    )  # a file's own fixtures are made once
+    # Grouped by file, so that the fixtures of a file are made once
+    return int(pytest.main([*OPTIONS, *sorted(nodes, key=lambda node: node.partition("::")[0])]))
 
 
 def _enter(tree: Path) -> None:
@@ -241,10 +237,10 @@ def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]
     """
     _enter(tree)
     page_of = {mutant.name: page for page, mutant in todo}
-    left = [mutant for _, mutant in todo]
-    while left:
-        files = _files(left[0])
-        group = [mutant for mutant in left if _files(mutant) == files]
+    remaining = [mutant for _, mutant in todo]
+    while remaining:
+        files = _files(remaining[0])
+        group = [mutant for mutant in remaining if _files(mutant) == files]
         done = set()
         for result in _collected(group, page_of):
             done.add(result.name)
@@ -261,7 +257,7 @@ def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]
                 None,
                 0.0,
             )
-        left = [mutant for mutant in left if mutant.name not in done]
+        remaining = [mutant for mutant in remaining if mutant.name not in done]
 
 
 def _files(mutant: Mutant) -> tuple[str, ...]:
@@ -269,7 +265,7 @@ def _files(mutant: Mutant) -> tuple[str, ...]:
 
 
 def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Result]:
-    """Results of a process that collects the tests of a group, a line each as they come."""
+    """Yield the results of a process that collects the tests of a group."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -283,8 +279,7 @@ def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Res
                 os.write(write, json.dumps(asdict(result)).encode() + b"\n")
 
             seeder = Seeder(page_of, group, report)
-            # Whole files: a test that is not there breaks its own fault, and not the collection of
-            # all
+            # Whole files: a missing test breaks its own fault, not the collection
             pytest.main([*OPTIONS, *_files(group[0])], plugins=[seeder])
         finally:
             os._exit(0)

@@ -36,13 +36,13 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
     ):
         return False
     if isinstance(old, type):
-        # All of them, so a list: any() would stop at the first
-        return _own(old, module) and any(
-            [
-                _exchanged(module, key, value, vars(new).get(key, value))
-                for key, value in vars(old).items()
-            ]
-        )  # noqa: C419
+        if not _own(old, module):
+            return False
+        exchanged = [
+            _exchanged(module, key, value, vars(new).get(key, value))
+            for key, value in vars(old).items()
+        ]
+        return any(exchanged)
     before, after = _function(old), _function(new)
     if before is not None and after is not None:
         if not _own(before, module) or _same(before.__code__, after.__code__):
@@ -61,7 +61,7 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
 
 
 def _function(value: Any) -> FunctionType | None:
-    """What is behind a cache, a jit or a property."""
+    """The function inside a cache, a jit or a property."""
     while not isinstance(value, FunctionType) and (
         hasattr(value, "__wrapped__") or getattr(value, "fget", None)
     ):
@@ -74,7 +74,7 @@ def _own(value: Any, module: ModuleType) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two codes do the same, wherever they stand."""
+    """True if two code objects do the same, whatever their line numbers are."""
     if (
         one.co_code != other.co_code
         or one.co_names != other.co_names

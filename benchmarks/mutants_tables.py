@@ -89,7 +89,8 @@ MUTANTS = [
         "layers in reverse",
         _RULES,
         "return [rule.numbered(i) for i in range(layers) for rule in rules]",
-        "return [replace(rule.numbered(i), torch=rule.numbered(layers - 1 - i).torch) for i in range(layers) for rule in rules]",
+        "return [replace(rule.numbered(i), torch=rule.numbered(layers - 1 - i).torch)"
+        " for i in range(layers) for rule in rules]",
         level("encoder_block"),
         None,
         met="layer 10 sorted before layer 2",
@@ -210,9 +211,7 @@ MUTANTS = [
         f"{_PAGES}/torch_nn.py",
         'embedding("src_emb", "source_embedding")',
         'embedding("src_emb", "target_embedding")',
-        (
-            "parity_tests/test_convert.py::test_there_and_back_bit_for_bit[lesson10 square-torch.float64]",
-        ),
+        (f"{_BITS}[lesson10 square-torch.float64]",),
         met="two tables of one shape",
     ),
     Mutant(

@@ -131,7 +131,8 @@ MUTANTS = [
         "each array clipped by its own norm",
         _RULE,
         "lambda g: g * factor.astype(g.dtype), updates)",
-        "lambda g: g * jnp.minimum(1.0, max_norm / (jnp.linalg.norm(g) + 1e-6)).astype(g.dtype), updates)",
+        "lambda g: g * jnp.minimum(1.0, max_norm / (jnp.linalg.norm(g) + 1e-6))"
+        ".astype(g.dtype), updates)",
         (f"{_VALUES}::test_gradients_over_the_norm_are_scaled_as_torch_does",),
         met="clipping norm",
     ),
@@ -196,9 +197,10 @@ MUTANTS = [
         "a mean of means",
         _STEP,
         "return jax.tree.map(jnp.add, summed, more)",
-        "scale = (summed.tokens / more.tokens).astype(more.loss.dtype)\n        "
-        "gradients = jax.tree.map(lambda a, b: a + b * scale, summed.gradients, more.gradients)\n        "
-        "return Sums(gradients, summed.loss + more.loss, summed.tokens + more.tokens)",
+        "scale = (summed.tokens / more.tokens).astype(more.loss.dtype)\n"
+        "        gradients = jax.tree.map(\n"
+        "            lambda a, b: a + b * scale, summed.gradients, more.gradients\n        )\n"
+        "        return Sums(gradients, summed.loss + more.loss, summed.tokens + more.tokens)",
         (f"{_STEPS}::test_batches_that_are_accumulated_are_one_batch",),
         met="gradient accumulation weighs batches, not tokens",
     ),

@@ -6,6 +6,7 @@ An error is the largest absolute difference over the largest absolute value of t
 benchmarks/README.md.
 """
 
+import argparse
 import math
 import sys
 import warnings
@@ -38,18 +39,19 @@ GRADIENT, LOSSES, WEIGHTS = (
     "losses of ten AdamW steps",
     "weights after ten AdamW steps",
 )
-KEY_BIASES = "key biases after ten AdamW steps"  # their gradient is nothing but rounding, which Adam divides by its own size
+# Their gradient is only rounding, which Adam divides by its own size
+KEY_BIASES = "key biases after ten AdamW steps"
 TRAINED = {
     GRADIENT: 1e-12,
     LOSSES: 1e-10,
     WEIGHTS: 1e-10,
     KEY_BIASES: 1e-10,
-}  # tested in float64 alone
+}  # tested in float64 only
 Errors = dict[str, float]
 
 
 def bound(level: str, dtype: torch.dtype) -> str:
-    """What the tests allow."""
+    """The bound of the tests."""
     if level in TRAINED:
         return f"{TRAINED[level]:.0e}" if dtype is torch.float64 else "–"
     return f"{BOUNDS[str(dtype).removeprefix('torch.')][level]:.0e}"
@@ -79,15 +81,15 @@ class Trained:
 
     def __init__(self, config: TransformerConfig):
         self.options = test_gradients.OPTIMIZER
-        self.rule = optax.chain(remember(), optimizer.make(self.options, 10))
-        self.step = step.make_step(without_dropout(config), self.rule, self.options.label_smoothing)
+        self.tx = optax.chain(remember(), optimizer.make(self.options, 10))
+        self.step = step.make_step(without_dropout(config), self.tx, self.options.label_smoothing)
 
     def errors(self, both: Pair) -> Errors:
         """The errors of every gradient of the first batch, and of ten steps from the same weights.
 
         Changes the twin's weights.
         """
-        state, losses, gradient = step.initial_state(both.flax, self.rule), [], math.nan
+        state, losses, gradient = step.initial_state(both.flax, self.tx), [], math.nan
         for i in range(10):
             state, measured = self.step(
                 state, [test_gradients.batch_of(both, i)], jax.random.key(0)
@@ -113,7 +115,7 @@ class Trained:
 
 
 def gradient_error(both: Pair, ours: dict[str, jax.Array]) -> float:
-    """Over every leaf, relative to the largest gradient of the model."""
+    """The largest error of all leaves, relative to the largest gradient of the model."""
     test_gradients.torch_loss(both, test_gradients.batch_of(both)).backward()
     theirs = test_gradients.torch_gradients(both)
     largest = max(np.abs(gradient).max() for gradient in theirs.values())
@@ -122,57 +124,60 @@ def gradient_error(both: Pair, ours: dict[str, jax.Array]) -> float:
 
 def measure(config: TransformerConfig, dtype: torch.dtype) -> Errors:
     """The largest errors over all seeds."""
-    trained, found = Trained(config), []
+    trained, errors_by_seed = Trained(config), []
     for seed in SEEDS:
         both = pair(config, dtype, seed=seed)
-        found.append(forward_errors(both) | trained.errors(both))
-    return {name: max(errors[name] for errors in found) for name in found[0]}
+        errors_by_seed.append(forward_errors(both) | trained.errors(both))
+    return {name: max(errors[name] for errors in errors_by_seed) for name in errors_by_seed[0]}
 
 
 def full_size(dtype: torch.dtype) -> float:
     """The errors of logits at the document's own sizes, with a small vocabulary and two seeds."""
-    found = []
+    errors = []
     for seed in (0, 1):
         both = pair(jt.preset("lesson10", vocab_size=101), dtype, seed=seed, source=23, target=19)
         with torch.no_grad():
-            found.append(levels.error(levels.logits(both)))
-    return max(found)
+            errors.append(levels.error(levels.logits(both)))
+    return max(errors)
 
 
 def rows(
-    found: dict[tuple[str, torch.dtype], Errors], full: dict[torch.dtype, float]
+    measured_errors: dict[tuple[str, torch.dtype], Errors], full: dict[torch.dtype, float]
 ) -> Iterator[str]:
-    """Two tables: level by level over all cases, and the logits case by case."""
+    """Yield two tables: errors by level over all cases, and errors of the logits by case."""
     head = ("float64", "allowed", "float32", "allowed")
     yield f"| | {' | '.join(head)} |\n|---|---|---|---|---|"
     for level in [*levels.LEVELS, *TRAINED]:
         cells = []
         for dtype in test_forward.DTYPES:
             cells += [
-                f"{max(found[name, dtype].get(level, 0.0) for name in SHOWN):.1e}",
+                f"{max(measured_errors[name, dtype].get(level, 0.0) for name in SHOWN):.1e}",
                 bound(level, dtype),
             ]
         yield f"| {level.replace('_', ' ')} | {' | '.join(cells)} |"
     yield f"\n| logits of | {' | '.join(head[::2])} |\n|---|---|---|"
-    logits = {name: {dtype: found[name, dtype]["logits"] for dtype in full} for name in SHOWN} | {
-        FULL: full
-    }
+    logits = {
+        name: {dtype: measured_errors[name, dtype]["logits"] for dtype in full} for name in SHOWN
+    } | {FULL: full}
     for name, errors in logits.items():
         yield f"| {name} | {' | '.join(f'{errors[dtype]:.1e}' for dtype in full)} |"
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
     torch.set_float32_matmul_precision("highest")
     warnings.filterwarnings("ignore", module="torch")  # the two that pyproject.toml names
     configs = {case.name: case.config for case in CASES}
-    found = {}
+    measured_errors = {}
     for name in SHOWN:
         for dtype in test_forward.DTYPES:
             print(f"{name}, {dtype} ...", file=sys.stderr)
-            found[name, dtype] = measure(configs[name], dtype)
-    for line in rows(found, {dtype: full_size(dtype) for dtype in test_forward.DTYPES}):
+            measured_errors[name, dtype] = measure(configs[name], dtype)
+    for line in rows(measured_errors, {dtype: full_size(dtype) for dtype in test_forward.DTYPES}):
         print(line)
 
 

@@ -3,7 +3,7 @@
 See docs/convert.md.
 
 ``python benchmarks/round_trips.py --count 500 --seed 0`` prints a table, names what differs, and
-exits with 1 where anything does.
+exits with 1 if anything does.
 """
 
 import argparse
@@ -51,9 +51,8 @@ def draw(
         return max(width, 4) if square else choose.randint(4, 23)
 
     def layers() -> int:
-        return max(
-            1, choose.randint(-2, most_layers)
-        )  # mostly one: a second has other names and nothing else
+        # Mostly one: a second differs only in its names
+        return max(1, choose.randint(-2, most_layers))
 
     sizes: dict[str, Any] = dict(
         d_model=width,
@@ -68,10 +67,11 @@ def draw(
     preset = "lesson10" if architecture == STOCK else architecture
     if jt.preset(preset).tying is Tying.ALL:
         sizes["target_vocab_size"] = sizes["source_vocab_size"]
-    ruled = registry.presets()[
-        preset
-    ].multiples  # what the document makes so many times as wide as another size
-    config = jt.preset(preset, **{name: size for name, size in sizes.items() if name not in ruled})
+    # Sizes that the document derives from another size
+    derived = registry.presets()[preset].multiples
+    config = jt.preset(
+        preset, **{name: size for name, size in sizes.items() if name not in derived}
+    )
     return config, choose.choice(DTYPES)
 
 
@@ -101,7 +101,7 @@ def _settings(choose: random.Random) -> dict[str, Any]:
 
 
 def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
-    """Random bits: NaN with every payload, infinities, -0.0 and denormals among them."""
+    """Random bits, with NaN of every payload, infinities, -0.0 and denormals among them."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     bits = np.random.default_rng(seed).integers(0, 256, count * kind.itemsize, np.uint8).view(kind)
     bits[: min(4, count)] = np.array([np.nan, -0.0, np.inf, 0], kind)[: min(4, count)]
@@ -109,7 +109,7 @@ def odd_numbers(dtype: str, count: int, seed: int = 0) -> np.ndarray:
 
 
 def weights(config: TransformerConfig, dtype: str) -> State:
-    """Random bits under PyTorch's names; what is tied is equal."""
+    """Random bits under PyTorch's names; tied tensors are equal."""
     model = state_dict.model_weights(config)
     state = {
         name: odd_numbers(dtype, int(np.prod(shape)), seed).reshape(shape)
@@ -154,21 +154,21 @@ def by_command(config: TransformerConfig, dtype: str, folder: Path) -> list[str]
     """Differences after file → run folder → the other kind of file → checkpoint → the first
     kind."""
 
-    def convert(source: str, destination: str, described: ModelDescription | None = None) -> None:
+    def convert(source: str, destination: str, description: ModelDescription | None = None) -> None:
         paths = str(folder / source), str(folder / destination)
-        request = Request(*paths, described or ModelDescription(), check=False, force=True)
+        request = Request(*paths, description or ModelDescription(), check=False, force=True)
         conversion.convert(preparation.prepare(request))
 
     safetensors.write(folder / "a.safetensors", weights(config, dtype))
     (folder / "config.json").write_text(config.to_json())
-    given = ModelDescription(str(folder / "config.json"))
-    convert("a.safetensors", "run", given)
+    description = ModelDescription(str(folder / "config.json"))
+    convert("a.safetensors", "run", description)
     convert("run", "b.pt")
     first = _bytes(folder, "b.pt")
-    convert("a.safetensors", "b.pt", given)
-    wrong = [] if _bytes(folder, "b.pt") == first else ["b.pt, made twice"]
-    convert("b.pt", "5", given)
-    convert("5", "c.safetensors", given)
+    convert("a.safetensors", "b.pt", description)
+    wrong = [] if _bytes(folder, "b.pt") == first else ["b.pt, written twice"]
+    convert("b.pt", "5", description)
+    convert("5", "c.safetensors", description)
     return wrong + (
         []
         if _bytes(folder, "a.safetensors") == _bytes(folder, "c.safetensors")
@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500, help="configurations")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    began, found = time.monotonic(), Counter[tuple[str, str]]()
+    began, counts = time.monotonic(), Counter[tuple[str, str]]()
     wrong: list[str] = []
     for number in range(options.count):
         architecture = ARCHITECTURES[number % len(ARCHITECTURES)]
@@ -199,7 +199,7 @@ def main() -> int:
                 )
             except Refusal as error:
                 differing = [str(error)]
-        found[architecture, dtype] += 1
+        counts[architecture, dtype] += 1
         wrong += (
             [f"configuration {number} ({architecture}, {dtype}): {'; '.join(differing)}"]
             if differing
@@ -210,11 +210,11 @@ def main() -> int:
         )
     print(f"| architecture | {' | '.join(DTYPES)} |\n{'|---' * (len(DTYPES) + 1)}|")
     for architecture in ARCHITECTURES:
-        print(
-            f"| {architecture} | {' | '.join(str(found[architecture, dtype]) for dtype in DTYPES)} |"
-        )
+        cells = [str(counts[architecture, dtype]) for dtype in DTYPES]
+        print(f"| {architecture} | {' | '.join(cells)} |")
     print(
-        f"\n{options.count} configurations in {time.monotonic() - began:.0f} s, {len(wrong)} not equal",
+        f"\n{options.count} configurations in {time.monotonic() - began:.0f} s,"
+        f" {len(wrong)} not equal",
         *wrong,
         sep="\n",
     )

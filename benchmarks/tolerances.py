@@ -46,9 +46,9 @@ STEPS = (10, 100)
 PAGE = ROOT / "docs" / "tolerances.md"
 BEGIN, END = "<!-- python benchmarks/tolerances.py -->\n", "<!-- end -->\n"
 Errors = dict[str, tuple[float, float]]
-"""By level, ours and PyTorch's against the oracle."""
-Found = dict[str, dict[str, list[tuple[float, float]]]]
-"""By precision and level, those of every configuration and seed."""
+"""Our and PyTorch's error against the oracle, by level."""
+ErrorTable = dict[str, dict[str, list[tuple[float, float]]]]
+"""Errors of every configuration and seed, by precision and level."""
 
 
 def oracle_of(both: Pair) -> Pair:
@@ -63,64 +63,67 @@ def wide(array: Any) -> np.ndarray:
     return levels.arrays((0, array))[1].astype(np.float64)
 
 
-def off(found: Any, exact: Any) -> float:
-    """The largest difference over the largest value of the oracle."""
-    found, exact = wide(found), wide(exact)
-    return float(np.abs(found - exact).max() / np.abs(exact).max())
+def relative_error(array: Any, exact: Any) -> float:
+    """The largest difference, divided by the largest value of the oracle."""
+    array, exact = wide(array), wide(exact)
+    return float(np.abs(array - exact).max() / np.abs(exact).max())
 
 
 def forward(both: Pair, exact: Pair) -> Errors:
     """The outputs of every level. In float64 the twin is the oracle, and its own error is
     unknown."""
-    found = {}
+    errors_by_name = {}
     with torch.no_grad():
         for name in levels.levels(both.config):
             (ours, theirs), reference = levels.LEVELS[name](both), levels.LEVELS[name](exact)[1]
-            found[name] = off(ours, reference), off(theirs, reference)
-    return found
+            errors_by_name[name] = (
+                relative_error(ours, reference),
+                relative_error(theirs, reference),
+            )
+    return errors_by_name
 
 
 def gradients(both: Pair, exact: Pair) -> Errors:
-    """The worst leaf, relative to the model's largest gradient."""
-    batch, found = test_gradients.batch_of(both), {}
+    """The error of the worst leaf, relative to the model's largest gradient."""
+    batch, leaves = test_gradients.batch_of(both), {}
     for name, each in {"exact": exact, "theirs": both}.items():
         each.torch.zero_grad()
         test_gradients.torch_loss(each, batch).backward()
-        found[name] = {
+        leaves[name] = {
             n: p.grad.double().numpy()
             for n, p in each.torch.named_parameters()
             if p.grad is not None
         }
     table, _ = test_gradients.trained_table(both)
     _, ours = test_gradients.flax_gradients(both, batch)
-    found["ours"] = {
+    leaves["ours"] = {
         rule.torch: rule.to_torch([np.asarray(ours[part], np.float64) for part in rule.flax])
         for rule in table
     }
-    largest = max(np.abs(gradient).max() for gradient in found["exact"].values())
+    largest = max(np.abs(gradient).max() for gradient in leaves["exact"].values())
     worst = {
-        name: max(np.abs(found[name][n] - g).max() for n, g in found["exact"].items()) / largest
+        name: max(np.abs(leaves[name][n] - g).max() for n, g in leaves["exact"].items()) / largest
         for name in ("ours", "theirs")
     }
     return {"gradients": (worst["ours"], worst["theirs"])}
 
 
-class Computing(torch.nn.Module):
+class ComputingIn(torch.nn.Module):
     """A twin that computes in another dtype than its weights', as a run with ``--model.precision``.
 
     Its logits are wide.
     """
 
-    def __init__(self, kept: torch.nn.Module, dtype: torch.dtype):
+    def __init__(self, module: torch.nn.Module, dtype: torch.dtype):
         super().__init__()
-        self.kept, self.dtype = kept, dtype
+        self.module, self.dtype = module, dtype
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        # A shared weight of two modules under both names, a shared module under one:
-        # functional_call (2.13) would leave it with what it was lent
+        # A weight shared by two modules needs both names: functional_call (2.13) would not restore
+        # the other
         slots = (
             (owner, part)
-            for owner, module in self.kept.named_modules()
+            for owner, module in self.module.named_modules()
             for part in module.named_parameters(recurse=False)
         )
         narrow = {
@@ -128,10 +131,10 @@ class Computing(torch.nn.Module):
         }
         narrow |= {
             name: x.to(self.dtype) if x.is_floating_point() else x
-            for name, x in self.kept.named_buffers()
+            for name, x in self.module.named_buffers()
         }
         return torch.func.functional_call(
-            self.kept, narrow, (source, target), tie_weights=False
+            self.module, narrow, (source, target), tie_weights=False
         ).float()
 
 
@@ -146,18 +149,18 @@ def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[f
         test_gradients.OPTIMIZER,
         max(STEPS),
     )
-    rule = optimizer.make(options, most)
+    tx = optimizer.make(options, most)
     narrow = dtype.itemsize == 2
     computed = dataclasses.replace(
         without_dropout(config), compute_dtype=str(dtype).removeprefix("torch.") if narrow else None
     )
-    train = step.make_step(computed, rule, options.label_smoothing)
-    found: dict[str, list[tuple[float, float]]] = {}
+    train = step.make_step(computed, tx, options.label_smoothing)
+    errors_by_name: dict[str, list[tuple[float, float]]] = {}
     for seed in range(seeds):
         both = pair(config, torch.float32 if narrow else dtype, seed=seed)
         exact = oracle_of(both)
-        state, losses = step.initial_state(both.flax, rule), []
-        judged = dataclasses.replace(both, torch=Computing(both.torch, dtype)) if narrow else both
+        state, losses = step.initial_state(both.flax, tx), []
+        judged = dataclasses.replace(both, torch=ComputingIn(both.torch, dtype)) if narrow else both
         theirs, oracles = torch_steps(judged, options, most), torch_steps(exact, options, most)
         for i, (mine, oracle) in enumerate(zip(theirs, oracles, strict=True), 1):
             state, measured = train(
@@ -166,15 +169,17 @@ def stepped(name: str, dtype: torch.dtype, seeds: int) -> dict[str, list[tuple[f
             losses.append((float(measured["loss"]), mine, oracle))
             if i in STEPS:
                 ours, torchs, exacts = map(np.array, zip(*losses, strict=True))
-                found.setdefault(f"losses of {i} steps", []).append(
-                    (off(ours, exacts), off(torchs, exacts))
+                errors_by_name.setdefault(f"losses of {i} steps", []).append(
+                    (relative_error(ours, exacts), relative_error(torchs, exacts))
                 )
-                found.setdefault(f"weights after {i} steps", []).append(weights(both, exact, state))
-    return found
+                errors_by_name.setdefault(f"weights after {i} steps", []).append(
+                    weights(both, exact, state)
+                )
+    return errors_by_name
 
 
 def torch_steps(both: Pair, options: Any, count: int) -> Iterator[float]:
-    """The loss of each step, as test_gradients takes ten of them."""
+    """Yield the loss of each step of the twin, trained as in test_gradients."""
     rate = optimizer.schedule(options, count)
     adam = torch.optim.AdamW(
         both.torch.parameters(),
@@ -195,7 +200,7 @@ def torch_steps(both: Pair, options: Any, count: int) -> Iterator[float]:
 
 
 def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, float]:
-    """The worst array."""
+    """The errors of the worst array."""
     table, _ = test_gradients.trained_table(both)
     theirs, oracle = both.torch.state_dict(), exact.torch.state_dict()
     ours = {
@@ -203,56 +208,60 @@ def weights(both: Pair, exact: Pair, state: step.TrainState) -> tuple[float, flo
         for rule in table
     }
     judged = [name for name in ours if not name.endswith(("in_proj_bias", "key.bias"))]
-    return max(off(ours[name], oracle[name]) for name in judged), max(
-        off(theirs[name], oracle[name]) for name in judged
+    return max(relative_error(ours[name], oracle[name]) for name in judged), max(
+        relative_error(theirs[name], oracle[name]) for name in judged
     )
 
 
-def measure(seeds: int, results: Path | None, say: Callable[[str], None]) -> Found:
-    """By precision and level, both errors of every configuration and seed; precisions that are in ``results`` are not measured again."""
-    found: Found = (
+def measure(seeds: int, results: Path | None, log: Callable[[str], None]) -> ErrorTable:
+    """Errors of both frameworks by precision and level, for each configuration and seed.
+
+    Precisions that are already in ``results`` are not measured again.
+    """
+    errors_by_name: ErrorTable = (
         json.loads(results.read_text()) if results is not None and results.exists() else {}
     )
     configs = {case.name: case.config for case in CASES}
     for precision, (dtype, matmul) in PRECISIONS.items():
-        if precision in found:
+        if precision in errors_by_name:
             continue
         rows: dict[str, list[tuple[float, float]]] = {}
         torch.set_float32_matmul_precision("highest" if matmul == "highest" else "high")
         with jax.default_matmul_precision(matmul):
             for name in SHOWN:
-                say(f"{precision}: {name}")
+                log(f"{precision}: {name}")
                 for seed in range(seeds):
                     both = pair(configs[name], dtype, seed=seed)
                     exact = oracle_of(both)
                     for level, errors in (forward(both, exact) | gradients(both, exact)).items():
                         rows.setdefault(level, []).append(errors)
-                jax.clear_caches()  # compiled programs of all together would take gigabytes
+                jax.clear_caches()  # all compiled programs together would take gigabytes
             for name in TRAINED:
-                say(f"{precision}: steps of {name}")
+                log(f"{precision}: steps of {name}")
                 with jax.numpy_dtype_promotion("standard"):
                     for level, several in stepped(name, dtype, seeds).items():
                         rows.setdefault(level, []).extend(several)
-        found[precision] = rows
+        errors_by_name[precision] = rows
         if results is not None:
-            results.write_text(json.dumps(found))
-    return found
+            results.write_text(json.dumps(errors_by_name))
+    return errors_by_name
 
 
 def ratio(several: list[tuple[float, float]]) -> float:
-    """Of the median of our errors to that of PyTorch's."""
+    """The ratio of the median of our errors to that of PyTorch's."""
     ours, theirs = zip(*several, strict=True)
     return statistics.median(ours) / statistics.median(theirs)
 
 
-def page(found: Found, seeds: int) -> Iterator[str]:
-    """Markdown: median and worst of ours, of PyTorch, and what the tests allow."""
+def page(errors_by_name: ErrorTable, seeds: int) -> Iterator[str]:
+    """Yield markdown: our and PyTorch's median and worst errors, and the bounds of the tests."""
     device = jax.devices()[0].device_kind
     yield (
-        f"Device: {device} ({platform.machine()}); jax {jax.__version__}, torch {torch.__version__}. {len(SHOWN)} configurations, {seeds} seeds each "
-        f"({', '.join(SHOWN)}); steps of {' and '.join(TRAINED)}."
+        f"Device: {device} ({platform.machine()}); jax {jax.__version__},"
+        f" torch {torch.__version__}.\n{len(SHOWN)} configurations, {seeds} seeds each"
+        f" ({', '.join(SHOWN)});\nsteps of {' and '.join(TRAINED)}."
     )
-    for precision, rows in found.items():
+    for precision, rows in errors_by_name.items():
         exact, sixteen = precision == "float64", precision in ("bfloat16", "float16")
         heads = [
             "level",
@@ -296,15 +305,17 @@ def main() -> None:
         "--publish", action="store_true", help="write the tables into docs/tolerances.md"
     )
     parser.add_argument(
-        "--results", type=Path, help="a file that keeps each precision as it is done"
+        "--results",
+        type=Path,
+        help="file of results; precisions with results are not measured again",
     )
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", module="torch")  # the two that pyproject.toml names
-    found = measure(
+    errors_by_name = measure(
         options.seeds, options.results, lambda text: print(text, file=sys.stderr, flush=True)
     )
-    lines = list(page(found, options.seeds))
+    lines = list(page(errors_by_name, options.seeds))
     print("\n".join(lines))
     if options.publish:
         text = PAGE.read_text(encoding="utf-8")
@@ -315,7 +326,7 @@ def main() -> None:
         )
     over = [
         f"{level} {ratio(several):.2f}"
-        for level, several in found["bfloat16"].items()
+        for level, several in errors_by_name["bfloat16"].items()
         if ratio(several) > RATIO
     ]
     if over:

@@ -2,7 +2,7 @@
 
 Forward, smoothed loss, backward, clipping and AdamW, with dropout 0.1.
 
-Every contender lives in a process of its own and waits for its turn on a pipe, so rounds are
+Every contender has a process of its own and waits for its turn on a pipe, so rounds are
 interleaved (A B C D, A B C D, ...) on the same cores, and only one works at a time. This process
 imports neither framework. See benchmarks/README.md.
 """
@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 SIZES: dict[str, dict[str, int]] = {
     "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
     "small": dict(d_model=256, num_heads=4, num_layers=3, d_ff=1024, vocab_size=8000),
-    "tiny": dict(
-        d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100
-    ),  # only to try the command out
+    # Only to try the command
+    "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
 OURS = "JAX"
 # Name -> (torch.set_float32_matmul_precision, torch.compile)
@@ -42,10 +41,8 @@ TWINS = {
 }
 RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
 SMOOTHING, LEARNING_RATE, BETAS, EPSILON, DECAY, CLIP = 0.1, 1e-4, (0.9, 0.98), 1e-9, 0.01, 1.0
-MATMUL = {
-    "cpu": (1024, 512, 2048),
-    "gpu": (8192, 8192, 8192),
-}  # the product whose speed is called the peak
+# The product whose speed is called the peak
+MATMUL = {"cpu": (1024, 512, 2048), "gpu": (8192, 8192, 8192)}
 REPEATS = 20
 SAME_LOSS = 1e-5
 SPAWN = multiprocessing.get_context("spawn")
@@ -84,10 +81,14 @@ def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def step_flops(work: Work) -> float:
-    """3 × the multiply-adds × 2 of the forward pass's matrix products: backward has two products for each of forward's. Elementwise work is not
-    counted. A source token costs, in each encoder layer, 4 d² (query, key, value, output) + 2 d f
-    (feed-forward) + 2 s d (scores and mixing), and in each decoder layer 2 d² (its key and value);
-    a target token 6 d² + 2 d f + 2 (t + s) d in each decoder layer, and d v for its logits."""
+    """Floating-point operations of a step's matrix products.
+
+    That is 3 × 2 × the multiply-adds of the forward pass: the backward pass has two products for
+    each forward one. Elementwise work is not counted. A source token costs, in each encoder layer,
+    4 d² (query, key, value, output) + 2 d f (feed-forward) + 2 s d (scores and mixing), and in each
+    decoder layer 2 d² (its key and value); a target token 6 d² + 2 d f + 2 (t + s) d in each
+    decoder layer, and d v for its logits.
+    """
     d, f, layers, v = (
         SIZES[work.size][name] for name in ("d_model", "d_ff", "num_layers", "vocab_size")
     )
@@ -116,17 +117,15 @@ class Jax:
             weight_decay=DECAY,
             clip_norm=CLIP,
         )
-        rule = optimizer.make(
+        tx = optimizer.make(
             OptimizerOptions(schedule=Schedule.CONSTANT, warmup_steps=0, **adam),
             1_000_000,
         )
         with np.load(work.weights) as weights:
-            self.state = step.initial_state(
-                jt.convert.from_torch(dict(weights), config(work)), rule
-            )
+            self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), tx)
         self.jax, self.loss_sum, self.config = jax, step.loss_sum, config(work)
         self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
-        self.make_step = step.make_step(self.config, rule, SMOOTHING)
+        self.make_step = step.make_step(self.config, tx, SMOOTHING)
         self.parameters = sum(array.size for array in self.state.params.values())
         self.factors = [
             jax.random.normal(self.key, shape)
@@ -135,7 +134,7 @@ class Jax:
         self.product = jax.jit(lambda a, b: a @ b)
 
     def loss(self, precision: str | None) -> float:
-        """Without dropout, at the precision that is timed or at the highest."""
+        """Loss without dropout, at the timed precision or at the highest."""
         with self.jax.default_matmul_precision(precision):
             loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
             total, tokens = loss(
@@ -168,9 +167,8 @@ class Torch:
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(precision)
         self.module = torch_bridge.twin(config(work))
-        with np.load(
-            work.weights
-        ) as weights:  # copied into the module's own parameters, so that tied matrices stay one
+        # Copied into the module's own parameters, so that tied matrices stay one
+        with np.load(work.weights) as weights:
             self.module.load_state_dict(
                 {key: torch.from_numpy(array) for key, array in weights.items()}, strict=True
             )
@@ -194,7 +192,10 @@ class Torch:
         )
 
     def loss(self, precision: str | None) -> float:
-        """Without dropout, at the precision that is timed or at the highest. With gradients: the stock layers would take another path."""
+        """Loss without dropout, at the timed precision or at the highest.
+
+        Gradients stay on: otherwise the stock layers would take another path.
+        """
         self.torch.set_float32_matmul_precision(precision or self.precision)
         self.module.eval()
         loss = float(self.mean_loss(*self.batch).detach())
@@ -223,12 +224,12 @@ class Torch:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resident() -> float:
-    """The most memory that this process has held, in GB."""
+    """Peak memory of this process, in GB."""
     return (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * (1 if sys.platform == "darwin" else 1024)
@@ -259,12 +260,12 @@ def serve(pipe: Any, name: str, work: Work) -> None:
     0."""
     try:
         contender: Any = (Jax if name == OURS else Torch)(work, name)
-        told = {
+        losses = {
             "parameters": contender.parameters,
             "loss": contender.loss("highest"),
             "loss as timed": contender.loss(None),
         }
-        pipe.send(told | {"first step": seconds(contender.run, 1)})
+        pipe.send(losses | {"first step": seconds(contender.run, 1)})
         contender.multiply(REPEATS)
         while count := pipe.recv():
             contender.run(1)  # wakes threads and caches
@@ -284,14 +285,14 @@ def serve(pipe: Any, name: str, work: Work) -> None:
 
 
 def start(target: Any, *args: Any) -> Any:
-    """The pipe to a new process."""
+    """Start a process and return the pipe to it."""
     ours, theirs = SPAWN.Pipe()
     SPAWN.Process(target=target, args=(theirs, *args), daemon=True).start()
     theirs.close()
     return ours
 
 
-def hear(pipe: Any) -> dict[str, Any]:
+def receive(pipe: Any) -> dict[str, Any]:
     try:
         return pipe.recv()
     except EOFError:
@@ -307,7 +308,7 @@ def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     for name in (OURS, *TWINS):
         print(f"{size}: {name} ...", file=sys.stderr)
         pipes[name] = start(serve, name, work)
-        results[name] = hear(pipes[name]) | {"rounds": []}
+        results[name] = receive(pipes[name]) | {"rounds": []}
         if name == OURS and "failed" in results[name]:
             raise SystemExit(f"{name} {results[name]['failed']}")
     reference = results[OURS]
@@ -315,15 +316,16 @@ def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
         for key in () if "failed" in result else ("parameters", "loss"):
             if not abs(result[key] / reference[key] - 1) <= (SAME_LOSS if key == "loss" else 0):
                 raise SystemExit(
-                    f"{key} of {name} is {result[key]!r}, ours is {reference[key]!r}: not the same computation"
+                    f"{key} of {name} is {result[key]!r}, ours is {reference[key]!r}: not the same"
+                    " computation"
                 )
     for _ in range(args.rounds):
         for name, result in results.items():
             if "failed" not in result:
                 pipes[name].send(args.steps)
-                heard = hear(pipes[name])
+                received = receive(pipes[name])
                 result.update(
-                    heard if "failed" in heard else {"rounds": [*result["rounds"], heard]}
+                    received if "failed" in received else {"rounds": [*result["rounds"], received]}
                 )
     for name in results:
         if "failed" not in results[name]:
@@ -338,7 +340,7 @@ def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 
 def table(compared: dict[str, Any]) -> str:
-    """The figures of one size in markdown."""
+    """The figures of one size as markdown."""
     results = compared["contenders"]
     times = {
         name: [r["seconds"] for r in result["rounds"]]
@@ -350,8 +352,10 @@ def table(compared: dict[str, Any]) -> str:
     best = min(twins, key=lambda name: statistics.median(times[name]), default=OURS)
     peak = max(peaks, key=lambda name: peaks[name])
     lines = [
-        f"**{compared['size']}**: {compared['flops'] / 1e9:.1f} GFLOP a step; peak {peaks[peak] / 1e9:.0f} GFLOP/s ({peak})\n",
-        f"| | s/step | quartiles | tokens/s | speed, {best} = 1 | share of peak | first step, s | memory, GB | loss is off by |",
+        f"**{compared['size']}**: {compared['flops'] / 1e9:.1f} GFLOP per step;"
+        f" peak {peaks[peak] / 1e9:.0f} GFLOP/s ({peak})\n",
+        f"| | s/step | quartiles | tokens/s | speed, {best} = 1 | share of peak | first step, s"
+        " | memory, GB | loss is off by |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
@@ -362,14 +366,16 @@ def table(compared: dict[str, Any]) -> str:
         speed = statistics.median(b / t for b, t in zip(times[best], times[name], strict=True))
         off = abs(result["loss as timed"] / results[OURS]["loss"] - 1)
         lines.append(
-            f"| {name} | {middle:.3f} | {low:.3f} – {high:.3f} | {compared['tokens'] / middle:,.0f} | {speed:.2f} "
-            f"| {compared['flops'] / middle / peaks[peak]:.0%} | {result['first step']:.1f} | {result['rounds'][-1]['memory']:.2f} | {off:.0e} |"
+            f"| {name} | {middle:.3f} | {low:.3f} – {high:.3f}"
+            f" | {compared['tokens'] / middle:,.0f} | {speed:.2f}"
+            f" | {compared['flops'] / middle / peaks[peak]:.0%} | {result['first step']:.1f}"
+            f" | {result['rounds'][-1]['memory']:.2f} | {off:.0e} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def machine(device: str) -> str:
-    """Where and with what this was measured."""
+    """The machine and the versions."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next(
@@ -379,7 +385,10 @@ def machine(device: str) -> str:
     versions = ", ".join(
         f"{name} {metadata.version(name)}" for name in ("jax", "flax", "optax", "torch")
     )
-    return f"{model}, {cores()} cores, JAX device {device}; Python {platform.python_version()}, {versions}"
+    return (
+        f"{model}, {cores()} cores, JAX device {device}; Python {platform.python_version()},"
+        f" {versions}"
+    )
 
 
 def main() -> None:

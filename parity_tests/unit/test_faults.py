@@ -1,4 +1,4 @@
-"""What the table of the faults is made of: equal settings for both of a pair, runs that are not repeated, means and deviations."""
+"""The table of the documents' faults: equal settings, runs that are not repeated, means."""
 
 import json
 import subprocess
@@ -15,9 +15,9 @@ NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.R
 
 
 def result(preset: str, seed: int, **figures: float) -> faults.Result:
-    """A line of the results; the figures that are not given are 1."""
+    """A result whose other figures are 1."""
     return (
-        faults.described(preset, seed, 20)
+        faults.identity(preset, seed, 20)
         | dict.fromkeys(faults.FIGURES, 1.0)
         | {"seconds": 2}
         | figures
@@ -34,7 +34,7 @@ def test_every_documented_pair_is_measured():
 
 @pytest.mark.parametrize("preset", NAMES)
 def test_all_runs_have_the_same_settings(tmp_path, preset):
-    """Parsed as the command line is: only the preset and the seed differ, and the sizes are those of every model."""
+    """Only the preset and the seed differ, parsed as the command line parses them."""
     options = [
         train_options(faults.command(tmp_path, name, seed, 20))
         for name, seed in ((preset, 1), ("lesson10", 0))
@@ -62,37 +62,37 @@ def train_options(command: list[str]) -> TrainOptions:
 
 
 def test_a_run_that_has_ended_is_not_repeated(tmp_path, monkeypatch):
-    begun = []
+    started = []
 
-    def ended(command, **_):
-        """In the place of a training process."""
+    def run(command, **_):
+        """A stand-in for a training process."""
         options = train_options(command)
-        begun.append((options.model.preset, options.seed))
+        started.append((options.model.preset, options.seed))
         figures = {"step": 20, "exact_match": 50.0, "bleu": 60.0, "valid_loss": 0.5}
         folder = tmp_path / f"{options.model.preset}-20-{options.seed}"
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(json.dumps(figures) + "\n")
         return SimpleNamespace(returncode=0 if options.seed < 2 else 6)
 
-    monkeypatch.setattr(subprocess, "run", ended)
+    monkeypatch.setattr(subprocess, "run", run)
 
     def measured(seeds: list[int]) -> list:
         options = SimpleNamespace(out=tmp_path, presets=["lesson10"], seeds=seeds, steps=20)
         return list(faults.measure(options, faults.Results(tmp_path / "results.jsonl")))
 
     first = measured([0])
-    assert begun == [("lesson10", 0), ("lesson10_repaired", 0)]
+    assert started == [("lesson10", 0), ("lesson10_repaired", 0)]
     assert [each["bleu"] for each in first] == [60.0, 60.0]
     assert measured([0, 1])[:2] == first
-    assert begun[2:] == [("lesson10", 1), ("lesson10_repaired", 1)]
+    assert started[2:] == [("lesson10", 1), ("lesson10_repaired", 1)]
     monkeypatch.setattr(faults, "SETTINGS", faults.SETTINGS.replace("3e-3", "2e-3"))
     assert faults.Results(tmp_path / "results.jsonl").find("lesson10", 0, 20) is None
     assert all("exit code 6" in each for each in measured([2])), (
-        "a run that fails is told, and the others go on"
+        "a failed run is reported, and the others go on"
     )
 
 
-def test_the_table_has_means_and_deviations_of_whole_pairs():
+def test_the_table_has_means_and_deviations_of_complete_pairs():
     results = [result("lesson10", seed, bleu=bleu) for seed, bleu in ((1, 12.0), (0, 10.0))]
     assert len(list(faults.table(results))) == 1, "a pair without its other half has no row"
     results += [result("lesson10_repaired", 0, bleu=30.0)]

@@ -10,18 +10,18 @@ from benchmarks import mutants, mutants_fault
 LISTED = [mutant for page in mutants.mutants().values() for mutant in page]
 
 
-def test_every_fault_stands_in_the_code_exactly_once_and_changes_it():
+def test_every_fault_fits_the_code_exactly_once_and_changes_it():
     assert len(LISTED) >= 100 and len({mutant.name for mutant in LISTED}) == len(LISTED)
     for mutant in LISTED:
         ast.parse(mutants_fault.applied(mutant))
         assert mutant.met, mutant.name
 
 
-def test_every_fault_has_tests_that_there_are():
+def test_every_fault_has_tests_that_exist():
     absent = {
-        mutant.name: gone
+        mutant.name: missing
         for mutant in LISTED
-        if (gone := mutants_fault.missing_tests(mutant.tests)) or not mutant.tests
+        if (missing := mutants_fault.missing_tests(mutant.tests)) or not mutant.tests
     }
     assert not absent
 
@@ -32,18 +32,18 @@ def test_every_named_test_is_of_the_default_suite(request):
         {node for mutant in LISTED for node in mutant.tests}, request.session
     )
     if absent is None:
-        pytest.skip("this run collects none of their files whole")
+        pytest.skip("this run collects none of their files completely")
     assert absent == []
 
 
-def test_a_fault_that_no_longer_fits_is_told():
+def test_a_fault_that_no_longer_fits_is_refused():
     """Negative controls."""
     mutant = LISTED[0]
     with pytest.raises(
-        ValueError, match=r"its old text stands 0 times in jax_transformer/nn/attention\.py"
+        ValueError, match=r"its old text occurs 0 times in jax_transformer/nn/attention\.py"
     ):
         mutants_fault.applied(dataclasses.replace(mutant, old="no such text"))
-    with pytest.raises(ValueError, match="stands 1 times"):
+    with pytest.raises(ValueError, match="occurs 1 times"):
         mutants_fault.applied(dataclasses.replace(mutant, new=mutant.old))
     assert mutants_fault.missing_tests(
         ("parity_tests/test_forward.py::test_nothing[a]", "parity_tests/none.py::test_level")

@@ -1,4 +1,4 @@
-"""There and back: what a conversion of random weights of a random configuration brings home is what went out, to the bit."""
+"""Round trips: random weights of random configurations come back bit for bit."""
 
 import random
 
@@ -18,8 +18,8 @@ INDEPENDENT = dict(
 )
 
 
-def test_there_and_back_is_byte_equal_for_200_configurations(tmp_path):
-    """Of every architecture and dtype, half of them with all sizes the same."""
+def test_a_round_trip_is_byte_equal_for_200_configurations(tmp_path):
+    """They cover every architecture and dtype; half of them have all sizes equal."""
     seen = []
 
     @settings(max_examples=CONFIGURATIONS, **INDEPENDENT)
@@ -50,23 +50,23 @@ def test_there_and_back_is_byte_equal_for_200_configurations(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["lesson10", "blog2023"])
-def test_there_and_back_by_every_kind_of_file_and_folder(architecture, tmp_path):
-    """A file, a run folder, the other kind of file, a single checkpoint, and the first kind again; ``benchmarks/round_trips.py`` does many."""
+def test_a_round_trip_through_every_kind_of_file_and_folder(architecture, tmp_path):
+    """File, run folder, the other kind of file, checkpoint, and the first kind again."""
     config, dtype = round_trips.draw(random.Random(architecture), architecture, most_layers=1)
     assert round_trips.by_command(config, dtype, tmp_path) == []
 
 
-def test_what_comes_back_otherwise_is_seen(tmp_path, monkeypatch):
-    """Negative control: a square matrix of each block is turned on the way home, and turned back by the same way gone twice."""
+def test_a_changed_tensor_is_noticed(tmp_path, monkeypatch):
+    """Negative control: a square matrix of each block is transposed on the way back."""
     config, dtype = round_trips.draw(random.Random(7), "lesson10", most_layers=1)
     to_torch = rules.to_torch
 
-    def turned(table, arrays):
+    def transposing(table, arrays):
         return {
             name: array.T.copy() if name.endswith("out_proj.weight") else array
             for name, array in to_torch(table, arrays).items()
         }
 
-    monkeypatch.setattr(rules, "to_torch", turned)
+    monkeypatch.setattr(rules, "to_torch", transposing)
     wrong = round_trips.by_files(config, dtype, tmp_path)
     assert "Flax encoder.blocks.0.self_attention.out.kernel" in wrong, wrong
