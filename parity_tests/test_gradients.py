@@ -236,8 +236,8 @@ def test_what_gets_no_gradient_in_torch_is_carried_and_not_trained(name: str):
     }
 
 
-def test_the_steps_notice():
-    """Negative control: Optax's own clipping, which leaves out torch's 1e-6, far exceeds the bound."""
+def test_the_steps_detect_other_clipping():
+    """Negative control: Optax's own clipping, without torch's 1e-6, far exceeds the bound."""
     import optax
 
     both = pair(jt.preset("lesson10", **ODD))

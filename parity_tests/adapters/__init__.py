@@ -10,9 +10,9 @@ Each module has its architecture's name and these functions. Masks are True wher
     encoder_block(twin, x, padding)             layer 0
     decoder_block(twin, x, memory, padding, future, memory_padding)     layer 1
     memory(twin, source) -> (b, s, d)
-    dropout_sites(config)                       each dropout module by name: the Flax sites of its
-                                                calls, in order
-    sequence_first(module)                      True if that dropout module sees (length, batch, ...)
+    dropout_sites(config)                       each dropout module's Flax sites, in call order
+                                                sequence_first(module)                      True if
+                                                the dropout module is sequence first
 """
 
 import importlib

@@ -1,5 +1,5 @@
-"""What the tests of ``convert`` begin with: weights of a small model under PyTorch's names, as a
-file, and the command as a function.
+"""Helpers of the tests of ``convert``: a small model's weights under PyTorch's names, as a file,
+and the command as a function.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def config_of(preset: str, **changes) -> TransformerConfig:
 
 
 def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Random weights under PyTorch's names, tied ones equal."""
+    """Return random weights under PyTorch's names, tied ones equal."""
     return rules.to_torch(
         state_dict.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
     )
@@ -56,9 +56,7 @@ def convert(
 
 
 def small(folder: Path) -> tuple[TransformerConfig, Path, Path]:
-    """A lesson10 of odd sizes: its configuration, its weights as a .safetensors file, and its
-    config.json.
-    """
+    """Return the configuration of a lesson10 of odd sizes, its weights file and its config.json."""
     config, described = config_of("lesson10", encoder_layers=1, d_ff=20), folder / "config.json"
     described.write_text(config.to_json())
     return config, write(folder / "model.safetensors", state_of(config)), described

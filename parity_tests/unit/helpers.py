@@ -1,5 +1,5 @@
-"""Tiny models with random weights everywhere, ragged batches, and a way to call the package as a
-user does: without the type checker.
+"""Tiny models with random weights everywhere, ragged batches, and calls without the type checker,
+as a user makes them.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ SQUARE: dict[str, Any] = dict(
 
 @contextlib.contextmanager
 def unchecked():
-    """The package without the tests' runtime type checker: what a user has."""
+    """Turn off the tests' runtime type checker, as for a user."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
@@ -50,7 +50,7 @@ def tiny(name: str = "lesson10_repaired", **changes: Any) -> TransformerConfig:
 
 @functools.lru_cache(maxsize=128)
 def skeleton(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple, nnx.Variable]]]:
-    """The model without arrays, split: its definition, and (path, variable) by dotted name."""
+    """Return the definition of a model without arrays, and (path, variable) by dotted name."""
     definition, state = nnx.split(transformer.abstract(config))
     return definition, {
         ".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)
@@ -64,8 +64,10 @@ def shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 def random_arrays(
     config: TransformerConfig, *, seed: int = 0, dtype: str = "float64"
 ) -> dict[str, np.ndarray]:
-    """Random arrays that depend on their names, so that two configurations share whatever fits
-    both. Biases and scales are random too.
+    """Return random arrays, biases and scales included.
+
+    They depend on their names, so that two configurations share the arrays that fit both.
+
     """
     arrays = {}
     for name, shape in shapes(config).items():
@@ -77,8 +79,7 @@ def random_arrays(
         random = np.random.default_rng(
             [seed, zlib.crc32(b"stored table" if copied else name.encode())]
         )
-        # Matrices as wide as what they multiply, so that values stay of order one through every
-        # layer
+        # Matrices scaled by their input width, so that values stay of order one in every layer
         scale = (
             shape[-1 if name.endswith("embedding") else 0] ** -0.5
             if len(shape) == 2 and not copied
@@ -101,7 +102,7 @@ def random_model(
 
 
 def ragged(vocab: int, pad: int, batch: int, length: int, seed: int = 0) -> np.ndarray:
-    """Ids (batch, length) with no pad inside a row and 0, 2, 4, ... pads behind it."""
+    """Return ids (batch, length) with no pad inside a row and 0, 2, 4, ... pads at its end."""
     ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
     ids[ids == pad] = (pad + 1) % vocab
     for row in range(batch):
@@ -119,9 +120,7 @@ def batch(
 
 
 def furthest(a: Any, b: Any) -> float:
-    """The largest absolute difference; a NaN on either side comes out as NaN, which no bound
-    accepts.
-    """
+    """The largest absolute difference; a NaN on either side gives NaN, which no bound accepts."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert a.shape == b.shape, f"shapes {a.shape} and {b.shape}"
     return float(np.abs(a - b).max())

@@ -1,6 +1,4 @@
-"""Hostile PyTorch files, made by hand: pickles written instruction by instruction, and zip files
-written field by field.
-"""
+"""Hostile PyTorch files written by hand: pickles opcode by opcode, and zip files field by field."""
 
 import io
 import struct
@@ -8,21 +6,28 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 
-# A call of any of these does harm, or would do it in a longer chain. Each is asked for in several
-# ways.
+# Calling any of these does harm, or may in a longer chain. Each is requested in several ways.
 GADGETS = (
-    "os.system posix.system nt.system os.popen os.execv os.remove os.putenv subprocess.Popen subprocess.call subprocess.check_output builtins.eval "
-    "builtins.exec builtins.compile builtins.open builtins.getattr builtins.setattr builtins.__import__ builtins.map builtins.apply __builtin__.eval "
-    "builtins.globals builtins.type builtins.object builtins.list builtins.dict builtins.set builtins.frozenset builtins.range builtins.memoryview "
-    "importlib.import_module runpy.run_path runpy._run_code code.interact pdb.run timeit.timeit operator.attrgetter operator.methodcaller "
-    "functools.partial types.FunctionType types.CodeType pickle.loads _pickle.loads pickle.Unpickler marshal.loads shelve.open codecs.decode "
-    "copyreg._reconstructor copyreg.__newobj__ shutil.rmtree socket.socket webbrowser.open pty.spawn ctypes.CDLL asyncio.run sys.exit "
-    "numpy.load numpy.ndarray numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy.f2py.crackfortran.myeval "
-    "torch.load torch.hub.load torch.storage._load_from_bytes torch.serialization.load torch.jit.load torch.Tensor torch.nn.Module "
-    "torch._utils._rebuild_sparse_tensor torch._utils._rebuild_qtensor torch._utils._rebuild_meta_tensor_no_storage torch.QInt8Storage "
-    "torch._utils._rebuild_wrapper_subclass torch._utils._rebuild_nested_tensor torch._utils._rebuild_device_tensor_from_numpy torch.complex32 "
-    "torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_parameter_with_state torch.nn.modules.linear.Linear argparse.Namespace "
-    "collections.defaultdict collections.deque collections.OrderedDict.fromkeys collections.namedtuple jax_transformer.storage.pt.write"
+    "os.system posix.system nt.system os.popen os.execv os.remove os.putenv subprocess.Popen "
+    "subprocess.call subprocess.check_output builtins.eval builtins.exec builtins.compile "
+    "builtins.open builtins.getattr builtins.setattr builtins.__import__ builtins.map "
+    "builtins.apply __builtin__.eval builtins.globals builtins.type builtins.object builtins.list "
+    "builtins.dict builtins.set builtins.frozenset builtins.range builtins.memoryview "
+    "importlib.import_module runpy.run_path runpy._run_code code.interact pdb.run timeit.timeit "
+    "operator.attrgetter operator.methodcaller functools.partial types.FunctionType "
+    "types.CodeType pickle.loads _pickle.loads pickle.Unpickler marshal.loads shelve.open "
+    "codecs.decode copyreg._reconstructor copyreg.__newobj__ shutil.rmtree socket.socket "
+    "webbrowser.open pty.spawn ctypes.CDLL asyncio.run sys.exit numpy.load numpy.ndarray "
+    "numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar "
+    "numpy.f2py.crackfortran.myeval torch.load torch.hub.load torch.storage._load_from_bytes "
+    "torch.serialization.load torch.jit.load torch.Tensor torch.nn.Module "
+    "torch._utils._rebuild_sparse_tensor torch._utils._rebuild_qtensor "
+    "torch._utils._rebuild_meta_tensor_no_storage torch.QInt8Storage "
+    "torch._utils._rebuild_wrapper_subclass torch._utils._rebuild_nested_tensor "
+    "torch._utils._rebuild_device_tensor_from_numpy torch.complex32 "
+    "torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_parameter_with_state "
+    "torch.nn.modules.linear.Linear argparse.Namespace collections.defaultdict collections.deque "
+    "collections.OrderedDict.fromkeys collections.namedtuple jax_transformer.storage.pt.write"
 ).split()
 
 
@@ -72,14 +77,14 @@ V2, V3 = name("torch._utils", "_rebuild_tensor_v2"), name("torch._utils", "_rebu
 
 
 def tensor(
-    held: bytes = storage(),
+    stored: bytes = storage(),
     offset: bytes = number(0),
     shape: bytes = numbers(4),
     stride: bytes = numbers(1),
     rest: tuple[bytes, ...] = (b"\x89", HOOKS),
     function: bytes = V2,
 ) -> bytes:
-    return call(function, held, offset, shape, stride, *rest)
+    return call(function, stored, offset, shape, stride, *rest)
 
 
 def pickle(body: bytes, protocol: int = 2) -> bytes:
@@ -98,22 +103,22 @@ def members(content: bytes, data: bytes = b"\0" * 16) -> Members:
     ]
 
 
-def zipped(held: Members, method: int = zipfile.ZIP_STORED) -> bytes:
+def zipped(contents: Members, method: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", method) as archive:
-        warnings.simplefilter("ignore")  # of members that are there twice
-        for member, content in held:
+        warnings.simplefilter("ignore")  # about members with the same name
+        for member, content in contents:
             archive.writestr(zipfile.ZipInfo(member), content, method)
     return buffer.getvalue()
 
 
 def file(body: bytes, protocol: int = 2) -> bytes:
-    """A whole file with this pickle and one storage of four float32."""
+    """Return a complete file with this pickle and one storage of four float32."""
     return zipped(members(pickle(body, protocol)))
 
 
 def gadgets(sentinel: str) -> Iterator[tuple[str, bytes]]:
-    """Every gadget called, asked for in protocol 2 and 4, made an object of, and merely named."""
+    """Yield every gadget: called, requested in protocols 2 and 4, instantiated, and only named."""
     order = text(f"touch {sentinel}")
     for full in GADGETS:
         module, _, attribute = full.rpartition(".")
@@ -234,7 +239,7 @@ def protocols() -> Iterator[tuple[str, bytes]]:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """What is small on disk and large when it is believed."""
+    """Yield files that are small on disk and large if their numbers are believed."""
     huge = struct.pack("<Q", 2**62)
     for what, body in {
         "LONG4 of 2 GB": b"\x8b\xff\xff\xff\x7f",
@@ -293,7 +298,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def lies() -> Iterator[tuple[str, bytes]]:
-    """Storages and tensors that are not what they are said to be; the storage has 16 bytes."""
+    """Yield storages and tensors with false sizes, types or names; the storage has 16 bytes."""
     double, untyped, uint16 = (
         name("torch", "DoubleStorage"),
         name("torch.storage", "UntypedStorage"),
@@ -301,7 +306,7 @@ def lies() -> Iterator[tuple[str, bytes]]:
     )
     for size in (2**60, 2**40, 5, 3, 0, -1, -(2**62), 2**63, 2**100):
         yield f"a storage of {size}", file(tensor(storage(size=number(size)), shape=numbers(1)))
-    for what, held in {
+    for what, stored in {
         "a storage of another width": storage(kind=double),
         "a storage that is not there": storage("7"),
         "a storage outside": storage("../data.pkl"),
@@ -328,7 +333,7 @@ def lies() -> Iterator[tuple[str, bytes]]:
         "nothing in place of a storage": b"N",
         "an untyped storage without a dtype": storage(kind=untyped, size=number(16)),
     }.items():
-        yield what, file(tensor(held))
+        yield what, file(tensor(stored))
     for shape, stride, offset in (
         *(
             ((2**38,), (0,), 0),

@@ -1,4 +1,4 @@
-"""Hostile zip files, safetensors files and their indexes; what they hold would be harmless."""
+"""Hostile zip files, safetensors files and their indexes; their contents would be harmless."""
 
 import json
 import struct
@@ -136,8 +136,8 @@ def _deflated_storage() -> bytes:
         crc = zlib.crc32(zeros, crc)
     packed.append(packer.flush())
     body, name = b"".join(packed), b"a/data/0"
-    kept = [GOOD[0], GOOD[1], GOOD[3]]
-    good = hostile.zipped(kept)
+    required = [GOOD[0], GOOD[1], GOOD[3]]
+    good = hostile.zipped(required)
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
     sizes = (crc, len(body), 64 * 2**20)
     local = (
@@ -174,8 +174,8 @@ def _deflated_storage() -> bytes:
 
 
 def _overlapping() -> bytes:
-    """A good file with more members, whose data hold the next member, so that few bytes are read
-    many times.
+    """Return a good file with more members, each inside the previous one's data, so that few bytes
+    are read many times.
     """
     good, body, entries = hostile.zipped(GOOD), b"", b""
     start, end = good.index(b"PK\x01\x02"), len(good) - 22
@@ -278,7 +278,8 @@ def headers() -> Iterator[tuple[str, bytes]]:
     half = json.dumps(_entry(shape=[2], data_offsets=[0, 8]))
     for what, header in {
         "a name twice": f'{{"a": {json.dumps(_entry())}, "a": {json.dumps(_entry())}}}',
-        "a key twice": '{"a": {"dtype": "F32", "shape": [4], "shape": [4], "data_offsets": [0, 16]}}',
+        "a key twice": '{"a": {"dtype": "F32", "shape": [4], "shape": [4], '
+        '"data_offsets": [0, 16]}}',
         "one tensor over another": json.dumps({"a": _entry(), "b": _entry()}),
         "half over another": f'{{"a": {json.dumps(_entry())}, "b": {half}}}',
         "a hole": json.dumps(
@@ -290,7 +291,8 @@ def headers() -> Iterator[tuple[str, bytes]]:
         "bytes that nobody owns": json.dumps({"a": _entry(shape=[2], data_offsets=[0, 8])}),
         "nothing": "{}",
         "a name of escape codes": json.dumps({"\x1b[2J": _entry()}),
-        "half a character as a name": '{"\\ud800": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}',
+        "half a character as a name": '{"\\\\ud800": {"dtype": "F32", "shape": [4], '
+        '"data_offsets": [0, 16]}}',
         "metadata of numbers": json.dumps({"__metadata__": {"a": 1}, "a": _entry()}),
         "metadata that is text": json.dumps({"__metadata__": "a", "a": _entry()}),
         "a list": "[]",
@@ -313,12 +315,12 @@ def headers() -> Iterator[tuple[str, bytes]]:
 
 
 def contents() -> Iterator[tuple[str, bytes]]:
-    """Only to be seen by who reads the numbers."""
+    """Yield files whose fault shows only in their numbers."""
     yield "truth that is 255", safetensors({"a": _entry(dtype="BOOL", shape=[16])}, b"\xff" * 16)
 
 
 def indexes() -> Iterator[tuple[str, bytes]]:
-    """Beside good.safetensors, which has one tensor, ``a``."""
+    """Yield indexes next to good.safetensors, which has one tensor, ``a``."""
     for file in (
         "../good.safetensors",
         "/etc/passwd",

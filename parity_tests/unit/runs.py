@@ -1,5 +1,5 @@
-"""A tiny model on tiny text, trained through the command line: what the tests of training and of
-the commands share.
+"""A tiny model on tiny text, trained through the command line, for the tests of training and of the
+commands.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from jax_transformer.storage import checkpoint
 from jax_transformer.training import step
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 200  # one value everywhere: it is a constant of the compiled step
+STEPS = 200  # the same everywhere: it is a constant of the compiled step
 CHECKPOINTS = (100, 200)
 ENGLISH, GERMAN = (
     "the cat dog sees a red house small bird and",
@@ -33,14 +33,16 @@ ENGLISH, GERMAN = (
 )
 WORDS = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
 OPTIONS = [
-    *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 40".split(),
-    *"--data.vocab-size 300 --data.buckets 2 --data.tokens-per-batch 128 --optimizer.warmup-steps 20 --optimizer.learning-rate 0.01".split(),
+    *"--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1".split(),
+    *"--model.decoder-layers 1 --model.max-length 40".split(),
+    *"--data.vocab-size 300 --data.buckets 2 --data.tokens-per-batch 128".split(),
+    *"--optimizer.warmup-steps 20 --optimizer.learning-rate 0.01".split(),
     *f"--steps {STEPS} --eval-every 100 --log-every 1".split(),
 ]
 
 
 def write_text(folder: Path) -> list[str]:
-    """The four files of text, and the flags that name them."""
+    """Write the four files of text, and return the flags that name them."""
     choose, flags = random.Random(0), []
     for split, count in (("train", 60), ("valid", 8)):
         lines = [
@@ -57,7 +59,7 @@ def write_text(folder: Path) -> list[str]:
 
 
 def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
-    """The arguments with one flag's value changed."""
+    """Return the arguments with one flag's value changed."""
     where = arguments.index(name) + 1
     return [*arguments[:where], str(value), *arguments[where + 1 :]]
 
@@ -67,8 +69,10 @@ def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
 
 @contextlib.contextmanager
 def as_a_user(temporary: Path) -> Iterator[None]:
-    """JAX as the command line has it, without the tests' strictness and 64 bits; a program is
-    compiled once for all tests and processes.
+    """Configure JAX as the command line does, without the tests' strictness and 64 bits.
+
+    A program is compiled once for all tests and processes.
+
     """
     cache = {
         "jax_compilation_cache_dir": str(temporary / "compiled"),
@@ -89,16 +93,16 @@ def as_a_user(temporary: Path) -> Iterator[None]:
 
 
 def main(*arguments: str | Path) -> int:
-    """The exit code of a command, run in this process."""
+    """Run a command in this process and return its exit code."""
     try:
         return cli.main([str(argument) for argument in arguments])
-    except SystemExit as stop:  # as the interpreter understands it
+    except SystemExit as stop:  # as the interpreter does
         return int(stop.code or 0)
 
 
 def environment() -> dict[str, str]:
-    """That of a process of its own: output buffered as usual, and the programs that
-    :func:`as_a_user` has compiled.
+    """Return the environment of a separate process: usual buffering, and the programs that
+    :func:`as_a_user` compiled.
     """
     variables = {
         name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
@@ -114,7 +118,7 @@ def environment() -> dict[str, str]:
 def start(
     *arguments: str | Path, program: tuple[str, ...] = ("-m", "jax_transformer"), **options: Any
 ) -> subprocess.Popen:
-    """A command in a process of its own, with pipes of text."""
+    """Start a command in a separate process, with pipes of text."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],
@@ -126,9 +130,9 @@ def start(
 
 
 @dataclass
-class Told:
-    """A finished command: its exit code, what it said, and of each jitted train step that it made,
-    how many programs were compiled.
+class CommandResult:
+    """Result of a command: exit code, output, and the number of programs compiled for each jitted
+    train step.
     """
 
     code: int
@@ -137,14 +141,14 @@ class Told:
     programs: list[int]
 
 
-def train(*arguments: str | Path) -> Told:
-    """``train`` in this process."""
-    made, out, err = [], io.StringIO(), io.StringIO()
+def train(*arguments: str | Path) -> CommandResult:
+    """Run ``train`` in this process."""
+    steps, out, err = [], io.StringIO(), io.StringIO()
     make_step = step.make_step
 
     def record(*arguments, **options):
-        made.append(make_step(*arguments, **options))
-        return made[-1]
+        steps.append(make_step(*arguments, **options))
+        return steps[-1]
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -153,29 +157,29 @@ def train(*arguments: str | Path) -> Told:
     ):
         patch.setattr(step, "make_step", record)
         code = main("train", *arguments)
-    return Told(
+    return CommandResult(
         code,
         out.getvalue(),
         err.getvalue(),
-        [one.programs() for one in made if isinstance(one, step.TrainStep)],
+        [one.programs() for one in steps if isinstance(one, step.TrainStep)],
     )
 
 
 @dataclass
 class Trained:
-    """A run that nothing interrupted, for all to read and none to change."""
+    """An uninterrupted run. Tests share it and must not change it."""
 
     path: Path
     arguments: list[str]
     """Its text and options, without --run."""
-    told: Told
+    result: CommandResult
 
 
 _trained: dict[Path, Trained] = {}
 
 
 def trained(temporary: Path) -> Trained:
-    """The same run for everyone who asks under one folder."""
+    """Return the shared run of one temporary folder, trained on the first call."""
     if temporary not in _trained:
         folder = temporary / "trained"
         folder.mkdir()
@@ -187,13 +191,13 @@ def trained(temporary: Path) -> Trained:
 
 
 class Console:
-    """Runs commands on some standard input."""
+    """Run commands with the given standard input."""
 
     def __init__(self, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
         self.capsys, self.monkeypatch = capsys, monkeypatch
 
     def say(self, *arguments: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
-        """The exit code, stdout and stderr of a command."""
+        """Return the exit code, stdout and stderr of a command."""
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         self.capsys.readouterr()
         return main(*arguments), *self.capsys.readouterr()
@@ -201,22 +205,22 @@ class Console:
     def refused(
         self, code: int, words: list[str | Path], *command: str | Path, stdin: bytes = b""
     ) -> None:
-        """Asserts that a command is refused with this exit code, in one line that has these words
-        in it.
+        """Assert that a command is refused with this exit code, in one line that contains these
+        words.
         """
-        found, out, err = self.say(*command, stdin=stdin)
-        assert (found, out) == (code, ""), err
+        exit_code, out, err = self.say(*command, stdin=stdin)
+        assert (exit_code, out) == (code, ""), err
         assert (
             err.startswith("jax-transformer: ") and err.count("\n") == 1 and err.endswith("\n")
         ), err
         assert not [word for word in words if str(word) not in err], err
 
 
-# What a run leaves
+# Files of a run
 
 
 def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint by its path: parameters, carried arrays, both moments, and the
+    """Return every array of a checkpoint by its path: parameters, frozen arrays, both moments,
     counts.
     """
     path, here = (
@@ -228,16 +232,16 @@ def arrays(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
         ocp.metadata(path).metadata,
     )
     leaves = jax.tree_util.tree_leaves_with_path(ocp.load(path, shapes))
-    found = {
+    tensors_by_path = {
         jax.tree_util.keystr(name, simple=True, separator="/"): np.asarray(leaf)
         for name, leaf in leaves
     }
-    assert found.keys() == checkpoint.open(run / "checkpoints", step).tensors.keys()
-    return found
+    assert tensors_by_path.keys() == checkpoint.open(run / "checkpoints", step).tensors.keys()
+    return tensors_by_path
 
 
 def differing(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> list[str]:
-    """The arrays that are not the same bit for bit."""
+    """Return the names of arrays that are not bitwise equal."""
     names = sorted(first.keys() | second.keys())
     return [
         name
@@ -251,7 +255,7 @@ def bits(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def metrics(run: Path) -> list[dict]:
-    """The lines of metrics.jsonl without the one figure that no two runs share."""
+    """Return the lines of metrics.jsonl without the one value that differs between any two runs."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if name != "tokens_per_second"}

@@ -1,4 +1,4 @@
-"""Random models whose decoding is worth looking at."""
+"""Random models whose decoding is varied."""
 
 import jax.numpy as jnp
 
@@ -9,15 +9,17 @@ from parity_tests.unit.helpers import random_arrays
 
 
 def loud(config: jt.TransformerConfig, seed: int, *, eos: float = 1.5) -> transformer.Transformer:
-    """A random model whose tokens depend on source and position, and are now and then padding or
-    the end; ``eos`` is added to its logit.
+    """Return a random model whose tokens depend on source and position, sometimes padding or the
+    end.
+
+    ``eos`` is added to the end token's logit.
     """
     arrays = random_arrays(config, seed=seed)
     for name, array in arrays.items():
         if name.endswith(("bias", "scale")):
             array[...] = 0.2 * array + (
                 0.8 if name.endswith("scale") else 0
-            )  # as they come, they drown the rest
+            )  # unscaled, they dominate the rest
         if name.endswith(
             (
                 "positions.table",

@@ -1,4 +1,4 @@
-"""Results that rounding would spoil; faults that no other test noticed (docs/parity.md)."""
+"""Results that rounding could spoil; these faults no other test detected (docs/parity.md)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ def test_a_norm_of_large_numbers_keeps_its_digits():
     )
     assert (
         np.abs(np.asarray(norm.standardize(jnp.asarray(x), 1e-12)) - expected).max() < 2e-2
-    )  # what float32 leaves of 0.01 beside 1000
+    )  # the precision of 0.01 next to 1000 in float32
 
 
 @pytest.mark.parametrize("kind", [Norm.LAYER, Norm.RMS])

@@ -1,5 +1,5 @@
-"""Boards: what is on them, that a resumed run goes on where it was and draws nothing twice, and
-that a package that is not there is named at once.
+"""Trackers: their contents, no duplicates after a resume, and an early error for a missing
+package.
 """
 
 import importlib.util
@@ -94,12 +94,10 @@ def test_a_folder_named_wandb_is_not_taken_for_the_package(tmp_path, monkeypatch
 
 
 def shown(folder: Path) -> dict[tuple[str, int], float]:
-    """What TensorBoard shows of a folder: the scalars of its event files, but those that a later
-    session has declared void.
-    """
+    """Return the scalars that TensorBoard shows, without those voided by a later session."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    found: dict[tuple[str, int], float] = {}
+    scalars: dict[tuple[str, int], float] = {}
     for path in sorted(folder.iterdir()):
         content, at = path.read_bytes(), 0
         while at < len(
@@ -109,11 +107,11 @@ def shown(folder: Path) -> dict[tuple[str, int], float]:
             event = Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
             if event.session_log.status == SessionLog.START:
-                found = {key: value for key, value in found.items() if key[1] < event.step}
+                scalars = {key: value for key, value in scalars.items() if key[1] < event.step}
             for value in event.summary.value:
-                assert (value.tag, event.step) not in found, "drawn twice"
-                found[value.tag, event.step] = value.simple_value
-    return found
+                assert (value.tag, event.step) not in scalars, "drawn twice"
+                scalars[value.tag, event.step] = value.simple_value
+    return scalars
 
 
 def written(lines: list[dict]) -> dict[tuple[str, int], float]:
@@ -167,7 +165,7 @@ def init(*, project, dir, name, config, resume, id=None):
     key = id or f"run{len(runs)}"
     entries = runs.setdefault(key, [])
     def log(values, step):
-        if not entries or step >= entries[-1][0]:  # as Weights & Biases does: what lies behind is dropped
+        if not entries or step >= entries[-1][0]:  # older steps are dropped
             entries.append((step, values))
     return SimpleNamespace(id=key, log=log, finish=lambda: entries.append(("finished",)))
 """
@@ -187,7 +185,7 @@ def wandb(tmp_path, monkeypatch):
 def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, wandb):
     folder, options = RunFolder(tmp_path / "run"), TrainOptions(wandb="project", steps=7)
     folder.path.mkdir()
-    for line in (train(50), train(100)):  # two sessions, and between them one of somebody else
+    for line in (train(50), train(100)):  # two sessions, and between them one of another user
         board = trackers.Trackers(folder, options)
         board.add(line)
         wandb.init(project="other", dir=".", name="other", config={}, resume="allow")

@@ -1,4 +1,4 @@
-"""The picture of a run: what is in it, and that nothing about it can disturb or stop training."""
+"""The plot of a run: its contents, and that no failure of it disturbs or stops training."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from parity_tests.unit import runs
 
 
 def entries(steps: int = 1000, averaged: bool = True) -> list[dict]:
-    """A line every 50 steps, a validation every 200; loss is best at step 600, scores at the end."""
+    """Return lines every 50 steps, validations every 200; loss is best at 600, scores last."""
     lines = []
     for step in range(50, steps + 1, 50):
         lines.append(
@@ -50,7 +50,7 @@ def entries(steps: int = 1000, averaged: bool = True) -> list[dict]:
 
 @pytest.fixture
 def draw(tmp_path, capsys):
-    """Draws the text of a metrics.jsonl, and gives the picture and what was said."""
+    """Draw the text of a metrics.jsonl, and return the picture and stderr."""
 
     def drawn(text: str, title: str = "phrases-001") -> tuple[Path, str]:
         (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
@@ -65,9 +65,9 @@ def text(lines: list[dict]) -> str:
 
 
 def is_a_picture(path: Path) -> bool:
-    """Whether it is a PNG file of the size that is asked for, to its end."""
+    """Return True if the file is a complete PNG of the requested size."""
     content = path.read_bytes()
-    assert [found.name for found in path.parent.iterdir() if found.name.startswith(".")] == []
+    assert [file.name for file in path.parent.iterdir() if file.name.startswith(".")] == []
     return (
         content[:8] == b"\x89PNG\r\n\x1a\n"
         and struct.unpack(">II", content[16:24]) == (1500, 1125)
@@ -76,21 +76,21 @@ def is_a_picture(path: Path) -> bool:
 
 
 def panels(lines: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
-    """The named lines of each panel of the picture, by titles and labels."""
-    found = {}
+    """Return the labelled lines of each panel of the picture, by titles and labels."""
+    lines_by_panel = {}
     for axes in curves.figure(lines, "run").axes:
         named = [line for line in axes.lines if not line.get_label().startswith("_")]
-        found[axes.get_title(loc="left")] = {
+        lines_by_panel[axes.get_title(loc="left")] = {
             line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in named
         }
-    return found
+    return lines_by_panel
 
 
 def test_every_metric_is_in_its_panel_and_the_best_is_named():
     lines = entries()
     validations = [line for line in lines if "valid_loss" in line and "weights" not in line]
-    found = panels(lines)
-    assert {title: list(named) for title, named in found.items()} == {
+    drawn = panels(lines)
+    assert {title: list(named) for title, named in drawn.items()} == {
         "Loss": ["training", "validation: best 2.000 at step 600; averaged 1.500"],
         "Scores on validation examples": [
             "BLEU: best 25.0 at step 1,000; averaged 27.0",
@@ -100,7 +100,7 @@ def test_every_metric_is_in_its_panel_and_the_best_is_named():
         "Learning rate": ["learning rate"],
         "Global norm of the gradient, before clipping": ["gradient norm"],
     }
-    assert found["Loss"]["training"] == (
+    assert drawn["Loss"]["training"] == (
         [*range(50, 1001, 50)],
         [2 + 500 / step for step in range(50, 1001, 50)],
     )
@@ -109,8 +109,8 @@ def test_every_metric_is_in_its_panel_and_the_best_is_named():
         *(("Scores on validation examples", i, curves.SCORES[i][0]) for i in range(3)),
     ):
         expected = ([200, 400, 600, 800, 1000], [line[name] for line in validations])
-        assert list(found[panel].values())[i] == expected
-    assert found["Learning rate"]["learning rate"] == (
+        assert list(drawn[panel].values())[i] == expected
+    assert drawn["Learning rate"]["learning rate"] == (
         [*range(50, 1001, 50)],
         [step * 1e-6 for step in range(50, 1001, 50)],
     )
@@ -132,13 +132,13 @@ def test_the_best_and_the_averaged_are_marked():
 
 
 def test_a_run_is_drawn_and_drawn_again(draw):
-    path, said = draw(text(entries(400)))
-    assert is_a_picture(path) and said == ""
+    path, stderr = draw(text(entries(400)))
+    assert is_a_picture(path) and stderr == ""
     first = path.read_bytes()
-    path, said = draw(
+    path, stderr = draw(
         text(entries()), title="runs/$\\frac$ 日本"
-    )  # no mathematics, and letters that the font lacks
-    assert is_a_picture(path) and said == "" and path.read_bytes() != first
+    )  # dollars are no mathematics, and the font lacks some letters
+    assert is_a_picture(path) and stderr == "" and path.read_bytes() != first
 
 
 FEW = {
@@ -163,8 +163,8 @@ FEW = {
 
 @pytest.mark.parametrize("content", FEW.values(), ids=FEW)
 def test_a_run_with_partial_metrics_is_drawn(draw, content):
-    path, said = draw(content)
-    assert is_a_picture(path) and said == ""
+    path, stderr = draw(content)
+    assert is_a_picture(path) and stderr == ""
 
 
 def test_values_that_are_not_finite_are_omitted():
@@ -180,10 +180,10 @@ def test_values_that_are_not_finite_are_omitted():
 def test_a_failed_drawing_warns_once_and_the_last_picture_stays(draw, tmp_path, capsys):
     path, _ = draw(text(entries(400)))
     before = path.read_bytes()
-    path, said = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
+    path, stderr = draw('{"step": 1}\nnot JSON\n{"step": 2}\n')
     assert (
-        said.startswith(f"warning: {path} is not drawn, training goes on: ")
-        and said.count("\n") == 1
+        stderr.startswith(f"warning: {path} is not drawn, training goes on: ")
+        and stderr.count("\n") == 1
     )
     assert draw("[1]\n") == (path, "")
     assert path.read_bytes() == before and is_a_picture(path)
@@ -201,9 +201,9 @@ def test_a_failed_write_of_a_picture_leaves_no_partial_file(draw, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Figure, "savefig", full)
-    path, said = draw(text(entries(400)))
-    assert "No space left on device" in said and [
-        found.name for found in path.parent.iterdir()
+    path, stderr = draw(text(entries(400)))
+    assert "No space left on device" in stderr and [
+        file.name for file in path.parent.iterdir()
     ] == ["metrics.jsonl"]
 
 
@@ -224,18 +224,19 @@ def test_matplotlib_prints_nothing_and_its_settings_are_unchanged(draw, monkeypa
         logging.getLogger("matplotlib").level,
     )
     monkeypatch.setattr(Figure, "savefig", loud)
-    path, said = draw(text(entries(400)))
-    assert is_a_picture(path) and said == "" and caplog.records == []
+    path, stderr = draw(text(entries(400)))
+    assert is_a_picture(path) and stderr == "" and caplog.records == []
     assert dict(matplotlib.rcParams) == settings and logging.getLogger("matplotlib").level == level
 
 
 def test_the_first_picture_prints_nothing_and_loads_no_pyplot(tmp_path):
-    """Without a cache of fonts, and without a place for one."""
+    """Without a font cache, and without a folder for one."""
     (tmp_path / "metrics.jsonl").write_text(text(entries(400)))
     program = (
         "import os, sys, pathlib; os.environ['MPLCONFIGDIR'] = '/dev/null/nowhere'\n"
         "from jax_transformer.training import curves; assert 'matplotlib' not in sys.modules\n"
-        f"folder = pathlib.Path({str(tmp_path)!r}); curves.draw(folder / 'metrics.jsonl', folder / 'curves.png', title='run')\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "curves.draw(folder / 'metrics.jsonl', folder / 'curves.png', title='run')\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )
     process = runs.start(program=("-c", program))

@@ -1,4 +1,4 @@
-"""Dropout masks: the hash is as good as a random generator here, and each site draws its own."""
+"""Dropout masks: the hash passes the tests of a random generator, and each site draws its own."""
 
 import itertools
 import math
@@ -28,32 +28,32 @@ def keep(name: str = "", key=KEY, rate: float = 0.5, shape=SHAPE) -> np.ndarray:
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two masks, in standard deviations of what independent ones would have."""
+    """Return the correlation of two masks, in standard deviations of independent ones."""
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1] * math.sqrt(a.size))
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("shape", [(100_000,), (311, 257), SHAPE])
-def test_the_rate_is_kept(rate, shape):
-    kept = keep(rate=rate, shape=shape)
-    assert kept.shape == shape and kept.dtype == np.bool_
-    sigma = math.sqrt(rate * (1 - rate) / kept.size)
-    assert abs(kept.mean() - (1 - rate)) < 4 * sigma
+def test_the_drop_rate_is_as_configured(rate, shape):
+    keep_mask = keep(rate=rate, shape=shape)
+    assert keep_mask.shape == shape and keep_mask.dtype == np.bool_
+    sigma = math.sqrt(rate * (1 - rate) / keep_mask.size)
+    assert abs(keep_mask.mean() - (1 - rate)) < 4 * sigma
 
 
-def test_the_rate_is_kept_along_every_axis():
+def test_the_drop_rate_is_the_same_along_every_axis():
     """A mask may have the right rate and still drop whole rows."""
-    kept = keep(rate=0.3)
-    for axis in range(kept.ndim):
-        means = kept.mean(axis=tuple(i for i in range(kept.ndim) if i != axis))
-        assert np.abs(means - 0.7).max() < 5 * math.sqrt(0.21 * len(means) / kept.size)
+    keep_mask = keep(rate=0.3)
+    for axis in range(keep_mask.ndim):
+        means = keep_mask.mean(axis=tuple(i for i in range(keep_mask.ndim) if i != axis))
+        assert np.abs(means - 0.7).max() < 5 * math.sqrt(0.21 * len(means) / keep_mask.size)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_neighbours_are_independent(rate):
-    kept = keep(rate=rate)
-    for axis, distance in itertools.product(range(kept.ndim), (1, 2, 3)):
-        moved = np.moveaxis(kept, axis, 0)
+    keep_mask = keep(rate=rate)
+    for axis, distance in itertools.product(range(keep_mask.ndim), (1, 2, 3)):
+        moved = np.moveaxis(keep_mask, axis, 0)
         assert abs(correlation(moved[distance:], moved[:-distance])) < 5, (
             f"axis {axis}, distance {distance}"
         )
@@ -90,12 +90,12 @@ def test_all_bits_are_balanced_and_independent():
 
 
 def test_the_statistics_detect_a_weak_hash():
-    """The first multiplication without the mixing, which the tests above must not accept."""
+    """The tests above must reject the first multiplication without the mixing."""
     index = np.arange(np.prod(SHAPE), dtype=np.uint32).reshape(SHAPE) * np.uint32(0x9E3779B1)
-    kept = index >= np.uint32(0.3 * 2**32)
-    assert abs(correlation(kept[..., 1:], kept[..., :-1])) > 5
+    keep_mask = index >= np.uint32(0.3 * 2**32)
+    assert abs(correlation(keep_mask[..., 1:], keep_mask[..., :-1])) > 5
     shifted = (index + np.uint32(12345)) >= np.uint32(0.3 * 2**32)
-    assert abs(correlation(kept, shifted)) > 5
+    assert abs(correlation(keep_mask, shifted)) > 5
 
 
 def test_a_mask_depends_only_on_key_and_path():
@@ -111,13 +111,13 @@ def test_a_mask_depends_only_on_key_and_path():
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_values_are_zeroed_or_scaled(dtype):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(50, 60)) + 9, dtype)
-    for rate in (0.25, 0.5):  # 1 / (1 - rate) comes out the same in every type up to its rounding
-        dropped, kept = site("s")(x, rate), site("s").keep(x.shape, rate)
+    for rate in (0.25, 0.5):  # 1 / (1 - rate) is the same in every dtype up to rounding
+        dropped, keep_mask = site("s")(x, rate), site("s").keep(x.shape, rate)
         assert dropped.dtype == x.dtype
-        expected = np.where(np.asarray(kept), np.asarray(x, np.float64) / (1 - rate), 0.0)
+        expected = np.where(np.asarray(keep_mask), np.asarray(x, np.float64) / (1 - rate), 0.0)
         assert furthest(dropped, expected) <= float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-        assert ((np.asarray(dropped) == 0) == ~np.asarray(kept)).all() and 0 < np.asarray(
-            kept
+        assert ((np.asarray(dropped) == 0) == ~np.asarray(keep_mask)).all() and 0 < np.asarray(
+            keep_mask
         ).sum() < x.size
 
 
@@ -168,9 +168,9 @@ def test_both_words_of_a_key_matter():
 
 
 def test_row_variance_is_that_of_independent_draws():
-    """The variance of the rate is that of chance.
+    """The variance of the rate is that of independent draws.
 
-    A sequence that is spread too evenly has the right rate and no correlation between neighbours.
+    A sequence that is spread too evenly has the right rate and uncorrelated neighbours.
     """
     bits = np.asarray(hash_bits(KEY, (1_000_000,)))
     for width in (8, 20, 100, 500, 512):
@@ -187,14 +187,14 @@ def test_row_variance_is_that_of_independent_draws():
 
 
 class Halved(MaskedDropout):
-    """Keeps every other element, whatever the rate."""
+    """Keep every other element, whatever the rate."""
 
     def keep(self, shape, rate):
         return (jnp.arange(math.prod(shape)) % 2 == 0).reshape(shape)
 
 
 def halved(x) -> np.ndarray:
-    """By hand, at a rate of one half."""
+    """Apply that mask by hand, at a rate of one half."""
     return 2 * np.asarray(x) * (np.arange(x.size) % 2 == 0).reshape(x.shape)
 
 
@@ -221,7 +221,7 @@ def test_attention_drops_its_weights_and_reports_them_so():
 
 
 def test_the_feed_forward_drops_after_its_activation():
-    """With ReLU one could not tell: it commutes with dropout."""
+    """The activation is not ReLU, which commutes with dropout."""
     layer = (
         random_model(tiny(num_layers=1, activation_dropout=0.5, **{"encoder.activation": "gelu"}))
         .encoder.blocks[0]
@@ -256,7 +256,7 @@ def test_dropout_and_norm_of_a_branch_sit_where_configured():
 
 
 class Recorded(MaskedDropout):
-    """Keeps everything and writes down who asked for how much."""
+    """Drop nothing and record each site with its rate."""
 
     def __init__(self):
         super().__init__()

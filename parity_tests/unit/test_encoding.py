@@ -1,6 +1,4 @@
-"""Text as ids: what fits is kept, what does not is dropped or cut, both counted, and a huge line
-costs nothing.
-"""
+"""Encoding of text: long pairs are dropped or cut and counted, and a huge line costs nothing."""
 
 import hypothesis
 import numpy as np
@@ -15,7 +13,7 @@ TOKENIZER = tokenizer.Tokenizer.train(
     ["one two three four five"] * 10, 300, pad_id=0, bos_id=1, eos_id=2
 )
 OTHER = tokenizer.Tokenizer.train(["eins zwei drei vier"] * 10, 300, pad_id=5, bos_id=6, eos_id=7)
-# x and y are a token each
+# x and y are one token each
 PAIRS = [
     ("one", "eins"),
     ("x" * 8, "zwei"),
@@ -36,15 +34,15 @@ def text(encoded: encoding.EncodedPairs) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def longest(monkeypatch) -> list[int]:
-    """The length of the longest line that is encoded."""
-    encode_batch, found = tokenizer.Tokenizer.encode_batch, [0]
+    """Record the length of the longest encoded line."""
+    encode_batch, lengths = tokenizer.Tokenizer.encode_batch, [0]
 
     def record(self, lines):
-        found[0] = max(found[0], *map(len, lines))
+        lengths[0] = max(lengths[0], *map(len, lines))
         return encode_batch(self, lines)
 
     monkeypatch.setattr(tokenizer.Tokenizer, "encode_batch", record)
-    return found
+    return lengths
 
 
 def test_pairs_that_fit_are_encoded_and_the_rest_counted(monkeypatch):
@@ -126,11 +124,11 @@ def test_a_line_of_the_longest_tokens_is_known_to_be_too_long():
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "limit_names"),
     [((4, None), "max_length=4"), ((4, 9), "max_source_length=4, max_target_length=9")],
 )
-def test_no_line_that_fits_is_refused(limits, said):
-    with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {said}"):
+def test_no_line_that_fits_is_refused(limits, limit_names):
+    with pytest.raises(errors.InputError, match=f"none of the 1 pairs is within {limit_names}"):
         encoding.encode_pairs([("x" * 4, "y")], TOKENIZER, OTHER, *limits)
 
 
@@ -148,13 +146,13 @@ def test_sources_to_translate_come_back_as_ids():
 
 def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
     huge = "one two " * 1_250_000
-    for lines, said in (
+    for lines, message in (
         (["one", "xxxx", huge], "text: line 2 is 5 tokens long, over the model's max_length=4"),
         (
             ["one", "xxx", huge, "xxxx"],
             r"text: line 3 is at least \d{5,} tokens long, over the model's max_length=4",
         ),
     ):
-        with pytest.raises(errors.InputError, match=said):
+        with pytest.raises(errors.InputError, match=message):
             encoding.encode_sources(lines, TOKENIZER, 4, where="text: ")
     assert longest == [4]

@@ -1,6 +1,4 @@
-"""Files made to do harm: each is refused in one line, runs nothing, and takes no memory to speak
-of.
-"""
+"""Malicious files: each is refused in one line, runs nothing, and takes little memory."""
 
 import contextlib
 import os
@@ -18,7 +16,7 @@ from jax_transformer.storage import pickled, pt, safetensors, zipped
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, hostile, hostile_containers
 
-# What reading a file does to be seen by an audit hook, beside opening that file
+# Audit events of reading a file, next to opening that file
 HARMLESS = (
     "builtins.id",
     "os.scandir",
@@ -38,7 +36,7 @@ _seen: list[str] = []
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    """Notes every event that the system tells while a file is read, but for that file's opening."""
+    """Record every audit event while a file is read, except for opening that file."""
     if _watched and not event.startswith(HARMLESS):
         opened = (
             Path(arguments[0]) if event == "open" and isinstance(arguments[0], str | Path) else None
@@ -62,9 +60,7 @@ def nothing_runs(folder: Path) -> Iterator[None]:
 
 
 def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
-    """What ``read`` raises, where it is one of our refusals, said in one printable line, in little
-    memory.
-    """
+    """Return the error that ``read`` raises: one of ours, one printable line, in little memory."""
     size = path.stat().st_size
     tracemalloc.start()
     try:
@@ -73,13 +69,13 @@ def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
         return None
     except (InputError, UnsafeFileError) as error:
         memory = tracemalloc.get_traced_memory()[1]
-        said = str(error)
+        message = str(error)
         assert error.exit_code in (3, 4)
         assert (
-            said.startswith(str(path.parent))
-            and said.isprintable()
-            and len(said) < 500 + len(str(path))
-        ), said
+            message.startswith(str(path.parent))
+            and message.isprintable()
+            and len(message) < 500 + len(str(path))
+        ), message
         assert (error.__cause__ is None and error.__suppress_context__) or error.__context__ is None
         assert memory < MOST_MEMORY + 100 * size, f"{memory:,} bytes"
         return error
@@ -88,7 +84,7 @@ def refused(read: Callable[[Path], Any], path: Path) -> Exception | None:
 
 
 def check(files: Iterator[tuple[str, bytes]], path: Path, *readers: Callable[[Path], Any]) -> int:
-    """Every file is refused by every reader; how many there were."""
+    """Assert that every reader refuses every file, and return the number of files."""
     accepted, number = [], 0
     for what, content in files:
         path.write_bytes(content)
@@ -105,15 +101,15 @@ def check(files: Iterator[tuple[str, bytes]], path: Path, *readers: Callable[[Pa
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_a_user():
-    """Without the tests' type checker, which compiles code and takes its time."""
+    """Turn off the tests' type checker, which compiles code and is slow."""
     with helpers.unchecked():
         yield
 
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A file's name; what harmless files do for the first time (imports, type checks that are
-    compiled) is done.
+    """Return a file name, after the first-time work of harmless files (imports, compiled type
+    checks).
     """
     path = tmp_path / "file"
     path.write_bytes(hostile.file(hostile.tensor()))
@@ -150,8 +146,8 @@ def test_gadgets_are_refused_by_name_and_do_not_run(path):
 
 
 def test_the_audit_hook_detects_what_a_pickle_runs(path):
-    """The control: the same file's pickle, run by Python's own reader, is noticed, and leaves its
-    sentinel.
+    """Control: the same file's pickle, run by Python's own reader, is detected, and creates its
+    sentinel file.
     """
     import pickle
     import zipfile
@@ -171,7 +167,7 @@ def test_the_audit_hook_detects_what_a_pickle_runs(path):
 
 
 def test_the_memory_limit_detects_a_bomb(path):
-    """The control: a reader that believes a header."""
+    """Control: a reader that believes a header."""
     path.write_bytes(b"")
 
     def believing(_: Path) -> None:
@@ -222,7 +218,7 @@ def test_an_index_names_only_files_of_its_own_folder(path):
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 def test_the_commands_refuse_in_one_line(command: str, path):
-    """One file of each kind; the same readers are behind both."""
+    """One file of each kind; both commands use the same readers."""
     sentinel, family = path.parent / "sentinel", dict(hostile_containers.archives())
     files = {
         "gadget.pt": (
@@ -293,12 +289,12 @@ def test_limits_on_counts_hold(path, monkeypatch):
 def test_the_fuzz_command_reports_every_other_exception(fault: bool, tmp_path, monkeypatch, capsys):
     from benchmarks import fuzz_files
 
-    if fault:  # as if a text that is no UTF-8 were not expected
+    if fault:  # simulate a reader that does not expect invalid UTF-8
         monkeypatch.setattr(pickled._Machine, "text", lambda _, raw: raw.decode("utf-8"))
     monkeypatch.setattr(
         sys, "argv", ["fuzz_files.py", "--seconds", "2", "--keep", str(tmp_path / "kept")]
     )
     assert fuzz_files.main() == int(fault)
-    told = capsys.readouterr()
-    assert ("UnicodeDecodeError" in told.err) == (tmp_path / "kept").exists() == fault
-    assert "| pt |" in told.out and (fault or "\n0 findings" in told.out)
+    captured = capsys.readouterr()
+    assert ("UnicodeDecodeError" in captured.err) == (tmp_path / "kept").exists() == fault
+    assert "| pt |" in captured.out and (fault or "\n0 findings" in captured.out)

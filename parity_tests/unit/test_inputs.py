@@ -1,5 +1,5 @@
-"""Bad input is refused at the border, by every preset and every way in, in one line with the
-numbers: never NaN, never a silent wrap.
+"""Invalid input is refused by every preset and every entry point, in one line with the numbers:
+never NaN, never a silent wrap.
 """
 
 import re
@@ -23,7 +23,7 @@ WIDTH = ODD["d_model"]
 
 
 def small(name: str) -> TransformerConfig:
-    """As many positions as it takes to reach a rule of positions that ends before its table."""
+    """Return a small configuration, with enough positions to pass the end of a position rule."""
     config = tiny(name, num_layers=1)
     return (
         config.with_sizes(max_length=60)
@@ -33,7 +33,7 @@ def small(name: str) -> TransformerConfig:
 
 
 def good(config: TransformerConfig, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that every preset can read: equally long on both sides, no padding."""
+    """Return ids that every preset accepts: equally long on both sides, no padding."""
     sizes = (config.source_vocab_size, config.target_vocab_size)
     return tuple(np.random.default_rng(length).integers(4, size, (ROWS, length)) for size in sizes)
 
@@ -45,10 +45,10 @@ def edited(ids: np.ndarray, value: int) -> np.ndarray:
 
 
 def refused(call: Callable[[], object], message: str, error: type[Exception] = InputError) -> None:
-    """The call ends in one line that says so, without the tests' type checker as with it."""
-    with unchecked(), pytest.raises(error) as found:
+    """Assert that the call raises this one-line message, without the tests' type checker."""
+    with unchecked(), pytest.raises(error) as caught:
         call()
-    assert str(found.value) == message and "\n" not in message and re.search(r"\d", message)
+    assert str(caught.value) == message and "\n" not in message and re.search(r"\d", message)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -57,7 +57,7 @@ def model(request) -> Transformer:
 
 
 def too_long(config: TransformerConfig, side: str) -> str:
-    """What is said of one token too many."""
+    """Return the message about one token too many."""
     over = config.longest + 1
     if config.longest == config.max_length:
         return f"{side} is {over} tokens long, over max_length={config.max_length}"
@@ -83,7 +83,7 @@ def test_valid_input_is_accepted_up_to_the_last_position(model):
 def bad_ids(
     config: TransformerConfig, side: str, vocab: int, ids: np.ndarray
 ) -> list[tuple[object, str]]:
-    """Ids that cannot be looked up on either side, with what is said of them."""
+    """Return ids that are invalid on either side, with the messages about them."""
     shaped = f"{side} ids must be integers of shape (batch, length), not"
     return [
         (edited(ids, vocab), f"{side} id {vocab} is outside the vocabulary of {vocab}"),
@@ -137,7 +137,8 @@ def test_source_and_target_of_different_batches_are_refused(model):
         for s, t in ((source, target[:, :4]), (source[:, :1], target), (source, target[:, :1])):
             with pytest.raises(
                 InputError,
-                match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.* both must be equally long",
+                match=rf"source .*{s.shape[1]} tokens.* target {t.shape[1]}\b.*"
+                r" both must be equally long",
             ):
                 model(s, t)
     else:
@@ -145,8 +146,8 @@ def test_source_and_target_of_different_batches_are_refused(model):
 
 
 def test_invalid_shapes_are_refused_under_jit(model):
-    """There the values are not known: an id outside the vocabulary reads the table's last row or
-    its first, and no NaN comes of it.
+    """Values are unknown there: an id outside the vocabulary reads the table's last or first row,
+    and gives no NaN.
     """
     config = model.config
     source, target = good(config)
@@ -166,7 +167,8 @@ def test_invalid_shapes_are_refused_under_jit(model):
     refused(lambda: call((0, LENGTH), (0, LENGTH)), f"source ids have shape (0, {LENGTH}): empty")
     refused(
         lambda: call(source.shape, target.shape, jnp.float32),
-        f"source ids must be integers of shape (batch, length), not float32 of shape {source.shape}",
+        "source ids must be integers of shape (batch, length), not float32 of shape "
+        f"{source.shape}",
     )
     if config.equal_lengths:
         with pytest.raises(InputError, match=r"both must be equally long"):
@@ -210,8 +212,8 @@ def test_invalid_embeddings_are_refused(model):
         (np.tile(x, (1, 20, 1))[:, : config.longest + 1], too_long(config, "source")),
     ]
     for encode in (model.encode_embeddings, model.encoder.encode_embeddings):
-        for given, message in bad:
-            refused(lambda e=encode, g=given: e(g), message)
+        for inputs, message in bad:
+            refused(lambda e=encode, g=inputs: e(g), message)
 
 
 def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
@@ -236,9 +238,7 @@ def test_a_mask_of_embeddings_that_does_not_fit_is_refused(model):
 
 
 def test_a_mask_given_with_embeddings_hides_its_positions():
-    """Where the encoder has a mask at all; where it has none, as its document has none, all is
-    seen.
-    """
+    """Without a mask in the encoder, as in one document, every position is visible."""
     for name in ("part2_encoder", "part2_encoder_repaired"):
         model = random_model(small(name))
         x, valid = (
@@ -247,33 +247,40 @@ def test_a_mask_given_with_embeddings_hides_its_positions():
         )
         valid[1, 3:] = False
         other = np.where(valid[..., None], x, 7.0)
-        before, after = (np.asarray(model.encode_embeddings(given, valid)) for given in (x, other))
+        before, after = (
+            np.asarray(model.encode_embeddings(embeddings, valid)) for embeddings in (x, other)
+        )
         assert ((before[valid] == after[valid]).all()) == (
             Mask.SOURCE_PADDING in model.config.encoder.self_mask
         )
 
 
-# What generation refuses beside its source
+# Other arguments that generation refuses
 
 
 def test_more_tokens_than_positions_are_refused_by_every_decoder(model):
     (source, _), config = good(model.config), model.config
-    for places in (0, -1, config.longest + 1):
+    for max_length in (0, -1, config.longest + 1):
         refused(
-            lambda p=places: model.init_cache(source, p),
-            f"max_length={places} must be between 1 and the model's {config.longest}",
+            lambda p=max_length: model.init_cache(source, p),
+            f"max_length={max_length} must be between 1 and the model's {config.longest}",
             ConfigError,
         )
-        message = f"max_length={places} must be between 1 and the model's {config.longest}"
-        refused(lambda p=places: generate.greedy(model, source, max_length=p), message, ConfigError)
-        refused(lambda p=places: generate.beam(model, source, max_length=p), message, ConfigError)
+        message = f"max_length={max_length} must be between 1 and the model's {config.longest}"
         refused(
-            lambda p=places: generate.sample(model, source, jax.random.key(0), max_length=p),
+            lambda p=max_length: generate.greedy(model, source, max_length=p), message, ConfigError
+        )
+        refused(
+            lambda p=max_length: generate.beam(model, source, max_length=p), message, ConfigError
+        )
+        refused(
+            lambda p=max_length: generate.sample(model, source, jax.random.key(0), max_length=p),
             message,
             ConfigError,
         )
     for name in ("bos_id", "eos_id"):
-        message = f"{name}={config.target_vocab_size} is outside the vocabulary of {config.target_vocab_size}"
+        size = config.target_vocab_size
+        message = f"{name}={size} is outside the vocabulary of {size}"
         refused(
             lambda n=name: generate.greedy(model, source, **{n: config.target_vocab_size}),
             message,
@@ -300,7 +307,7 @@ SIZES = [
     (
         dict(pad_id=-1),
         "source_pad_id=-1 is outside the vocabulary of 1",
-    ),  # 11, or 13 where it is one vocabulary
+    ),  # 11, or 13 for one shared vocabulary
     (dict(eos_id=13), "eos_id=13 is outside the vocabulary of 13"),
 ]
 
@@ -308,9 +315,9 @@ SIZES = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("sizes", "message"), SIZES, ids=[message[:24] for _, message in SIZES])
 def test_invalid_sizes_are_refused_in_every_preset(name, sizes, message):
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         tiny(name, **sizes)
-    assert str(found.value).startswith(message) and "\n" not in str(found.value)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NAMES)

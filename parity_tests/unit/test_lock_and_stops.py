@@ -1,4 +1,4 @@
-"""One process in a run folder, and what signals do to it."""
+"""One process in a run folder, and the effects of signals on it."""
 
 import os
 import signal
@@ -107,7 +107,7 @@ def test_otherwise_a_stop_request_waits():
 
 
 def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
-    """JAX has Python code in callbacks of the garbage collector, where what is raised is only
+    """JAX runs Python code in callbacks of the garbage collector, where exceptions are only
     printed.
     """
 

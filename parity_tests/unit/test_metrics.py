@@ -1,4 +1,4 @@
-"""Scores are sacreBLEU's own, with its signatures and intervals."""
+"""Scores equal sacreBLEU's, with its signatures and intervals."""
 
 import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -18,25 +18,26 @@ KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def test_validation_has_bleu_chrf_and_exact_match():
-    found = metrics.score(HYPOTHESES, REFERENCES)
+    scores = metrics.score(HYPOTHESES, REFERENCES)
     assert (
-        found.keys() == {"bleu", "chrf", "exact_match", "signatures"}
-        and found["exact_match"] == 37.5
+        scores.keys() == {"bleu", "chrf", "exact_match", "signatures"}
+        and scores["exact_match"] == 37.5
     )
-    assert found["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != found["chrf"]
+    assert scores["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != scores["chrf"]
     assert (
-        found["signatures"].keys() == {"bleu", "chrf"} and "tok:13a" in found["signatures"]["bleu"]
+        scores["signatures"].keys() == {"bleu", "chrf"}
+        and "tok:13a" in scores["signatures"]["bleu"]
     )
 
 
 def test_intervals_are_those_of_sacrebleu():
-    found = metrics.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
-    assert found["confidence"].keys() == KINDS.keys()
+    scores = metrics.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
+    assert scores["confidence"].keys() == KINDS.keys()
     for name, kind in KINDS.items():
         result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
-        assert found[name] == result.score and "bs:50" in found["signatures"][name]
+        assert scores[name] == result.score and "bs:50" in scores["signatures"][name]
         assert (
-            found["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
+            scores["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
             and result._ci > 0
         )
     assert "confidence" not in metrics.score(HYPOTHESES, REFERENCES, names=("ter",))

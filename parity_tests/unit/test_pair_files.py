@@ -1,5 +1,5 @@
-"""Pairs in one file, .tsv or .jsonl, and in Hugging Face data sets: the same rules as two files of
-lines, and errors that name the line.
+"""Pairs in one file, .tsv or .jsonl, and in Hugging Face data sets: the rules of line files apply,
+and errors name the line.
 """
 
 import gzip
@@ -65,8 +65,8 @@ def test_pairs_come_in_order_and_empty_sides_are_counted(tmp_path, name, pack):
         for i, (s, t) in enumerate(pairs)
     )
     content = pack((tables if "tsv" in name else objects).encode() + b"\n")  # and a blank line
-    found = pair_files.read_pairs(written(tmp_path / name, content), "source", "target")
-    assert found == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
+    loaded = pair_files.read_pairs(written(tmp_path / name, content), "source", "target")
+    assert loaded == Pairs([pairs[0], pairs[2], pairs[4]], dropped_empty=3)
 
 
 @pytest.mark.parametrize(("line", "tabs"), [("c", 0), ("c\tC\t", 2), ("a\tb\tc\td", 3)])
@@ -97,7 +97,7 @@ GOOD = {"source": "a", "target": "A"}
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "is not JSON: "),
         ('{"source": NaN1}', "is not JSON: "),
@@ -114,10 +114,10 @@ GOOD = {"source": "a", "target": "A"}
         ('{"source": "a", "target": "\\ud83d"}', ": 'target' has half of a surrogate pair"),
     ],
 )
-def test_an_invalid_pair_is_named_with_its_line(tmp_path, line, said):
+def test_an_invalid_pair_is_named_with_its_line(tmp_path, line, message):
     path = written(tmp_path / "pairs.jsonl", lines(GOOD, GOOD) + line + "\n" + lines(GOOD))
     assert refusal(path).startswith(
-        ": line 3" + said if said.startswith(":") else ": line 3 " + said
+        ": line 3" + message if message.startswith(":") else ": line 3 " + message
     )
 
 
@@ -140,7 +140,7 @@ def test_text_rules_apply_to_pair_files(tmp_path):
 
 
 class Rows(list):
-    """What the code asks of a ``datasets.Dataset``."""
+    """The part of a ``datasets.Dataset`` that the code uses."""
 
     column_names = ("translation", "id")
 
@@ -150,7 +150,7 @@ class Rows(list):
 
 @pytest.fixture
 def library(monkeypatch):
-    """A fake library that knows one data set."""
+    """Return a fake library that has one data set."""
 
     def load_dataset(path, name=None, *, split):
         if path != "house/words":
@@ -185,22 +185,23 @@ def test_a_data_set_gives_pairs(library):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"name": "no/such"}, "data set no/such, split train: Couldn't reach the hub (offline)"),
         (
             {"source": "translations.de"},
-            "split train: no column 'translations' (did you mean 'translation'?); known: translation, id",
+            "split train: no column 'translations' (did you mean 'translation'?); known: "
+            "translation, id",
         ),
         ({"target": "translation.fr"}, "split train: row 1 has no 'translation.fr'"),
         ({"split": "nulls"}, "split nulls: row 2: 'translation.de' is null, not text"),
         ({"split": "none"}, "split none: the split is empty"),
     ],
 )
-def test_an_unusable_data_set_is_named(library, changes, said):
+def test_an_unusable_data_set_is_named(library, changes, message):
     with pytest.raises(errors.InputError) as caught:
         from_hub(**changes)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -1,6 +1,4 @@
-"""Reading parallel text: what a line is, what is dropped, and what is refused, in one line that
-names the file.
-"""
+"""Reading parallel text: line ends, dropped pairs, and refusals in one line that names the file."""
 
 import gzip
 import subprocess
@@ -73,15 +71,15 @@ def test_gzip_is_detected_by_content(tmp_path, name):
 
 
 def test_damaged_gzip_is_refused(tmp_path):
-    whole = gzip.compress(b"some text\n" * 100)
-    assert parallel_text.read_lines(written(tmp_path / "whole.gz", whole)) == ["some text"] * 100
-    for size in range(2, len(whole)):
-        message = refusal(parallel_text.read_lines, written(tmp_path / "cut.gz", whole[:size]))
+    content = gzip.compress(b"some text\n" * 100)
+    assert parallel_text.read_lines(written(tmp_path / "whole.gz", content)) == ["some text"] * 100
+    for size in range(2, len(content)):
+        message = refusal(parallel_text.read_lines, written(tmp_path / "cut.gz", content[:size]))
         assert "cut.gz" in message and "gzip" in message
     for position in range(
-        10, len(whole)
-    ):  # before lies the header, with fields such as the time that no checksum covers
-        damaged = bytearray(whole)
+        10, len(content)
+    ):  # the header comes first; no checksum covers fields such as its time
+        damaged = bytearray(content)
         damaged[position] ^= 0xFF
         assert "damaged" in refusal(
             parallel_text.read_lines, written(tmp_path / "flipped.gz", bytes(damaged))
@@ -185,14 +183,14 @@ def test_swapped_sides_are_detected_by_their_words():
     assert not parallel_text.looks_swapped(train, sentences(50, "c", "d"))
     assert not parallel_text.looks_swapped(
         train, sentences(15, "b", "a")
-    )  # too few words to be sure
+    )  # too few words to decide
     assert not parallel_text.looks_swapped(train, sentences(50, "b", "a") + sentences(50, "a", "b"))
     assert not parallel_text.looks_swapped(
         train, sentences(50, "b", "c")
-    )  # one side alone proves nothing
+    )  # one swapped side proves nothing
     assert not parallel_text.looks_swapped(
         train + sentences(100, "b", "a"), sentences(50, "b", "a")
-    )  # both directions in training
+    )  # training text has both directions
 
 
 def test_content_hash_is_unambiguous():
@@ -214,8 +212,8 @@ def test_content_hash_is_unambiguous():
 
 
 def test_content_hash_is_the_same_in_every_version():
-    # A changed encoding would refuse to continue every run begun before it. The value: sha256 over
-    # size (8 bytes, little) and UTF-8.
+    # After a change of the encoding no earlier run could be resumed. The value: sha256 over size
+    # (8 bytes, little-endian) and UTF-8.
     assert (
         parallel_text.content_hash([("a", "ä")])
         == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
@@ -224,7 +222,8 @@ def test_content_hash_is_the_same_in_every_version():
 
 def test_importing_the_corpus_loads_no_jax():
     script = (
-        "import sys, jax_transformer.training.corpus, jax_transformer.training.vocabulary, jax_transformer.data.batches;"
+        "import sys, jax_transformer.training.corpus, jax_transformer.training.vocabulary;"
+        "import jax_transformer.data.batches;"
         "assert not {'jax', 'torch', 'transformers', 'grain'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

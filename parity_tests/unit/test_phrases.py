@@ -1,6 +1,4 @@
-"""The built-in task's data: what its generator makes, what every pair keeps to, and pairs known by
-heart.
-"""
+"""The built-in task's data: its generator, rules for every pair, and known pairs."""
 
 import lzma
 import re
@@ -13,14 +11,16 @@ from jax_transformer.data import phrases
 
 FILES = resources.files("jax_transformer.data")
 
-# What follows, and KNOWN below, is written from the languages' own rules, not with Babel.
+# The tables here, and KNOWN below, are written from the languages' own rules, not with Babel.
 GERMAN_MONTHS = (
     "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
 )
 FRENCH_MONTHS = (
     "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split()
 )
-SPANISH_MONTHS = "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre".split()
+SPANISH_MONTHS = (
+    "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre"
+).split()
 ENGLISH_MONTHS = (
     "January February March April May June July August September October November December".split()
 )
@@ -93,7 +93,7 @@ def test_every_line_is_clean(pairs):
 
 @pytest.mark.parametrize("language", ["de", "fr", "es"])
 def test_training_has_every_word_of_the_other_splits(splits, language):
-    """A word that only the test has would measure luck."""
+    """A word that only the test split has could not be learned."""
     words = {
         split: {
             word
@@ -111,9 +111,9 @@ def test_training_has_every_word_of_the_other_splits(splits, language):
 def test_long_dates_by_the_rules_of_the_languages(pairs):
     counts = dict.fromkeys(LONG_DATES, 0)
     for source, target in pairs:
-        found = re.fullmatch(rf"<2(..)> ({'|'.join(ENGLISH_MONTHS)}) (\d+), (\d{{4}})", source)
-        if found:
-            language, month, day, year = found.groups()
+        match = re.fullmatch(rf"<2(..)> ({'|'.join(ENGLISH_MONTHS)}) (\d+), (\d{{4}})", source)
+        if match:
+            language, month, day, year = match.groups()
             assert target == LONG_DATES[language](day, ENGLISH_MONTHS.index(month), year), source
             counts[language] += 1
     assert all(count > 1_000 for count in counts.values()), counts
@@ -123,9 +123,9 @@ def test_long_dates_by_the_rules_of_the_languages(pairs):
 def test_times_have_24_hours(pairs, language, hour):
     count = 0
     for source, target in pairs:
-        if found := re.fullmatch(rf"<2{language}> (\d+):(\d\d) (AM|PM)", source):
-            hours = int(found[1]) % 12 + (12 if found[3] == "PM" else 0)
-            assert target == f"{hour.format(hours)}:{found[2]}", source
+        if match := re.fullmatch(rf"<2{language}> (\d+):(\d\d) (AM|PM)", source):
+            hours = int(match[1]) % 12 + (12 if match[3] == "PM" else 0)
+            assert target == f"{hour.format(hours)}:{match[2]}", source
             count += 1
     assert count >= 400
 
@@ -136,12 +136,12 @@ def test_times_have_24_hours(pairs, language, hour):
 def test_numbers_have_the_separators_of_the_language(pairs, language, thousands, decimal):
     count = 0
     for source, target in pairs:
-        if found := re.fullmatch(rf"<2{language}> ([\d,]+)(\.\d+)?", source):
-            short_spanish = language == "es" and len(found[1]) == len(
+        if match := re.fullmatch(rf"<2{language}> ([\d,]+)(\.\d+)?", source):
+            short_spanish = language == "es" and len(match[1]) == len(
                 "1,234"
             )  # which writes 1234, but 12.345
-            whole = found[1].replace(",", "" if short_spanish else thousands)
-            assert target == whole + (found[2] or "").replace(".", decimal), source
+            integer = match[1].replace(",", "" if short_spanish else thousands)
+            assert target == integer + (match[2] or "").replace(".", decimal), source
             count += 1
     assert count >= 400
 
@@ -190,8 +190,8 @@ KNOWN = {
 
 
 def test_known_pairs(pairs):
-    made = dict(pairs)
-    assert {source: made.get(source, "not in the data") for source in KNOWN} == KNOWN
+    target_of = dict(pairs)
+    assert {source: target_of.get(source, "not in the data") for source in KNOWN} == KNOWN
 
 
 def test_the_licence_goes_with_the_data():

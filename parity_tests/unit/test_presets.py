@@ -1,5 +1,5 @@
-"""Every preset is built at its documented size from shapes alone, and has as many parameters as its
-document's layers add up to.
+"""Every preset is built at its documented size from abstract shapes, and has the number of
+parameters of its document's layers.
 """
 
 import jax
@@ -31,8 +31,8 @@ def norms(d: int, count: int) -> int:
 
 
 def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bool = True) -> int:
-    """Blocks of one or two attentions, a feed-forward and a norm for each, ``bias`` that of
-    attention.
+    """Count blocks of one or two attentions, with a feed-forward and a norm for each; ``bias`` is
+    attention's.
     """
     one = attention(d, bias=bias)
     return encoder_layers * (one + feed_forward(d, f) + norms(d, 2)) + decoder_layers * (
@@ -40,18 +40,19 @@ def stacks(d: int, f: int, encoder_layers: int, decoder_layers: int, *, bias: bo
     )
 
 
-def deep_dive(idle: int) -> tuple[int, int]:
-    """Heads as wide as the model; every decoder block owns an encoder block, of which ``idle``
-    parameters are not computed.
+def deep_dive(unused: int) -> tuple[int, int]:
+    """Count parameters with heads as wide as the model.
+
+    Every decoder block owns an encoder block, of which ``unused`` parameters are never used.
     """
     d, layers, vocab = 512, 6, 10
     wide = attention(d, 8 * d)
     encoder_block = wide + feed_forward(d, 4 * d) + norms(d, 2)
     decoder_block = 2 * wide + norms(d, 2) + encoder_block
     embeddings = 2 * (vocab + 100) * d
-    return embeddings + layers * (encoder_block + decoder_block - idle) + linear(
+    return embeddings + layers * (encoder_block + decoder_block - unused) + linear(
         d, vocab
-    ), layers * idle
+    ), layers * unused
 
 
 D = 512
@@ -72,12 +73,12 @@ TOTALS = {
     "small": 1_182_208,
 }
 
-# Those that are trained, and those that are carried: tables of positions, idle blocks.
+# Trained parameters, and frozen ones: position tables, unused blocks.
 COUNTS = {
     "blog2023": (BLOG2023, 2 * 100 * 256),
     "blog2023_repaired": (BLOG2023, 2 * 100 * 256),
-    "deep_dive": deep_dive(idle=WIDE + feed_forward(D, 4 * D) + norms(D, 2)),
-    "deep_dive_repaired": deep_dive(idle=WIDE + norms(D, 1)),
+    "deep_dive": deep_dive(unused=WIDE + feed_forward(D, 4 * D) + norms(D, 2)),
+    "deep_dive_repaired": deep_dive(unused=WIDE + norms(D, 1)),
     "from_scratch": (FROM_SCRATCH, 0),
     "from_scratch_repaired": (FROM_SCRATCH, 0),
     "lesson10": (LESSON10, 2 * 100 * D),
@@ -106,11 +107,11 @@ def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
         for kind in (nnx.Param, Frozen)
     }
     assert len(jax.tree.leaves(nnx.state(model))) == sum(map(len, leaves.values()))
-    for found in leaves.values():
+    for arrays in leaves.values():
         assert all(
-            isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in found
+            isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == np.float32 for leaf in arrays
         )
-    assert tuple(sum(leaf.size for leaf in found) for found in leaves.values()) == COUNTS[name]
+    assert tuple(sum(leaf.size for leaf in arrays) for arrays in leaves.values()) == COUNTS[name]
 
 
 def test_the_encoder_of_part2_has_the_document_s_number_of_parameters():

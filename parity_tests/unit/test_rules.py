@@ -1,5 +1,5 @@
-"""Weights cross between the frameworks bit for bit, and whatever does not fit is named, all of it
-at once.
+"""Weights convert between the frameworks bit for bit, and one error names everything that does not
+fit.
 """
 
 import functools
@@ -33,8 +33,8 @@ NAMES = jt.preset_names()
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Values of every kind, each special one among them where there is room: NaN with a payload,
-    infinities, -0.0, the smallest denormal.
+    """Return random bits with special values if there is room: NaN with a payload, infinities,
+    -0.0, the smallest denormal.
     """
     array = np.frombuffer(
         np.random.default_rng(seed).bytes(int(np.prod(shape)) * dtype.itemsize), dtype
@@ -51,7 +51,7 @@ def weight_table(config: jt.TransformerConfig) -> rules.Table:
 
 
 def any_state(config: jt.TransformerConfig, dtypes: list[np.dtype]) -> dict[str, np.ndarray]:
-    """A whole checkpoint of random bits, the types in turn; what the model ties agrees."""
+    """Return a checkpoint of random bits, its dtypes in turn; tied tensors are equal."""
     table = weight_table(config)
     expected = rules.torch_shapes(table, shapes(config))
     state = {
@@ -71,9 +71,9 @@ def same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     )
 
 
-def own_and_contiguous(results: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> bool:
+def own_and_contiguous(results: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> bool:
     arrays = list(results.values())
-    shared = any(np.shares_memory(x, y) for x in arrays for y in given.values())
+    shared = any(np.shares_memory(x, y) for x in arrays for y in inputs.values())
     shared |= any(np.shares_memory(x, y) for i, x in enumerate(arrays) for y in arrays[:i])
     return not shared and all(
         x.flags.c_contiguous and x.flags.owndata and x.flags.writeable for x in arrays
@@ -116,7 +116,7 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
     "name", [name for name in NAMES if jt.preset(name).architecture in ("torch_nn", "lesson10")]
 )
 def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
-    """By hand, values all different: shapes alone cannot tell in the square case.
+    """By hand, with distinct values: in the square case shapes cannot show a swap.
 
     Other layouts: part by part, with their twins.
     """
@@ -175,7 +175,7 @@ def test_learned_positions_of_the_two_stacks_stay_apart():
     assert arrays["decoder.positions.table"].tobytes() == state["tgt_pos.weight"].tobytes()
 
 
-# What is refused
+# Refusals
 
 CONFIG = tiny("lesson10")
 
@@ -197,9 +197,11 @@ def test_one_error_names_everything_that_does_not_fit(state):
     with pytest.raises(InputError) as error:
         convert.from_torch(wrong, CONFIG)
     assert str(error.value) == (
-        "the weights do not fit the model (7 problems): missing encoder.layers.1.norm2.weight (12,); missing linear.bias (13,);"
+        "the weights do not fit the model (7 problems):"
+        " missing encoder.layers.1.norm2.weight (12,); missing linear.bias (13,);"
         " unexpected linear.biass (13,) (did you mean 'linear.bias'?); unexpected zzz (2, 3);"
-        " mis-shaped decoder.layers.0.self_attn.in_proj_weight: the checkpoint has (12, 36), the model (36, 12);"
+        " mis-shaped decoder.layers.0.self_attn.in_proj_weight: the checkpoint has (12, 36),"
+        " the model (36, 12);"
         " mis-shaped pos_enc.pe: the checkpoint has (20, 12), the model (20, 1, 12);"
         " mis-shaped src_emb.weight: the checkpoint has (12, 11), the model (11, 12)"
     )
@@ -231,7 +233,8 @@ def test_flax_copies_that_differ_are_named():
     )
     with pytest.raises(
         InputError,
-        match=r"^decoder.positions.table and encoder.positions.table differ, but pos_enc.pe holds both$",
+        match=r"^decoder.positions.table and encoder.positions.table differ, "
+        r"but pos_enc.pe holds both$",
     ):
         convert.to_torch(model)
 
@@ -253,7 +256,8 @@ def test_float64_without_64_bits_is_refused_unless_a_dtype_is_given(state):
     with jax.enable_x64(False):
         with pytest.raises(
             InputError,
-            match=r"is float64 and JAX is in 32-bit mode: give dtype='float32', or set jax_enable_x64$",
+            match=r"is float64 and JAX is in 32-bit mode: "
+            r"give dtype='float32', or set jax_enable_x64$",
         ):
             convert.from_torch(state, CONFIG)
         model = convert.from_torch(state, CONFIG, dtype="float32")
@@ -273,7 +277,7 @@ def test_dtype_casts_every_array(state):
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins at a multiple of 64 bytes: what JAX on CPU takes over without copying."""
+    """Return a copy aligned to 64 bytes, whose memory JAX on CPU uses without copying."""
     buffer = np.empty(array.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     view = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -282,10 +286,10 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 def test_later_changes_to_the_arrays_change_no_model(state):
-    given = {name: aligned(array) for name, array in state.items()}
-    model = convert.from_torch(given, CONFIG)
+    inputs = {name: aligned(array) for name, array in state.items()}
+    model = convert.from_torch(inputs, CONFIG)
     out = convert.to_torch(model)
-    for arrays in (given, out):
+    for arrays in (inputs, out):
         for array in arrays.values():
             array[...] = np.nan
     assert same_bits(convert.to_torch(model), state)
@@ -318,8 +322,8 @@ def test_the_table_must_name_everything_once():
 def test_restrict_keeps_the_rules_of_the_trained_arrays():
     trained = transformer.flatten(transformer.abstract(CONFIG), nnx.Param)
     table = weight_table(CONFIG)
-    kept = rules.restrict(table, trained)
-    assert [rule for rule in table if rule not in kept] == [
+    restricted = rules.restrict(table, trained)
+    assert [rule for rule in table if rule not in restricted] == [
         Rule(
             "pos_enc.pe",
             ("encoder.positions.table", "decoder.positions.table"),
@@ -328,15 +332,17 @@ def test_restrict_keeps_the_rules_of_the_trained_arrays():
         )
     ]
     gradients = {name: array for name, array in random_arrays(CONFIG).items() if name in trained}
-    named = rules.to_torch(kept, gradients)
-    assert "pos_enc.pe" not in named and len(named) == len(kept)
-    back = rules.to_flax(kept, named, {name: array.shape for name, array in gradients.items()})
+    named = rules.to_torch(restricted, gradients)
+    assert "pos_enc.pe" not in named and len(named) == len(restricted)
+    back = rules.to_flax(
+        restricted, named, {name: array.shape for name, array in gradients.items()}
+    )
     assert same_bits({name: back[name] for name in gradients}, gradients)
     tied = weight_table(tiny("small"))
     assert not any(isinstance(rule, Alias) for rule in rules.restrict(tied, shapes(tiny("small"))))
     part = rules.restrict(
         table, ["decoder.blocks.0.self_attention.query.kernel"]
-    )  # a third of a packed tensor alone cannot be given
+    )  # a third of a packed tensor cannot be converted
     assert part == []
 
 
@@ -368,8 +374,8 @@ def test_every_kind_of_rule_is_reversible():
 
 @pytest.mark.parametrize("each", Each)
 def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
-    """A transposed view written by another library may be other bytes, and a shared one changes
-    with its origin.
+    """Another library may write a transposed view as other bytes, and a shared one changes with its
+    origin.
     """
     shape = {Each.SQUEEZE_0: (1, 5), Each.SQUEEZE_1: (5, 1, 3)}.get(each, (5, 3))
     flax = {Each.SQUEEZE_0: (5,), Each.TRANSPOSE: (3, 5)}.get(each, (5, 3))
@@ -378,15 +384,19 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
     (part,) = rule.to_flax(tensor, [flax])
     assert part.shape == flax
     again = rule.to_torch([part])
-    for made, origin in ((part, tensor), (again, part)):
-        assert made.flags.c_contiguous and made.flags.owndata and not np.shares_memory(made, origin)
+    for converted, origin in ((part, tensor), (again, part)):
+        assert (
+            converted.flags.c_contiguous
+            and converted.flags.owndata
+            and not np.shares_memory(converted, origin)
+        )
     assert (again == tensor).all()
 
 
 def test_a_layer_fused_per_head_is_cut_within_each_head():
     """By hand: 2 heads of width 2.
 
-    Rows of the fused layer by head, then query, key, value; parts by head alone.
+    Rows of the fused layer by head, then query, key, value; parts by head only.
     """
     weight, bias = rules.fused_attention("a", "b", 2)[:2]
     assert weight.torch == "a.qkv.weight" and bias.torch == "a.qkv.bias"

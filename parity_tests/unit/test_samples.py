@@ -1,4 +1,4 @@
-"""Every validation shows other examples, and all are seen before one comes again."""
+"""Every validation shows new examples, and each is shown once before any repeats."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Which checkpoints are best and stay, when patience ends, and which changes a run that goes on
-puts up with.
+"""Choice of the best checkpoints, the end by patience, and the changes of options that a resumed
+run allows.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ def test_changed_options_are_named():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (dict(seed=1), "seed (0 -> 1)"),
         (dict(model=ModelOptions(d_model=8)), "model.d_model (None -> 8)"),
@@ -118,8 +118,8 @@ def test_changed_options_are_named():
         (dict(optimizer=OptimizerOptions(accumulate=2)), "optimizer.accumulate (1 -> 2)"),
     ],
 )
-def test_changes_that_break_a_resumed_run_are_refused(changed, said):
-    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([said], [])
+def test_changes_that_break_a_resumed_run_are_refused(changed, message):
+    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([message], [])
 
 
 def test_every_rule_names_an_option():
