@@ -14,6 +14,7 @@ import torch
 
 import jax_transformer as jt
 from jax_transformer import cli
+from jax_transformer.architectures import registry
 from jax_transformer.parity import Report, golden
 from jax_transformer.parity.recording import Recording
 from parity_tests import huggingface
@@ -136,6 +137,34 @@ def test_another_gelu_is_named_between_two_linear_layers(both):
         "in it, the input of feed_forward.down is the first that differs after feed_forward.up"
         in report.summary()
     )
+
+
+class Wrapped(torch.nn.Module):
+    """A twin under other names: each has the prefix ``model.``."""
+
+    def __init__(self, twin: torch.nn.Module):
+        super().__init__()
+        self.model = twin
+
+
+def test_an_unregistered_architecture_names_the_modules(both):
+    known = registry.get("lesson10")
+
+    def prefixed(config):
+        tables = known.weight_table(config)
+        return [dataclasses.replace(rule, torch=f"model.{rule.torch}") for rule in tables]
+
+    report = jt.parity.compare(
+        both.flax,
+        Wrapped(both.torch),
+        [both.source],
+        gradients=False,
+        call_flax=encoded,
+        call_torch=lambda wrapped, source: encoded(wrapped.model, source),
+        architecture=dataclasses.replace(known, name="wrapped", weight_table=prefixed),
+    )
+    report.check()
+    assert all(entry.theirs.startswith("model.") for entry in report.entries)
 
 
 @pytest.mark.parametrize("name", ["deep_dive", "blog2023"])

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from jax_transformer import convert, transformer
+from jax_transformer import state_dict, transformer
+from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
 from jax_transformer.parity import difference, pairs, parameters, recording
@@ -18,6 +19,7 @@ from jax_transformer.parity.pairs import Pair
 from jax_transformer.parity.recording import FlaxFunction, Recording
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
+from jax_transformer.weights.rules import Table
 
 Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
 """Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
@@ -36,6 +38,7 @@ def compare(
     seed: int = 0,
     call_flax: Callable[..., Any] | None = None,
     call_torch: Callable[..., Any] | None = None,
+    architecture: Architecture | str | None = None,
 ) -> Report:
     """A report on the first module in which two models that should be equal differ.
 
@@ -56,6 +59,8 @@ def compare(
         seed: seed of R.
         call_flax, call_torch: ``call(model, *batch)`` instead of ``model(*batch)``: another method,
             or dropout with given masks.
+        architecture: whose names the PyTorch module has, as an Architecture or a registered name;
+            ``flax_model.config.architecture`` if None. Only for this project's models.
 
     Raises:
         ConfigError: modules cannot be paired, the models' outputs differ in shape, or the dtype is
@@ -75,6 +80,7 @@ def compare(
         gradients=gradients,
         seed=seed,
         call=call_flax,
+        architecture=architecture,
     )
 
 
@@ -88,11 +94,13 @@ def compare_recorded(
     gradients: bool = True,
     seed: int = 0,
     call: Callable[..., Any] | None = None,
+    architecture: Architecture | str | None = None,
 ) -> Report:
     """As :func:`compare`, with a PyTorch model that may run anywhere.
 
     ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
     """
+    table = _weight_table(flax_model, architecture)
     function = _function(flax_model, call)
     native_dtype = dtype or _native_dtype(function)
     if native_dtype not in difference.DTYPES:
@@ -104,9 +112,9 @@ def compare_recorded(
         with _precision(kind):
             ours = recording.record(function, batch, dtype=kind, seed=gradient_seed)
             runs[kind] = ours, recorder(kind, gradient_seed, batch)
-    paired = _pairs(flax_model, rules_or_pairs, *runs["float64"])
+    paired = _pairs(table, rules_or_pairs, *runs["float64"])
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
-    getters = parameters.gradient_getters(flax_model, function, paired)
+    getters = parameters.gradient_getters(table, function, paired)
     return Report(
         entries=tuple(compared.entries(paired, getters)),
         result=compared.result(),
@@ -180,16 +188,27 @@ def _precision(dtype: str) -> Iterator[None]:
         yield
 
 
-def _pairs(model: Any, patterns: Patterns | None, ours: Recording, theirs: Any) -> list[Pair]:
+def _weight_table(model: Any, architecture: Architecture | str | None) -> Table | None:
+    """The weight table of one of this project's models; None for another model."""
+    if isinstance(model, Transformer | Encoder):
+        part = "encoder" if isinstance(model, Encoder) else "model"
+        return state_dict.weight_table(model.config, part, architecture=architecture)
+    if architecture is not None:
+        raise ConfigError("architecture= is for models of this project: pass rules for others")
+    return None
+
+
+def _pairs(
+    table: Table | None, patterns: Patterns | None, ours: Recording, theirs: Any
+) -> list[Pair]:
     called = [
         dict.fromkeys(key.rpartition("#")[0] for key in order)
         for order in (ours.order, theirs.order)
     ]
     if patterns is not None:
         return pairs.from_patterns(patterns, *called)
-    if isinstance(model, Transformer | Encoder):
-        part = "encoder" if isinstance(model, Encoder) else "model"
-        return pairs.from_table(convert.weight_table(model.config, part), *called)
+    if table is not None:
+        return pairs.from_table(table, *called)
     raise ConfigError(
         "say which modules are which: only this project's models have a weight table; for others"
         " pass {'torch.name.{i}': 'flax.name.{i}'}"

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer import convert
 from jax_transformer.parity.pairs import Pair
 from jax_transformer.parity.recording import FlaxFunction
-from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights import rules
 
 Getter = Callable[[Any], np.ndarray | None]
@@ -24,10 +22,15 @@ _LEAVES = {
 """Flax leaf to PyTorch leaf, and True if it is transposed."""
 
 
-def gradient_getters(model: Any, function: FlaxFunction, pairs: Sequence[Pair]) -> GradientGetters:
-    """The getters for the parameters that each paired module owns itself."""
-    if isinstance(model, Transformer | Encoder):
-        return _from_table(model, function, pairs)
+def gradient_getters(
+    table: rules.Table | None, function: FlaxFunction, pairs: Sequence[Pair]
+) -> GradientGetters:
+    """The getters for the parameters that each paired module owns itself.
+
+    ``table`` is the weight table; without one, parameters are found by their usual names.
+    """
+    if table is not None:
+        return _from_table(table, function, pairs)
     getters: GradientGetters = {}
     for pair in pairs:
         for name, value in function.parameters.items():
@@ -42,11 +45,10 @@ def gradient_getters(model: Any, function: FlaxFunction, pairs: Sequence[Pair]) 
 
 
 def _from_table(
-    model: Transformer | Encoder, function: FlaxFunction, pairs: Sequence[Pair]
+    table: rules.Table, function: FlaxFunction, pairs: Sequence[Pair]
 ) -> GradientGetters:
-    part = "encoder" if isinstance(model, Encoder) else "model"
     getters: GradientGetters = {}
-    for rule in rules.restrict(convert.weight_table(model.config, part), function.parameters):
+    for rule in rules.restrict(table, function.parameters):
         assert isinstance(rule, rules.Rule)
         owners = [
             pair.ours

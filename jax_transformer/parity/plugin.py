@@ -48,6 +48,7 @@ class Parity:
         seed: int = 0,
         call_flax: Callable[..., Any] | None = None,
         call_torch: Callable[..., Any] | None = None,
+        architecture: Any = None,
     ) -> "Report":
         """The report if the models agree; otherwise the test fails with the report as its message.
 
@@ -59,14 +60,19 @@ class Parity:
             golden: file of recorded numbers, instead of a PyTorch model. With
                 ``--parity-make-goldens`` a missing file is made from ``torch_factory`` and
                 ``batch``.
-            dtype, gradients, seed, call_flax, call_torch: as for
+            dtype, gradients, seed, call_flax, call_torch, architecture: as for
                 :func:`jax_transformer.parity.compare`.
         """
         import numpy as np
 
         from jax_transformer.parity import compare, compare_recorded
 
-        options: dict[str, Any] = {"dtype": dtype, "gradients": gradients, "seed": seed}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "gradients": gradients,
+            "seed": seed,
+            "architecture": architecture,
+        }
         if torch_module is not None:
             if batch is None or torch_factory is not None or golden is not None:
                 raise pytest.UsageError(_USAGE)
