@@ -1,8 +1,8 @@
-"""What a model looked at while it translated, as one HTML page that needs nothing but a browser."""
+"""The page of attention maps: what a model attended to while it translated, as one HTML file."""
 
 import base64
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -10,71 +10,71 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jaxtyping import Float, Int32
 
 from jax_transformer import webpage
-from jax_transformer.config import TransformerConfig
-from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer, TokenizerPair
-from jax_transformer.transformer import Attention, Transformer
-from jax_transformer.translation import Hypothesis
+from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from jax_transformer.generate.prepare import ModelStructure
+from jax_transformer.storage import atomic
+from jax_transformer.transformer import Attention
+from jax_transformer.translation import Hypothesis, Translator
 
 SENTENCES = 50
-"""A page shows at most this many."""
+"""Maximum number of lines on a page."""
 LONGEST_CHARACTER = 4
-"""Bytes of one character in UTF-8, and so the most tokens that it may be spread over."""
+"""Maximum number of bytes of one character in UTF-8, and so of tokens that it may be split into."""
 LEVELS = 255
 """Weights are rounded to multiples of 1/255, so that each is a byte."""
 
 
 def write(
     path: str | Path,
-    model: Transformer,
-    tokenizer: Tokenizer | TokenizerPair,
+    translator: Translator,
     lines: Sequence[str],
     translations: Sequence[Hypothesis],
     *,
-    widths: Sequence[int] = (),
     title: str,
 ) -> None:
-    """Write the page of the first 50 lines that are not empty and of their translations, whole or not at all.
+    """Write the page of the first 50 lines that are not empty and of their translations, atomically.
 
-    One forward pass a line gives the weights: the model reads the source, padded to the narrowest of ``widths`` as for translating, and the
-    start token with all generated tokens but the last. A page takes about a byte for each weight, before compression.
+    The weights are those of one forward pass a line: the model reads the source, padded as for
+    translating, and the start token with all generated tokens but the last. A page takes about a
+    byte for each weight, before compression.
     """
-    pairs = [
-        (i, line, found)
-        for i, (line, found) in enumerate(zip(lines, translations, strict=True), start=1)
+    sentences = [
+        (number, line, hypothesis)
+        for number, (line, hypothesis) in enumerate(zip(lines, translations, strict=True), start=1)
         if line
     ]
-    note = f"The first {SENTENCES} of {len(pairs)} lines." if len(pairs) > SENTENCES else ""
-    weights = partial(_attend, *nnx.split(model))
-    fitting = sorted(
-        {*(width for width in widths if width < model.config.longest), model.config.longest}
-    )
-    described = [
-        {
-            "number": i,
-            "source": line,
-            "target": found.text,
-            "maps": _maps(weights, model.config, tokenizer, line, found, fitting),
-        }
-        for i, line, found in pairs[:SENTENCES]
-    ]
-    data = {"title": title, "note": note, "sentences": described}
-    webpage.write(path, render(data))
+    count = len(sentences)
+    data = {
+        "title": title,
+        "note": f"The first {SENTENCES} of {count} lines." if count > SENTENCES else "",
+        "sentences": [
+            {
+                "number": number,
+                "source": line,
+                "target": hypothesis.text,
+                "maps": _maps(translator, line, hypothesis),
+            }
+            for number, line, hypothesis in sentences[:SENTENCES]
+        ],
+    }
+    atomic.write_text(path, render(data))
 
 
 def render(data: dict[str, Any]) -> str:
     """The page's text."""
-    return webpage.render(
-        resources.files("jax_transformer").joinpath("alignment.html").read_text(encoding="utf-8"),
-        data,
-    )
+    page = resources.files("jax_transformer").joinpath("alignment.html")
+    return webpage.render(page.read_text(encoding="utf-8"), data)
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token. A special token goes by its name; of a character spread over several, each has the whole and a count, as ``é·1/2``."""
+    """The text of each token.
+
+    A special token is shown by its name. If a character is split into several tokens, each shows
+    the character and a count, such as ``é·1/2``.
+    """
     names = {tokenizer.pad_id: PAD, tokenizer.bos_id: BOS, tokenizer.eos_id: EOS}
     result: list[str] = []
     before = ""
@@ -90,48 +90,45 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             text = tokenizer.decode(ids[:end])
             piece = text[len(before) :]
         piece = piece or names.get(int(ids[start]), f"<{ids[start]}>")
-        result += (
-            [piece]
-            if end == start + 1
-            else [f"{piece}·{i}/{end - start}" for i in range(1, end - start + 1)]
-        )
+        count = end - start
+        result += [piece] if count == 1 else [f"{piece}·{i}/{count}" for i in range(1, count + 1)]
         before = text
     return result
 
 
-def _maps(
-    weights: Callable[..., Attention],
-    config: TransformerConfig,
-    tokenizer: Tokenizer | TokenizerPair,
-    line: str,
-    found: Hypothesis,
-    widths: Sequence[int],
-) -> dict[str, Any]:
-    """The maps of either stack and of the two together, with the tokens at their rows and columns."""
-    reader, writer = (
-        (tokenizer.source, tokenizer.target)
-        if isinstance(tokenizer, TokenizerPair)
-        else (tokenizer, tokenizer)
-    )
-    source_ids, target_ids = (
-        [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix],
-        found.ids.tolist(),
-    )
-    read = _padded(source_ids, widths, config.source_pad_id)
-    fitting = [read.shape[1]] if config.equal_lengths else widths
-    attention = weights(
-        read, _padded([config.bos_id, *target_ids[:-1]], fitting, config.target_pad_id)
-    )
-    source, written = pieces(reader, source_ids), pieces(writer, target_ids)
+def _maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str, Any]:
+    """The maps of cross-attention and of both stacks, with the tokens at their rows and columns."""
+    config, tokenizer = translator.model.config, translator.tokenizer
+    source_ids = [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix]
+    target_ids = hypothesis.ids.tolist()
+    attention = _attention(translator, source_ids, [config.bos_id, *target_ids[:-1]])
+    source = pieces(tokenizer.source, source_ids)
+    target = pieces(tokenizer.target, target_ids)
     return {
-        "cross": _map(attention.cross, written, source),
+        "cross": _map(attention.cross, target, source),
         "encoder": _map(attention.encoder, source, source),
-        "decoder": _map(attention.decoder, written, [BOS, *written[:-1]]),
+        "decoder": _map(attention.decoder, target, [BOS, *target[:-1]]),
     }
 
 
+def _attention(
+    translator: Translator,
+    source_ids: Sequence[int],
+    target_ids: Sequence[int],
+) -> Attention:
+    """The model's attention weights, with both sides padded to the translator's widths."""
+    config, split = translator.model.config, translator.split_model
+    source = _padded(source_ids, translator.widths, config.source_pad_id)
+    widths = [source.shape[1]] if config.equal_lengths else translator.widths
+    target = _padded(target_ids, widths, config.target_pad_id)
+    return _attend(split.structure, split.arrays, source, target)
+
+
 def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> dict[str, Any]:
-    """The weights of all layers and heads over the tokens; what went to the padding behind them, if anything, is a column of its own."""
+    """The weights of all layers and heads over the tokens.
+
+    If a model attends to padding, the sum of that is a last column.
+    """
     weights = np.stack([np.asarray(layer[0], np.float32) for layer in layers])[:, :, : len(rows)]
     padding = weights[..., len(columns) :].sum(axis=-1, keepdims=True)
     weights = weights[..., : len(columns)]
@@ -157,6 +154,9 @@ def _padded(ids: Sequence[int], widths: Sequence[int], pad_id: int) -> Int32[np.
     return np.array([[*ids, *[pad_id] * (width - len(ids))]], np.int32)
 
 
-@partial(jax.jit, static_argnames="graphdef")
-def _attend(graphdef: Any, state: Any, source: jax.Array, target: jax.Array) -> Attention:
-    return nnx.merge(graphdef, state)(source, target, return_attention=True)[1]
+@partial(jax.jit, static_argnames="structure")
+def _attend(
+    structure: ModelStructure, arrays: list[jax.Array], source: jax.Array, target: jax.Array
+) -> Attention:
+    model: Any = structure.merge(arrays)
+    return model(source, target, return_attention=True)[1]

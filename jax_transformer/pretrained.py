@@ -5,7 +5,6 @@ Nothing that is opened is run. Importing this loads no jax, and neither does ope
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,42 +228,3 @@ def powers_of_two(longest: int) -> tuple[int, ...]:
     while widths[-1] < longest:
         widths.append(2 * widths[-1])
     return tuple(width for width in widths if width < longest)
-
-
-# For callers that do not hold a Pretrained yet
-
-
-@dataclass(frozen=True)
-class Weights:
-    root: Path
-    step: int
-    name: str
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    model: "Transformer"
-    tokenizer: Any
-    widths: tuple[int, ...]
-    weights: Weights
-    decoding: Any = None
-
-    def __post_init__(self) -> None:
-        from jax_transformer.generate.generation_config import GenerationConfig
-
-        if self.decoding is None:
-            object.__setattr__(self, "decoding", GenerationConfig())
-
-
-def load_run(
-    path: str | Path,
-    weights: str = "auto",
-    *,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> TrainedRun:
-    opened = open(path, weights)
-    tokenizer = opened.tokenizer(source_lang, target_lang)
-    generation = opened.generation_config(tokenizer)
-    chosen = Weights(opened.path, opened.step, opened.weights)
-    return TrainedRun(opened.model(), tokenizer, opened.widths, chosen, generation)

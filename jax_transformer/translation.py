@@ -14,6 +14,7 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.pretrained import Pretrained
 from jax_transformer.transformer import Transformer
 
 _CACHE_POSITIONS = 8
@@ -54,7 +55,7 @@ class Translator:
         self.generation_config = generation_config or GenerationConfig()
         self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
         self.tokens_per_batch = tokens_per_batch
-        self._split = prepare.split(model)
+        self.split_model = prepare.split(model)
 
     @classmethod
     def load(
@@ -67,9 +68,21 @@ class Translator:
     ) -> "Translator":
         """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
 
-        ``weights``, languages and errors as in :func:`jax_transformer.load`; a folder without a tokenizer is refused.
+        ``weights``, languages and errors are those of :func:`jax_transformer.load`, and a folder
+        without a tokenizer raises InputError.
         """
         opened = pretrained.open(path, weights)
+        return cls.from_opened(opened, source_lang=source_lang, target_lang=target_lang)
+
+    @classmethod
+    def from_opened(
+        cls,
+        opened: Pretrained,
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> "Translator":
+        """The translator of what :func:`jax_transformer.pretrained.open` has opened."""
         tokenizer = opened.tokenizer(source_lang, target_lang)
         generation_config = opened.generation_config(tokenizer)
         return cls(opened.model(), tokenizer, generation_config, widths=opened.widths)
@@ -108,11 +121,12 @@ class Translator:
         for numbers, source in self._batches(lines, config):
             row_ids = np.zeros(len(source), np.int32)
             row_ids[: len(numbers)] = numbers
-            tokens, scores = generate.generate(self._split, source, config, row_ids)
+            tokens, scores = generate.generate(self.split_model, source, config, row_ids)
             # Rows after the last line fill the batch
             for number, ids, row_scores in zip(numbers, tokens, scores, strict=False):
                 result[number] = [
-                    self._hypothesis(*each, config) for each in zip(ids, row_scores, strict=True)
+                    self._hypothesis(each, float(score), config)
+                    for each, score in zip(ids, row_scores, strict=True)
                 ]
         return result
 
@@ -156,9 +170,7 @@ class Translator:
         eos_id = config.eos_token_id
         ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
         ids = ids[: ends[0] + 1] if len(ends) else ids
-        return Hypothesis(
-            self.tokenizer.decode(ids), ids, None if np.isnan(score) else float(score)
-        )
+        return Hypothesis(self.tokenizer.decode(ids), ids, None if np.isnan(score) else score)
 
 
 def without_cache(config: TransformerConfig) -> str | None:

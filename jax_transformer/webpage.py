@@ -1,19 +1,18 @@
-"""HTML pages that need nothing but a browser: data put into a page that is kept beside the code."""
+"""HTML pages that need only a browser: data put into a template that is shipped with the code."""
 
 import base64
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any
-
-from jax_transformer.storage import atomic
 
 
 def render(page: str, data: dict[str, Any]) -> str:
-    """``page`` with ``data`` in it: JSON in which nothing can end its element, and a policy that lets no script run but the page's own.
+    """The template ``page`` with ``data`` in it.
 
-    In the page stand ``SCRIPT-HASH`` and ``PAGE-DATA`` once, and one ``<script>``.
+    The data is JSON in which nothing can end its element, and the page's content security policy
+    lets only its own script run. The template has one ``<script>``, and ``SCRIPT-HASH`` and
+    ``PAGE-DATA`` once each.
     """
     text = re.sub(
         "[<>&\u2028\u2029]",
@@ -23,8 +22,3 @@ def render(page: str, data: dict[str, Any]) -> str:
     script = page.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1).replace("PAGE-DATA", text, 1)
-
-
-def write(path: str | Path, text: str) -> None:
-    """Write a page, complete or not at all."""
-    atomic.write_text(path, text)

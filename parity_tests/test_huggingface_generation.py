@@ -28,8 +28,9 @@ from jax_transformer.generate import constraints, scorers
 from jax_transformer.generate import huggingface as generation
 from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
 from jax_transformer.generate.prepare import Inputs, StaticArgs
-from parity_tests import huggingface
+from parity_tests import huggingface, huggingface_folders
 from parity_tests.huggingface import CASES, Pair
+from parity_tests.unit import runs
 
 # Scores that near are a tie: what float64 rounds is 1e-15 of them
 TIE = 1e-9
@@ -429,3 +430,35 @@ def test_what_is_written_for_transformers_says_the_same_there():
         2,
     )
     assert generation.from_generation_config(read.to_dict(), config) == how
+
+
+def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, monkeypatch):
+    """With a forced language token and beams of the folder's own."""
+    lines, folder = ["the quick dog", "", "a red house", "the"], tmp_path / "m2m_100"
+    module = huggingface_folders.made("m2m_100", folder)
+    with torch.no_grad():  # as it comes, every line has the same translation
+        for name, weight in module.named_parameters():
+            if "encoder_attn" in name and name.endswith("weight"):
+                weight.mul_(20)
+    module.generation_config.update(num_beams=3, max_length=20, length_penalty=0.4)
+    module.save_pretrained(folder)
+    words = huggingface_folders.tokenizer("m2m_100", folder)
+    forced = {"forced_bos_token_id": words.get_lang_id("de")}
+    expected = [
+        words.decode(
+            module.generate(**words([line], return_tensors="pt"), **forced)[0],
+            skip_special_tokens=True,
+        )
+        if line
+        else ""
+        for line in lines
+    ]
+    with runs.as_a_user(tmp_path):
+        translator = jt.Translator.load(folder, source_lang="en", target_lang="de")
+        assert translator(lines) == expected and len(set(expected)) > 2
+        best = translator(["the"], num_hypotheses=2)[0]
+        assert best[0].ids[0] == forced["forced_bos_token_id"] and best[0].text == expected[3]
+        command = ("--run", folder, "--source-lang", "en", "--target-lang", "de")
+        stdin = "".join(line + "\n" for line in lines).encode()
+        code, out, _ = runs.Console(capsys, monkeypatch).say("translate", *command, stdin=stdin)
+    assert (code, out) == (0, "".join(line + "\n" for line in expected))

@@ -47,27 +47,22 @@ def run(options: TranslateOptions) -> int:
     GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
     output.check_folder(options.output)
     output.check_folder(options.attention)
-    model_run = pretrained.load_run(
-        options.run,
-        options.weights,
-        source_lang=options.source_lang,
-        target_lang=options.target_lang,
+    opened = pretrained.open(options.run, options.weights)
+    translator = translation.Translator.from_opened(
+        opened, source_lang=options.source_lang, target_lang=options.target_lang
     )
-    if message := translation.without_cache(model_run.model.config):
+    if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
     if options.input is not None:
         lines = parallel_text.read_lines(options.input)
     else:
         content = sys.stdin.buffer.read()
         lines = parallel_text.split_lines(content, "standard input") if content else []
-    generation_config = model_run.decoding.overridden(overrides)
+    generation_config = translator.generation_config.overridden(overrides)
     as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
     if as_list and generation_config.num_beams == 1:
         raise ConfigError("--n-best needs --beam of at least 2")
-    translator = translation.Translator(
-        model_run.model, model_run.tokenizer, generation_config, widths=model_run.widths
-    )
-    hypotheses = translator.hypotheses(lines)
+    hypotheses = translator.hypotheses(lines, **overrides)
     best = [beam[0] for beam in hypotheses]
     output.write_lines(
         options.output,
@@ -76,12 +71,10 @@ def run(options: TranslateOptions) -> int:
     if options.attention is not None:
         alignment.write(
             options.attention,
-            model_run.model,
-            model_run.tokenizer,
+            translator,
             lines,
             best,
-            widths=model_run.widths,
-            title=f"{options.run}, step {model_run.weights.step}",
+            title=f"{options.run}, step {opened.step}",
         )
     return 0
 

@@ -1,17 +1,16 @@
 """The loop of beam search. Its scores and its rules of stopping are a scorer's (``scorers.py``)."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.generate import constraints
 from jax_transformer.generate.generation_config import EarlyStopping
-from jax_transformer.generate.prepare import Inputs, StaticArgs
+from jax_transformer.generate.prepare import Inputs, ModelStructure, StaticArgs
 from jax_transformer.generate.scorers import SCORERS, Scorer
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.transformer import Transformer
@@ -42,12 +41,17 @@ class _Continuations(NamedTuple):
     cache: Cache | Prefix
 
 
-@partial(jax.jit, static_argnames=("graphdef", "static_args"))
+@partial(jax.jit, static_argnames=("structure", "static_args"))
 def search(
-    graphdef: Any, state: Any, inputs: Inputs, length_penalty: Array, *, static_args: StaticArgs
+    structure: ModelStructure,
+    arrays: list[Array],
+    inputs: Inputs,
+    length_penalty: Float[Array, ""],
+    *,
+    static_args: StaticArgs,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """The ``num_return_sequences`` best hypotheses (b, m, n) and their scores (b, m)."""
-    model: Transformer = nnx.merge(graphdef, state)
+    model = structure.merge(arrays)
     config, batch = static_args.config, inputs.source.shape[0]
     cache = model.init_cache(inputs.source, static_args.max_new_tokens, config.num_beams)
     scorer = SCORERS[config.beam_scorer](

@@ -171,7 +171,7 @@ ALIASES = {
 }
 """Other names of the fields: those of the command line's flags, and the keywords of Python's functions."""
 
-_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 _CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)}
 OPTIONS = (
     {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}

@@ -1,6 +1,7 @@
 """Arguments that all generation loops share: the model, split once, and what a call passes to them, checked."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,17 +18,45 @@ from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
 
+class ModelStructure:
+    """Everything of a model but its arrays: a static argument that is hashed once, not in every call."""
+
+    def __init__(self, graphdef: nnx.GraphDef, treedef: jax.tree_util.PyTreeDef):
+        self.graphdef, self.treedef = graphdef, treedef
+        self._hash = hash((graphdef, treedef))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, ModelStructure)
+            and (self.graphdef, self.treedef) == (other.graphdef, other.treedef)
+        )
+
+    def merge(self, arrays: Sequence[Array]) -> Transformer:
+        """The model with these arrays."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, arrays))
+
+
 class SplitModel(NamedTuple):
-    """A model as jitted loops take it. Splitting takes milliseconds, so a caller with many batches does it once."""
+    """A model as jitted loops take it. Splitting takes milliseconds: with many batches, do it once."""
 
     config: TransformerConfig
-    graphdef: Any
-    state: Any
+    structure: ModelStructure
+    arrays: list[Array]
 
 
 def split(model: Transformer | SplitModel) -> SplitModel:
-    """The model split by ``nnx.split``; a split one is returned as it is. It does not follow later changes of the model."""
-    return model if isinstance(model, SplitModel) else SplitModel(model.config, *nnx.split(model))
+    """The model split by ``nnx.split``; a split one is returned as it is.
+
+    Later changes of the model are not seen.
+    """
+    if isinstance(model, SplitModel):
+        return model
+    graphdef, state = nnx.split(model)
+    arrays, treedef = jax.tree.flatten(state)
+    return SplitModel(model.config, ModelStructure(graphdef, treedef), arrays)
 
 
 class StaticArgs(NamedTuple):
@@ -76,8 +105,8 @@ def prepare(
     return Inputs(source, _forced_bos_ids(forced, len(source), vocabulary)), static_args
 
 
-_TRACED = {"length_penalty": 0.0, "temperature": 1.0, "top_p": 1.0, "seed": 0}
-_RESOLVED = dict.fromkeys(
+_TRACED: dict[str, Any] = {"length_penalty": 0.0, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+_RESOLVED: dict[str, Any] = dict.fromkeys(
     ("max_new_tokens", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id")
 )
 

@@ -1,7 +1,7 @@
 """Sampling: tokens drawn from the model's distribution."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import stepwise
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
-from jax_transformer.generate.prepare import Inputs, SplitModel, StaticArgs, prepare, split
+from jax_transformer.generate.prepare import (
+    Inputs,
+    ModelStructure,
+    SplitModel,
+    StaticArgs,
+    prepare,
+    split,
+)
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
@@ -79,12 +86,17 @@ def sample(
     draws = _Draws(
         key, row_ids, jnp.asarray(temperature), jnp.asarray(top_p) if top_p < 1 else None
     )
-    return _sample(model.graphdef, model.state, inputs, draws, static_args=static_args)
+    return _sample(model.structure, model.arrays, inputs, draws, static_args=static_args)
 
 
-@partial(jax.jit, static_argnames=("graphdef", "static_args"))
+@partial(jax.jit, static_argnames=("structure", "static_args"))
 def _sample(
-    graphdef: Any, state: Any, inputs: Inputs, draws: _Draws, *, static_args: StaticArgs
+    structure: ModelStructure,
+    arrays: list[Array],
+    inputs: Inputs,
+    draws: _Draws,
+    *,
+    static_args: StaticArgs,
 ) -> Int[Array, "b n"]:
     keys = jax.vmap(partial(jax.random.fold_in, draws.key))(draws.row_ids)
 
@@ -96,7 +108,7 @@ def _sample(
         index = jax.vmap(jax.random.categorical)(step_keys, scores)
         return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)
 
-    return stepwise.generate(graphdef, state, inputs, draw, static_args)
+    return stepwise.generate(structure, arrays, inputs, draw, static_args)
 
 
 def most_likely(

@@ -1,10 +1,10 @@
-"""The two kinds of beam search: what a hypothesis's score is, which hypotheses may end, and when a row is done.
+"""The two kinds of beam search: what a hypothesis scores, which ones end, when a row is done.
 
-Everything else is the one loop of ``beam_search.py``. Facts of :class:`AverageScorer` from ``GenerationMixin._beam_search`` of transformers 5.23.
-Masked scores differ between the two, too, because they decide the order if constraints leave fewer hypotheses than there are beams.
+Everything else is in the one loop of ``beam_search.py``.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,53 +14,82 @@ from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
 from jax_transformer.generate.prepare import StaticArgs
 
 
-class GnmtScorer(NamedTuple):
-    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end, and nothing better in the beam is missed."""
+@dataclass(frozen=True)
+class Scorer:
+    """What a beam search asks. Its methods are called while the loop is traced."""
 
     length_penalty: Float[Array, ""]
     static_args: StaticArgs
     constrained: bool
+    """Constraints may forbid continuations."""
     dtype: np.dtype
+
+    returns_unfinished: ClassVar[bool]
+    """If too few hypotheses have finished at the greatest length, unfinished ones follow them."""
+
+    @property
+    def masked(self) -> Float[Array, ""]:
+        """The score of hypotheses that do not exist.
+
+        This and :meth:`mask` decide the order if constraints leave fewer hypotheses than beams.
+        """
+        raise NotImplementedError
+
+    def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
+        """The scores, with those that are ``out`` of the running below all others."""
+        raise NotImplementedError
+
+    def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
+        """A score is the log-probability divided by this."""
+        raise NotImplementedError
+
+    def candidates(
+        self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
+    ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
+        """Log-probabilities of the best continuations; True if one ends; True if it may be returned."""
+        raise NotImplementedError
+
+    def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
+        """The length at which the best unfinished hypothesis is compared with the worst finished one.
+
+        ``length`` is the current one.
+        """
+        raise NotImplementedError
+
+
+class GnmtScorer(Scorer):
+    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end, and no better one is missed."""
 
     returns_unfinished = True
 
     @property
     def masked(self) -> Float[Array, ""]:
-        """The score of hypotheses that are not there."""
         return jnp.asarray(jnp.finfo(self.dtype).min / 2, self.dtype)
 
     def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
-        """The scores, with those that are ``out`` of the running below all others."""
         return jnp.where(out, self.masked, scores)
 
     def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
-        """A hypothesis's log-probability is divided by this."""
         return ((5 + length.astype(self.dtype)) / 6) ** self.length_penalty.astype(self.dtype)
 
     def candidates(
         self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
     ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
-        """Log-probabilities of continuations, those that do not go on, and those of them that may be returned."""
         if self.constrained:  # what constraints forbid neither goes on nor ends
             log_probs = jnp.maximum(log_probs, self.masked)
             is_eos &= log_probs > self.masked
         return log_probs, is_eos, is_eos
 
     def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
-        """The length by which the best unfinished hypothesis is compared with the worst finished one.
-
-        Log-probabilities only fall, and the greatest length divides them most.
-        """
+        # Log-probabilities only fall, and the greatest length divides them most
         return jnp.asarray(self.static_args.max_new_tokens)
 
 
-class AverageScorer(NamedTuple):
-    """:attr:`BeamScorer.AVERAGE`: only the best k continuations may end, and at the last position all of them do."""
+class AverageScorer(Scorer):
+    """:attr:`BeamScorer.AVERAGE`: only the best k continuations may end; at the last position all do.
 
-    length_penalty: Float[Array, ""]
-    static_args: StaticArgs
-    constrained: bool
-    dtype: np.dtype
+    Facts from ``GenerationMixin._beam_search`` of transformers 5.23.
+    """
 
     returns_unfinished = False
 
@@ -87,5 +116,7 @@ class AverageScorer(NamedTuple):
         return jnp.where(self.length_penalty > 0, self.static_args.max_new_tokens, length)
 
 
-Scorer = GnmtScorer | AverageScorer
-SCORERS = {BeamScorer.GNMT: GnmtScorer, BeamScorer.AVERAGE: AverageScorer}
+SCORERS: dict[BeamScorer, type[Scorer]] = {
+    BeamScorer.GNMT: GnmtScorer,
+    BeamScorer.AVERAGE: AverageScorer,
+}

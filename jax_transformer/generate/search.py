@@ -19,6 +19,7 @@ from jax_transformer.generate.generation_config import (
 )
 from jax_transformer.generate.prepare import (
     Inputs,
+    ModelStructure,
     SplitModel,
     StaticArgs,
     default_length,
@@ -108,16 +109,16 @@ def greedy(
         constraints=constraints,
     )
     inputs, static_args = prepare(model, source, config, forced_bos_token_id)
-    return _greedy(model.graphdef, model.state, inputs, static_args=static_args)
+    return _greedy(model.structure, model.arrays, inputs, static_args=static_args)
 
 
-@partial(jax.jit, static_argnames=("graphdef", "static_args"))
+@partial(jax.jit, static_argnames=("structure", "static_args"))
 def _greedy(
-    graphdef: Any, state: Any, inputs: Inputs, *, static_args: StaticArgs
+    structure: ModelStructure, arrays: list[Array], inputs: Inputs, *, static_args: StaticArgs
 ) -> Int[Array, "b n"]:
     return stepwise.generate(
-        graphdef,
-        state,
+        structure,
+        arrays,
         inputs,
         lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32),
         static_args,
@@ -209,8 +210,8 @@ def n_best(
     )
     inputs, static_args = prepare(model, source, config, forced_bos_token_id)
     return beam_search.search(
-        model.graphdef,
-        model.state,
+        model.structure,
+        model.arrays,
         inputs,
         jnp.asarray(length_penalty),
         static_args=static_args,

@@ -1,29 +1,29 @@
 """The loop of one hypothesis a row: greedy decoding and sampling, which differ in how they choose a token."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.generate import constraints
-from jax_transformer.generate.prepare import Inputs, StaticArgs
-from jax_transformer.transformer import Transformer
+from jax_transformer.generate.prepare import Inputs, ModelStructure, StaticArgs
 
 Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
 
 
 def generate(
-    graphdef: Any, state: Any, inputs: Inputs, choose: Choose, static_args: StaticArgs
+    structure: ModelStructure,
+    arrays: list[Array],
+    inputs: Inputs,
+    choose: Choose,
+    static_args: StaticArgs,
 ) -> Int[Array, "b n"]:
     """Ids until every row has ended or has ``max_new_tokens``, padded after each row's end token.
 
-    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number. To be called inside a jitted function;
-    ``graphdef`` and ``state`` are the split model.
+    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number. To be called inside a jitted function.
     """
-    model: Transformer = nnx.merge(graphdef, state)
+    model = structure.merge(arrays)
     batch, length = inputs.source.shape[0], static_args.max_new_tokens
 
     def unfinished(carry) -> Bool[Array, ""]:

@@ -6,11 +6,12 @@ from typing import Any
 
 from jax_transformer import webpage
 from jax_transformer.parity.report import Report
+from jax_transformer.storage import atomic
 
 
 def write(path: str | Path, report: Report, *, title: str) -> None:
     """Write the page of a report, atomically."""
-    webpage.write(path, render(report.to_data() | {"title": title}))
+    atomic.write_text(path, render(report.to_data() | {"title": title}))
 
 
 def render(data: dict[str, Any]) -> str:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_transformer import transformer, translation
+from jax_transformer import pretrained, transformer, translation
 from jax_transformer.data import batch_plan, batches, encoding, parallel_text
 from jax_transformer.errors import InputError
 from jax_transformer.nn.positions import Frozen
-from jax_transformer.pretrained import TrainedRun, load_run
 from jax_transformer.training import metrics, step
+from jax_transformer.translation import Translator
 
 
 class Evaluation(NamedTuple):
@@ -39,27 +39,27 @@ def evaluate(
     Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
     out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
     none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`GenerationConfig.overridden`, ``weights`` as of
-    :func:`jax_transformer.pretrained.load_model`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
+    :func:`jax_transformer.pretrained.open`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
     """
-    trained = load_run(run, weights, source_lang=languages[0], target_lang=languages[1])
-    if message := translation.without_cache(trained.model.config):
+    opened = pretrained.open(run, weights)
+    translator = translation.Translator.from_opened(
+        opened, source_lang=languages[0], target_lang=languages[1]
+    )
+    if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
     sources, targets = (
         parallel_text.read_lines(source),
         parallel_text.read_lines(target),
     )  # each once: it may be a pipe
     found = parallel_text.paired(sources, targets, source, target)
-    encoding.encode_sources(sources, trained.tokenizer, trained.model.config.longest, f"{source}: ")
+    longest = translator.model.config.longest
+    encoding.encode_sources(sources, translator.tokenizer, longest, f"{source}: ")
     pairs = found.pairs
-    decoding = trained.decoding.overridden(how or {})
-    translator = translation.Translator(
-        trained.model, trained.tokenizer, decoding, widths=trained.widths
-    )
-    translated = translator([s for s, _ in pairs])
-    total, tokens, counted = loss(trained, pairs)
+    translated = translator([s for s, _ in pairs], **(how or {}))
+    total, tokens, counted = loss(translator, pairs)
     report = {
-        "weights": trained.weights.name,
-        "step": trained.weights.step,
+        "weights": opened.weights,
+        "step": opened.step,
         "pairs": len(pairs),
         "dropped_empty": found.dropped_empty,
         **metrics.score(
@@ -89,18 +89,18 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
         yield f"{name + ' signature':16} {signature}"
 
 
-def loss(trained: TrainedRun, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
+def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
     """The summed loss of the references in nats, their tokens, and the number of pairs: those that fit the model."""
-    config = trained.model.config
+    config = translator.model.config
     try:
         encoded = encoding.encode_pairs(
-            pairs, trained.tokenizer.source, trained.tokenizer.target, config.longest
+            pairs, translator.tokenizer.source, translator.tokenizer.target, config.longest
         )
     except InputError:  # none fits
         return 0.0, 0, 0
-    widths = tuple(sorted({*trained.widths, config.longest}))
-    arrays = transformer.flatten(trained.model, nnx.Param) | transformer.flatten(
-        trained.model, Frozen
+    widths = translator.widths
+    arrays = transformer.flatten(translator.model, nnx.Param) | transformer.flatten(
+        translator.model, Frozen
     )
     loss_sum = step.make_evaluation(config)
     groups = batches.eval_batches(encoded, widths, batch_plan.rows_per_batch(widths, 4096))

@@ -6,6 +6,7 @@ import html.parser
 import json
 import os
 import re
+import types
 import zlib
 from typing import Any
 
@@ -73,14 +74,10 @@ def page(
     tmp_path, tokenizer, *, line: str = LINE, found: translation.Hypothesis | None = None, **options
 ) -> Page:
     path, found = tmp_path / "out.html", found or translated(tokenizer)
-    alignment.write(
-        path,
-        options.pop("model", None) or model(),
-        tokenizer,
-        [line],
-        [found],
-        **({"title": "a run"} | options),
+    translator = translation.Translator(
+        options.pop("model", None) or model(), tokenizer, widths=options.pop("widths", ())
     )
+    alignment.write(path, translator, [line], [found], **({"title": "a run"} | options))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -143,8 +140,9 @@ def test_a_page_shows_so_many_lines_and_says_how_many_there_were(tmp_path, token
         (3, [1, 3], ""),
         (0, [], ""),
     ):
+        translator = translation.Translator(model(), tokenizer)
         alignment.write(
-            tmp_path / "out.html", model(), tokenizer, lines[:count], found[:count], title="a run"
+            tmp_path / "out.html", translator, lines[:count], found[:count], title="a run"
         )
         shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
         assert ([one["number"] for one in shown.sentences], shown.data["note"]) == (numbers, note)
@@ -236,8 +234,9 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch)
     monkeypatch.setattr(
         os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left"))
     )
+    translator = translation.Translator(model(), tokenizer)
     with pytest.raises(OSError, match="no space left"):
-        alignment.write(path, model(), tokenizer, [LINE], [translated(tokenizer)], title="a run")
+        alignment.write(path, translator, [LINE], [translated(tokenizer)], title="a run")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
         ("out.html", "the page before")
     ]
@@ -249,9 +248,12 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch)
 @pytest.fixture
 def console(capsys, monkeypatch, tmp_path, tokenizer):
     """Commands that find an untrained model in whatever run folder they are given."""
-    weights = pretrained.Weights(tmp_path, 7, "last")
-    run = pretrained.TrainedRun(model(max_length=32), tokenizer, (8, 16), weights)
-    monkeypatch.setattr(pretrained, "load_run", lambda *_, **__: run)
+    translator = translation.Translator(model(max_length=32), tokenizer, widths=(8, 16))
+    opened = types.SimpleNamespace(step=7)
+    monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
+    monkeypatch.setattr(
+        translation.Translator, "from_opened", lambda opened, **languages: translator
+    )
     with runs.as_a_user(tmp_path):
         yield runs.Console(capsys, monkeypatch)
 

@@ -2,13 +2,13 @@
 
 import math
 import os
+import types
 
 import pytest
 
-from jax_transformer import translation
+from jax_transformer import pretrained, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import InputError
-from jax_transformer.pretrained import TrainedRun, Weights
 from jax_transformer.training import evaluation
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
@@ -20,18 +20,13 @@ TARGETS = ["two one", LONG, "nothing", "five four", " "]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> TrainedRun:
-    """A run whose model writes at most 16 tokens."""
+def translator() -> translation.Translator:
+    """Its model writes at most 16 tokens."""
     tokenizer = Tokenizer.train(
         ["one two three four five six"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS
     )
     config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
-    return TrainedRun(
-        random_model(config, dtype="float32"),
-        tokenizer,
-        (16,),
-        Weights(tmp_path_factory.mktemp("run"), 7, "last"),
-    )
+    return translation.Translator(random_model(config, dtype="float32"), tokenizer, widths=(16,))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,14 +36,18 @@ def _as_a_user(tmp_path_factory):
 
 
 @pytest.fixture
-def evaluate(trained, monkeypatch, tmp_path):
+def evaluate(translator, monkeypatch, tmp_path):
     """Evaluates on these lines, with the translations said by a table."""
     said = {"one two": "two one", "three": "three", "four five": "five"}
-    monkeypatch.setattr(evaluation, "load_run", lambda run, weights, **languages: trained)
+    opened = types.SimpleNamespace(weights="last", step=7)
+    monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
+    monkeypatch.setattr(
+        translation.Translator, "from_opened", lambda opened, **languages: translator
+    )
     monkeypatch.setattr(
         translation.Translator,
         "__call__",
-        lambda self, lines: [said[line] for line in lines],
+        lambda self, lines, **options: [said[line] for line in lines],
     )
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:
@@ -60,7 +59,7 @@ def evaluate(trained, monkeypatch, tmp_path):
     return run
 
 
-def test_what_is_left_out_is_counted(evaluate, trained):
+def test_what_is_left_out_is_counted(evaluate, translator):
     report, hypotheses = evaluate(SOURCES, TARGETS)
     assert (
         report["step"],
@@ -71,10 +70,10 @@ def test_what_is_left_out_is_counted(evaluate, trained):
     assert report["exact_match"] == pytest.approx(100 / 3)
     assert hypotheses == ["two one", "three", "", "five", ""]
     total, tokens, counted = evaluation.loss(
-        trained, [("one two", "two one"), ("four five", "five four")]
+        translator, [("one two", "two one"), ("four five", "five four")]
     )
     assert counted == 2 and tokens == sum(
-        len(trained.tokenizer.encode(line)) + 1 for line in ("two one", "five four")
+        len(translator.tokenizer.encode(line)) + 1 for line in ("two one", "five four")
     )
     assert report["loss"] == pytest.approx(total / tokens, rel=1e-6) and report[
         "perplexity"

@@ -1,15 +1,20 @@
 """Lines of text in, lines of text out: in their order, batched by length, by whichever way of decoding is asked for."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from jax_transformer import generate, transformer, translation
+import jax_transformer as jt
+from jax_transformer import convert, generate, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import GenerationConfig, sampling, search
 from jax_transformer.translation import Translator
+from parity_tests.unit import runs
 from parity_tests.unit.helpers import shapes, tiny
 from parity_tests.unit.speakers import loud
 
@@ -201,6 +206,61 @@ def test_ids_end_with_their_end_token(monkeypatch):
         ["one", "two"]
     )
     assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
+
+
+def test_the_model_is_split_once(monkeypatch):
+    """Not in every call: that takes milliseconds."""
+    model, split, calls = loud(SPEAKER, 0), nnx.split, []
+    monkeypatch.setattr(nnx, "split", lambda *args: calls.append(args) or split(*args))
+    translator = Translator(model, TOKENIZER, widths=(8,), tokens_per_batch=32)
+    first = translator(LINES)
+    assert translator(LINES) == first and translator(LINES[:2], sample=True) and len(calls) == 1
+
+
+def test_options_of_a_call_win_over_the_generation_config(echo):
+    config = GenerationConfig(num_beams=2, length_penalty=0.2, max_new_tokens=5)
+    translator = Translator(transformer.abstract(SPEAKER), TOKENIZER, config)
+    for options in ({"beam_size": 3, "max_length": 4}, {"num_beams": 3, "max_new_tokens": 4}):
+        assert translator(["one"], **options) == ["one"]
+    assert {call[2:] for call in echo} == {(4, 3, 0.2)}
+    several = translator(["one", ""], num_hypotheses=2)
+    assert [[each.text for each in row] for row in several] == [["one", "one"], [""]]
+    assert translator.hypotheses(["one", ""], num_return_sequences=2)[0][1].score == 1.5
+    for options, message in (
+        ({"beem": 2}, r"unknown generation option 'beem' \(did you mean 'beam'\?\)"),
+        ({"beam_size": 2, "num_beams": 3}, "num_beams is given twice"),
+        ({"num_hypotheses": 3}, "num_return_sequences=3 needs num_beams of at least 3, not 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            translator(["one"], **options)
+    with pytest.raises(ConfigError, match="one string"):
+        translator("one")
+
+
+def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
+    """From a run's folder, batches padded as in training: here the decoder attends to padding."""
+    config = tiny("lesson10", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
+    arrays = transformer.flatten(loud(config, 0))
+    with runs.as_a_user(tmp_path):
+        model = transformer.unflatten(
+            config, {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+        )
+        convert.save(model, tmp_path / "run")
+        TOKENIZER.save(tmp_path / "run" / "tokenizer.json")
+        (tmp_path / "run" / "data.json").write_text(json.dumps({"widths": [4, 8]}))
+        translator = jt.Translator.load(tmp_path / "run")
+        command = ("translate", "--run", tmp_path / "run")
+        stdin = "".join(line + "\n" for line in LINES).encode()
+        for flags, options in (
+            ((), {}),
+            (("--beam", "2"), {"beam_size": 2}),
+            (("--sample", "--seed", "3"), {"do_sample": True, "seed": 3}),
+        ):
+            code, out, _ = runs.Console(capsys, monkeypatch).say(*command, *flags, stdin=stdin)
+            lines = [text.replace("\n", " ") for text in translator(LINES, **options)]
+            assert (code, out) == (0, "".join(line + "\n" for line in lines))
+        assert translator.widths == (4, 8, 16)
+        assert Translator(model, TOKENIZER)(LINES) != translator(LINES)
 
 
 @pytest.mark.parametrize(
