@@ -16,38 +16,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from jax_transformer.architectures import huggingface
+
 ROOT = Path(__file__).resolve().parent.parent
 ASPECTS = ("logits", "gradients", "greedy", "beam", "round trip", "tokenizer", "fine-tuning")
-FAMILIES = {
-    "marian": "Marian (OPUS-MT)",
-    "bart": "BART",
-    "mbart": "mBART, mBART-50",
-    "m2m_100": "M2M100, NLLB",
-    "pegasus": "Pegasus",
-    "t5": "T5, T5 v1.1, Flan-T5",
-    "mt5": "mT5",
-    "umt5": "UMT5",
-}
+FAMILIES = huggingface.families()
 BEGIN, END = "<!-- families: made by benchmarks/families_table.py -->", "<!-- families end -->"
+# A tokenizer that is not a family's first one has a case of its own name, such as mbart50
+_OTHER_NAMES = {
+    recipe.name.lower(): name
+    for name, family in FAMILIES.items()
+    for recipe in family.tokenizers[1:]
+}
 
 
-_OTHER_NAMES = {"mbart50": "mbart", "nllb": "m2m_100"}
-
-
-def family(name: str) -> str | None:
-    """The family that a case's name begins with."""
+def family_of_case(name: str) -> str | None:
+    """Return the family that a case's name begins with."""
     first = name.replace(",", " ").partition(" ")[0]
     first = _OTHER_NAMES.get(first, first)
     return first if first in FAMILIES else None
 
 
 def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
-    """How many tests of each family and aspect passed and did not, from pytest's JUnit file."""
+    """Count the tests of each family and aspect that passed and that did not, from pytest's JUnit file."""
     found: dict[tuple[str, str], Counter[bool]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         properties = [(p.get("name"), p.get("value", "")) for p in case.iter("property")]
         passed = not any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
-        families = {family(value) for name, value in properties if name == "of"} - {None}
+        families = {family_of_case(value) for name, value in properties if name == "of"} - {None}
         for aspect in (value for name, value in properties if name == "proves"):
             for one in families:
                 found.setdefault((str(one), aspect), Counter())[passed] += 1
@@ -55,14 +51,17 @@ def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
 
 
 def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
-    """In Markdown: how many tests hold, ✗ where one does not, – where none is."""
+    """Return the table in Markdown: the number of tests that hold, ✗ if one does not, – if there is none."""
 
     def cell(one: str, aspect: str) -> str:
         counts = found.get((one, aspect), Counter())
         return "✗" if counts[False] else f"✓ {counts[True]}" if counts[True] else "–"
 
     rows = [["", *ASPECTS], ["---"] * (len(ASPECTS) + 1)]
-    rows += [[title, *(cell(one, aspect) for aspect in ASPECTS)] for one, title in FAMILIES.items()]
+    rows += [
+        [family.title, *(cell(name, aspect) for aspect in ASPECTS)]
+        for name, family in FAMILIES.items()
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

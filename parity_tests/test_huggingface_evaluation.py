@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parity_tests.huggingface_folders import (
-    FAMILIES,
+    FOLDERS,
     generated,
     language_id,
     made,
@@ -47,7 +47,9 @@ def test_a_folder_is_scored_as_transformers_does(name, tmp_path, capsys):
         "--hypotheses",
         tmp_path / "hypotheses",
     ]
-    languages = dict(zip(("--source-lang", "--target-lang"), FAMILIES[name][3] or (), strict=False))
+    languages = dict(
+        zip(("--source-lang", "--target-lang"), FOLDERS[name].languages or (), strict=False)
+    )
     flags = [word for pair in languages.items() for word in pair]
     assert runs.main("evaluate", "--run", folder, *files, *flags, "--bootstrap", "0", "--json") == 0
     report = json.loads(capsys.readouterr().out)

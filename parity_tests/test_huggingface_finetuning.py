@@ -25,7 +25,8 @@ from jax_transformer.training.options import TrainOptions
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
 from parity_tests.huggingface_folders import (
-    FAMILIES,
+    FOLDERS,
+    ended,
     generated,
     language_id,
     made,
@@ -81,10 +82,10 @@ def assert_begins_as_transformers(
 
 
 @pytest.mark.proves("fine-tuning")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FOLDERS)
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and what the decoder is given for them, which each family's model makes in its own way."""
-    module, languages = made(name, tmp_path / "model"), FAMILIES[name][3]
+    module, languages = made(name, tmp_path / "model"), FOLDERS[name].languages
     told = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **told)
     found = corpus.prepare(
@@ -95,7 +96,7 @@ def test_batches_are_those_of_transformers(tmp_path, name):
         for row, index in enumerate(indices):
             source, target = found.valid_pairs[index]
             encoded = words(source, text_target=target)
-            labels = torch.tensor([encoded["labels"]])
+            labels = torch.tensor([ended(words, encoded["labels"])])
             shifted = decoder_input(module, labels)
             count = labels.shape[1]
             assert batch.target_out[row, :count].tolist() == labels[0].tolist()

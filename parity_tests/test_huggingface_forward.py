@@ -13,6 +13,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import torch_bridge
 from jax_transformer.architectures.huggingface_config import from_config
+from jax_transformer.config import EmbeddingNormOf
 from jax_transformer.convert import verify
 from jax_transformer.errors import InputError
 from jax_transformer.nn.relative import buckets
@@ -73,11 +74,11 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     found = {"logits": logits}
     for number, stack in enumerate(("encoder", "decoder")):
         layers, relative = getattr(both.config, stack).layers, both.config.architecture in DISTANCES
-        begins = [
-            inner[name][0]
-            for name in (f"{stack}.embedding_norm.__call__", f"{stack}.positions.__call__")
-            if name in inner
-        ]
+        last = ["embedding_norm", "positions"]
+        if getattr(both.config, stack).embedding_norm_of is EmbeddingNormOf.TOKENS:
+            last.reverse()
+        calls = [f"{stack}.{module}.__call__" for module in last]
+        begins = [inner[name][0] for name in calls if name in inner]
         blocks = [inner[f"{stack}.blocks.{i}.__call__"][0].x for i in range(layers)]
         blocks[-1] = inner.get(f"{stack}.final_norm.__call__", blocks[-1:])[0]
         states = [inner["target_embedding.__call__"][number] if relative else begins[0], *blocks]

@@ -79,6 +79,8 @@ class BartFamily(HuggingFaceFamily):
 
     stack: Mapping[str, Any]
     """Fields of both stacks; with a final norm, norms stand before the branches."""
+    decoder_stack: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the decoder has otherwise."""
     logits_bias: bool = True
     """The module has ``final_logits_bias``."""
     prefix: str = "model."
@@ -100,7 +102,7 @@ class BartFamily(HuggingFaceFamily):
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
                 **MASKS[name],
-                **self.stack,
+                **(self.stack | self.decoder_stack if name == "decoder" else self.stack),
             )
             for name, branches in BRANCHES.items()
         }

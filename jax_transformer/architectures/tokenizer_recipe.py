@@ -132,6 +132,8 @@ class TokenizerRecipe:
     """Roles of the tokens before a line."""
     after: tuple[str, ...] = ("eos_token",)
     """Roles of the tokens after a line."""
+    after_target: tuple[str, ...] | None = None
+    """Roles of the tokens after a target, if they are others."""
     start: str = "eos_token"
     """The role of the decoder's first token, if ``config.json`` does not name it."""
     languages: Languages | None = None

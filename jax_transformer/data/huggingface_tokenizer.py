@@ -244,9 +244,10 @@ def _source_ends(
     files: TokenizerFiles, source_lang: str | None, target_lang: str | None
 ) -> LineEnds | ConfigError:
     """The ids around a source, or the error to raise for them if a language is missing."""
+    recipe = files.settings.recipe
+    plain = _plain_ends(files, files.source, recipe.after)
     if not _reads_one_language(files):
-        return _ends(files, files.source, source_lang, "source_lang")
-    plain = _plain_ends(files, files.source)
+        return _with_language(files, files.source, plain, source_lang, "source_lang")
     if target_lang is None or not files.languages:
         return plain
     return LineEnds((files.language_id(files.source, target_lang),), plain.suffix)
@@ -254,15 +255,23 @@ def _source_ends(
 
 def _target_ends(files: TokenizerFiles, target_lang: str | None) -> LineEnds | ConfigError:
     """The ids around a target, or the error to raise for them if a language is missing."""
+    recipe = files.settings.recipe
+    after = recipe.after if recipe.after_target is None else recipe.after_target
+    plain = _plain_ends(files, files.target, after)
     if _reads_one_language(files):
-        return _plain_ends(files, files.target)
-    return _ends(files, files.target, target_lang, "target_lang")
+        return plain
+    return _with_language(files, files.target, plain, target_lang, "target_lang")
 
 
-def _ends(
-    files: TokenizerFiles, vocabulary: SubwordVocabulary, language: str | None, option: str
+def _with_language(
+    files: TokenizerFiles,
+    vocabulary: SubwordVocabulary,
+    plain: LineEnds,
+    language: str | None,
+    option: str,
 ) -> LineEnds | ConfigError:
-    plain, settings = _plain_ends(files, vocabulary), files.settings
+    """The ids around a line with its language's token, if the tokenizer is one of several languages."""
+    settings = files.settings
     languages = settings.recipe.languages
     if languages is None:
         return plain
@@ -278,9 +287,11 @@ def _ends(
     return LineEnds((code, *plain.prefix), plain.suffix)
 
 
-def _plain_ends(files: TokenizerFiles, vocabulary: SubwordVocabulary) -> LineEnds:
-    before, after = (
+def _plain_ends(
+    files: TokenizerFiles, vocabulary: SubwordVocabulary, after: tuple[str, ...]
+) -> LineEnds:
+    before, ends = (
         tuple(files.role_id(vocabulary, role) for role in roles)
-        for roles in (files.settings.recipe.before, files.settings.recipe.after)
+        for roles in (files.settings.recipe.before, after)
     )
-    return LineEnds(before, after)
+    return LineEnds(before, ends)
