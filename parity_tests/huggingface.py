@@ -68,6 +68,12 @@ _MARIAN = {
     "activation_function": "swish",
 }
 _PEGASUS = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
+_BLENDERBOT = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,8 @@ CASES = {
     "mbart": Case("mbart", _SIZES | {"scale_embedding": True}),
     "m2m_100": Case("m2m_100", _SIZES),
     "pegasus": Case("pegasus", _SIZES | _PEGASUS),
+    "blenderbot": Case("blenderbot", _SIZES | _BLENDERBOT | {"scale_embedding": True}),
+    "blenderbot-small": Case("blenderbot-small", _SIZES | _BLENDERBOT),
     "t5": Case("t5", _T5_SIZES),
     "t5 v1.1": Case(
         "t5", _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -58,6 +58,8 @@ class FolderCase:
 FOLDERS = {
     "marian": FolderCase("marian", tokenizer_models.marian),
     "bart": FolderCase("bart", tokenizer_models.bart),
+    "blenderbot": FolderCase("blenderbot", tokenizer_models.blenderbot),
+    "blenderbot-small": FolderCase("blenderbot-small", tokenizer_models.blenderbot_small),
     "t5": FolderCase("t5", tokenizer_models.t5),
     "mt5": FolderCase("mt5", tokenizer_models.t5),
     "umt5": FolderCase("umt5", tokenizer_models.t5),

@@ -42,6 +42,7 @@ LINES = {
     "languages of Marian, open": ">>fra hello",
     "an end before a language": "</s> >>fra<< a",
     "a mask behind nothing": "\u200b<mask>a",
+    "special tokens of BlenderbotSmall": "hi__end__ __start__ Hi  __null__\n__newln__ it's (so).",
     "tokens that begin alike": "<new>er <newer> <new> <ctl>",
     "sentinels": "<extra_id_0> a<extra_id_99> <mask_1> <unk_5> <sym>b<sym>",
     "long words": "x" * 700 + " " + "supercalifragilistic" * 30,
@@ -238,6 +239,14 @@ CASES = {
     "pegasus": (made.pegasus, "PegasusTokenizer", {}),
     "bart": (made.bart, "BartTokenizer", {}),
     "bart, a space before": (_published_bart, "BartTokenizer", {}),
+    "blenderbot": (made.blenderbot, "BlenderbotTokenizer", {}),
+    "blenderbot, two files": (made.blenderbot_files, "BlenderbotTokenizer", {}),
+    "blenderbot-small": (made.blenderbot_small, "BlenderbotSmallTokenizer", {}),
+    "blenderbot-small, special tokens split": (
+        lambda: made.blenderbot_small(split_special_tokens=True),
+        "BlenderbotSmallTokenizer",
+        {},
+    ),
 }
 
 

@@ -208,6 +208,68 @@ def bart() -> dict[str, Any]:
     return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}
 
 
+def blenderbot_files() -> dict[str, Any]:
+    """Byte-level BPE in two files, with BART's special tokens in another order."""
+    files = bart()
+    tokens = ["<pad>", "<s>", "</s>", "<unk>"]
+    others = [token for token in files["vocab.json"] if token not in tokens]
+    vocab = _vocabulary(tokens, *others)
+    config = {
+        "model_type": "blenderbot",
+        "vocab_size": len(vocab),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
+    settings = {"tokenizer_class": "BlenderbotTokenizer"}
+    return files | {"vocab.json": vocab, "config.json": config, "tokenizer_config.json": settings}
+
+
+def blenderbot() -> dict[str, Any]:
+    """The same with a ``tokenizer.json`` that ends lines, as transformers 4 wrote it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    files = blenderbot_files()
+    merges = files["merges.txt"].decode().split("\n")[1:-1]
+    made = Tokenizer(models.BPE(files["vocab.json"], [tuple(line.split()) for line in merges]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.TemplateProcessing(
+        single="$A:0 </s>:0", pair="$A:0 </s>:0 $B:0 </s>:0", special_tokens=[("</s>", 2)]
+    )
+    return files | {"tokenizer.json": json.loads(made.to_str())}
+
+
+def blenderbot_small(**settings: Any) -> dict[str, Any]:
+    """Byte-pair encoding of lower-cased words."""
+    merges = word_merges()
+    letters = sorted({letter for line in CORPUS for letter in line.lower() if not letter.isspace()})
+    symbols = [symbol for letter in letters for symbol in (letter, f"{letter}</w>")]
+    symbols += [first + second for first, second in merges]
+    pieces = [
+        symbol.removesuffix("</w>") if symbol.endswith("</w>") else f"{symbol}@@"
+        for symbol in symbols
+    ]
+    special = ["__null__", "__start__", "__end__", "__unk__", "__newln__"]
+    vocab = _vocabulary(special, *pieces)
+    lines = "".join(f"{first} {second}\n" for first, second in merges)
+    config = {
+        "model_type": "blenderbot-small",
+        "vocab_size": len(vocab),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
+    return {
+        "vocab.json": vocab,
+        "merges.txt": f"#version: 0.2\n{lines}".encode(),
+        "config.json": config,
+        "tokenizer_config.json": {"tokenizer_class": "BlenderbotSmallTokenizer", **settings},
+    }
+
+
 @functools.cache
 def word_merges(size: int = 300) -> list[tuple[str, str]]:
     """Merges of lower-cased words, the most frequent pair first, learned from the corpus."""

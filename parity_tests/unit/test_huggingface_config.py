@@ -126,6 +126,45 @@ def test_a_flan_t5_model_has_no_longest_sequence_and_does_not_scale():
     assert config.longest > 10_000
 
 
+# As the files of transformers 3.4 have it
+BLENDERBOT = {
+    "do_blenderbot_90_layernorm": True,
+    "extra_layer_norm": False,
+    "extra_pos_embeddings": 0,
+    "static_position_embeddings": False,
+    "encoder_no_repeat_ngram_size": 3,
+    "forced_eos_token_id": 2,
+    "classif_dropout": 0.0,
+    "num_hidden_layers": 2,
+}
+
+
+def test_published_blenderbots_have_norms_where_their_files_say():
+    large = from_config(
+        BLENDERBOT
+        | {"model_type": "blenderbot", "layernorm_variant": "prelayernorm"}
+        | {"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": False}
+    )
+    small = from_config(
+        BLENDERBOT
+        | {"model_type": "blenderbot-small", "layernorm_variant": "xlm"}
+        | {"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True}
+    )
+    norms = [
+        (stack.embedding_norm, stack.embedding_norm_of.value, stack.final_norm)
+        for config in (large, small)
+        for stack in (config.encoder, config.decoder)
+    ]
+    assert norms == [
+        *[(False, "sum", True)] * 2,
+        (True, "sum", False),
+        (True, "tokens", False),
+    ]
+    assert (large.norm_placement.value, small.norm_placement.value) == ("pre", "post")
+    with pytest.raises(InputError, match="do_blenderbot_90_layernorm=False: .* only True is"):
+        from_config({"model_type": "blenderbot-small", "do_blenderbot_90_layernorm": False})
+
+
 EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
 
 
