@@ -11,11 +11,21 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
+from jax_transformer import torch_bridge, transformer
+from jax_transformer.weights import rules
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import as_torch, pair
 from torch_reference.lesson10 import TranslationTransformer
+
+
+@pytest.mark.parametrize("name", jt.preset_names())
+def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
+    config = jt.preset(name)
+    with torch.device("meta"):
+        module = torch_bridge.twin(config)
+    shapes = rules.torch_shapes(jt.convert.weight_table(config), transformer.shapes(config))
+    assert {name: tuple(each.shape) for name, each in module.state_dict().items()} == shapes
 
 
 class Document(nn.Module):

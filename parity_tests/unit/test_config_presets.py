@@ -245,11 +245,19 @@ def test_of_the_presets_one_alone_cannot_keep_keys_and_values():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_size_that_is_not_given_keeps_the_document_s_rule(name):
-    """Where a document has a size as so many times d_model, another d_model brings it along; a size that is given is taken."""
+    """A size that the document has as a multiple of d_model follows it, unless it is set."""
     config, document = jt.preset(name, d_model=16, num_heads=2), name.removesuffix("_repaired")
-    wide = 16 if document == "deep_dive" else 8
-    fixed = {"lesson10": 2048, "vaswani2017_base": 2048, "part2_encoder": 1264, "small": 512}
-    assert (config.head_width, config.d_ff) == (wide, fixed.get(document, 64))
+    sizes = {
+        "blog2023": (8, 64),
+        "deep_dive": (16, 64),
+        "from_scratch": (8, 64),
+        "lesson10": (8, 2048),
+        "part2_encoder": (8, 1264),
+        "small": (8, 512),
+        "vaswani2017_base": (8, 2048),
+    }
+    ours = config.head_width, config.d_ff
+    assert ours == sizes.get(document, ours)
     given = jt.preset(name, d_model=16, num_heads=2, head_dim=5, d_ff=7)
     assert (given.head_width, given.d_ff) == (5, 7)
     assert jt.preset(name, d_model=np.int64(16), num_heads=2) == config
