@@ -31,7 +31,7 @@ class Inferred:
     config: TransformerConfig
     sizes: dict[str, int]
     """Sizes that the shapes show."""
-    kept: dict[str, Any]
+    from_preset: dict[str, Any]
     """Sizes that no shape shows, which are the preset's."""
 
 
@@ -75,12 +75,12 @@ def infer(
         raise ConfigError(
             f"{error} (sizes from the shapes: {text or 'none'}; set others with --set name=value)"
         ) from None
-    kept = {
+    from_preset = {
         name: getattr(config, name)
         for name in ("num_heads", "max_length")
         if name not in sizes and name not in known
     }
-    return Inferred(config, sizes, kept)
+    return Inferred(config, sizes, from_preset)
 
 
 _SIZES = frozenset(

@@ -106,7 +106,7 @@ def prepare(request: Request) -> Prepared:
     wrong = _wrong(source, model)
     inferred = settled.sizes if settled is not None else {}
     made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
-    kept = settled.kept if settled is not None else {}
+    kept = settled.from_preset if settled is not None else {}
     files = _files(request, source, target, kind, model)
     return Prepared(
         request,
