@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax_transformer
 from jax_transformer.cli import convert, evaluate, golden, inspect, parity, train, translate
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(help_text(name, command, rest), end="")
         return 0
-    options = parse(name, command.kind, rest)
+    options: Any = parse(name, command.kind, rest)
     if (architecture := getattr(options, "architecture", None)) is not None:
         from jax_transformer.architectures import registry
 

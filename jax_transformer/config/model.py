@@ -288,8 +288,8 @@ class TransformerConfig:
         for name, value in expanded.items():
             owner, _, leaf = name.rpartition(".")
             (data[owner] if owner else data)[leaf] = (
-                dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-            )  # type: ignore[arg-type]
+                _plain(value) if dataclasses.is_dataclass(value) else value
+            )
         return codec.from_json(type(self), json.dumps(data, default=_plain))
 
 
