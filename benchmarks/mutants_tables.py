@@ -2,7 +2,11 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_RULES, _PAGES = "jax_transformer/weights/rules.py", "jax_transformer/architectures"
+_RULES, _FIT, _PAGES = (
+    "jax_transformer/weights/rules.py",
+    "jax_transformer/weights/fit.py",
+    "jax_transformer/architectures",
+)
 _SELF = "encoder.blocks.0.self_attention"
 _UNIT = "parity_tests/unit/test_rules.py"
 _BITS = "parity_tests/test_convert.py::test_there_and_back_bit_for_bit"
@@ -107,33 +111,37 @@ MUTANTS = [
     ),
     Mutant(
         "tensors that nobody asked for are ignored",
-        _RULES,
-        "sorted(state.keys() - expected.keys())",
-        "sorted(state.keys() - state.keys())",
+        _FIT,
+        "sorted(tensors.keys() - expected.keys())",
+        "sorted(tensors.keys() - tensors.keys())",
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),
         met="ignored key",
     ),
     Mutant(
         "missing tensors newly initialised",
         _RULES,
-        'problems.append(f"missing {name} {expected[name]}")',
-        "state = {**state, name: np.zeros(expected[name])}",
+        "    infos = {name: TensorInfo(",
+        (
+            "    expected = torch_shapes(table, flax_shapes)\n"
+            "    state = {name: np.zeros(shape) for name, shape in expected.items()} | dict(state)\n"
+            "    infos = {name: TensorInfo("
+        ),
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),
         met='"newly initialized"',
     ),
     Mutant(
         "shapes not compared",
-        _RULES,
-        "if state[name].shape != expected[name]:",
-        "if state[name].size != np.prod(expected[name]):",
+        _FIT,
+        "if tensors[name].shape != expected[name]:",
+        "if np.prod(tensors[name].shape) != np.prod(expected[name]):",
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),
         met="ignore_mismatched_sizes",
     ),
     Mutant(
         "a tied copy may drift",
-        _RULES,
-        "_bits(state[alias.torch]) != _bits(state[alias.of])",
-        "state[alias.torch].shape != state[alias.of].shape",
+        _FIT,
+        "not same(state[name], state[other])",
+        "state[name].shape != state[other].shape",
         (f"{_UNIT}::test_tied_copies_that_differ_are_named",),
         met="tied copy that drifts",
     ),
@@ -172,8 +180,8 @@ MUTANTS = [
     Mutant(
         "restricted to whatever overlaps",
         _RULES,
-        "wanted.issuperset(rule.flax)",
-        "not wanted.isdisjoint(rule.flax)",
+        "names.issuperset(rule.flax)",
+        "not names.isdisjoint(rule.flax)",
         (f"{_UNIT}::test_restrict_keeps_the_rules_of_the_trained_arrays",),
         met="a moment of what is not trained",
     ),

@@ -295,7 +295,7 @@ MUTANTS = [
     Mutant(
         "Nesterov's momentum forgotten",
         _GROUPS,
-        '"nesterov": given["nesterov"]',
+        '"nesterov": values["nesterov"]',
         '"nesterov": False',
         (f"{_LIVE}::test_what_comes_back_is_an_ordinary_state_dict[small-nesterov]",),
         met="a setting lost",
