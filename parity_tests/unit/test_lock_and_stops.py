@@ -36,7 +36,7 @@ def test_the_lock_is_released_after_an_error(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from jax_transformer.training import lock
+from jax_transformer.storage import lock
 with lock.hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
