@@ -9,9 +9,9 @@ _LOOP, _SCORERS, _SEARCH, _SAMPLING = (
 )
 _UNIT = "parity_tests/unit/test_generate.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
-_STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[lesson10]",)
+_STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_a_full_pass[lesson10]",)
 _LEARNED = (
-    f"{_UNIT}::test_each_cached_step_gives_the_logits_of_the_whole[pre-norm, learned positions]",
+    f"{_UNIT}::test_each_cached_step_gives_the_logits_of_a_full_pass[pre-norm, learned positions]",
 )
 _BEAM = (f"{_UNIT}::test_beam_is_the_plain_search[2]",)
 _STOP = (f"{_UNIT}::test_an_end_token_is_followed_by_padding_and_the_loop_stops_early",)
@@ -192,9 +192,7 @@ MUTANTS = [
         _SAMPLING,
         "(scores - scores[:, :1]) / temperature",
         "(scores - scores[:, :1]) * temperature",
-        (
-            "parity_tests/unit/test_sampling.py::test_first_tokens_have_the_distribution_that_was_asked_for",
-        ),
+        ("parity_tests/unit/test_sampling.py::test_first_tokens_have_the_requested_distribution",),
         met="inverse temperature",
     ),
     Mutant(

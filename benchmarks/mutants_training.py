@@ -141,7 +141,7 @@ MUTANTS = [
         _RULE,
         "factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))",
         "factor = max_norm / (optax.tree.norm(updates) + 1e-6)",
-        (f"{_VALUES}::test_gradients_below_the_norm_are_left_alone",),
+        (f"{_VALUES}::test_gradients_below_the_norm_are_unchanged",),
         met="clipping norm",
     ),
     Mutant(
@@ -190,7 +190,7 @@ MUTANTS = [
         _STEP,
         "return jax.tree.map(jnp.add, summed, more)",
         "return more",
-        (f"{_STEPS}::test_batches_that_are_accumulated_are_one_batch",),
+        (f"{_STEPS}::test_accumulated_batches_equal_one_batch",),
         met="accumulation",
     ),
     Mutant(
@@ -201,7 +201,7 @@ MUTANTS = [
         "        gradients = jax.tree.map(\n"
         "            lambda a, b: a + b * scale, summed.gradients, more.gradients\n        )\n"
         "        return Sums(gradients, summed.loss + more.loss, summed.tokens + more.tokens)",
-        (f"{_STEPS}::test_batches_that_are_accumulated_are_one_batch",),
+        (f"{_STEPS}::test_accumulated_batches_equal_one_batch",),
         met="gradient accumulation weighs batches, not tokens",
     ),
     Mutant(
@@ -217,7 +217,7 @@ MUTANTS = [
         _STEP,
         "return update(state, sums(state, batch, jax.random.fold_in(key, state.step)))",
         "return update(state, sums(state, batch, key))",
-        (f"{_STEPS}::test_each_step_has_dropout_of_its_own",),
+        (f"{_STEPS}::test_each_step_has_its_own_dropout",),
         met="a key that is never folded",
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS = [
         _STEP,
         "jax.random.fold_in(jax.random.fold_in(key, state.step), i)",
         "jax.random.fold_in(key, state.step)",
-        (f"{_STEPS}::test_each_accumulated_batch_has_dropout_of_its_own",),
+        (f"{_STEPS}::test_each_accumulated_batch_has_its_own_dropout",),
         met="a key that is never folded",
     ),
     Mutant(
@@ -249,7 +249,7 @@ MUTANTS = [
         _STATE,
         "node._replace(count=jnp.asarray(position, node.count.dtype))",
         "node._replace(count=jnp.asarray(position + 1, node.count.dtype))",
-        ("parity_tests/unit/test_optimizer_state.py::test_into_any_optax_chain_and_out_again",),
+        ("parity_tests/unit/test_optimizer_state.py::test_optax_chains_round_trip",),
         met="schedule off by one",
     ),
     Mutant(

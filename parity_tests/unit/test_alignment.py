@@ -109,7 +109,7 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
-def test_rows_are_what_is_written_and_columns_what_is_read(tmp_path, tokenizer):
+def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer).sentences[0]["maps"]
     source, target = (
         [*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
@@ -125,14 +125,14 @@ def test_rows_are_what_is_written_and_columns_what_is_read(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
-def test_what_the_decoder_gives_to_padding_has_a_column(tmp_path, tokenizer, name):
+def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
     cross = page(tmp_path, tokenizer, model=model(name)).sentences[0]["maps"]["cross"]
     assert (cross["columns"][-1] == "<pad>") == (name == "lesson10")
     sums = weights(cross).sum(axis=-1)
     assert helpers.furthest(sums, np.ones_like(sums)) < ROUNDED * len(cross["columns"])
 
 
-def test_a_page_shows_so_many_lines_and_says_how_many_there_were(tmp_path, tokenizer, monkeypatch):
+def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(alignment, "SENTENCES", 2)
     lines, found = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
     for count, numbers, note in (
@@ -186,7 +186,7 @@ HOSTILE = (
 )
 
 
-def test_text_does_not_leave_its_place(tmp_path, tokenizer):
+def test_text_is_escaped(tmp_path, tokenizer):
     innocent = page(tmp_path, tokenizer)
     hostile = page(
         tmp_path,
@@ -228,7 +228,7 @@ def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer)
     )
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path, tokenizer, monkeypatch):
+def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "out.html"
     path.write_text("the page before")
     monkeypatch.setattr(
@@ -258,7 +258,7 @@ def console(capsys, monkeypatch, tmp_path, tokenizer):
         yield runs.Console(capsys, monkeypatch)
 
 
-def test_translate_writes_the_page_beside_its_lines(console, tmp_path, tokenizer):
+def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenizer):
     path, lines = tmp_path / "out.html", ["the red house", "", "é 12"]
     code, out, err = console.say(
         "translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode()

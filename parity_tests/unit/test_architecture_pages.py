@@ -191,7 +191,7 @@ def test_no_module_of_a_block_is_missing_from_a_diagram(document):
     assert not missing and len(computed) > 20
 
 
-def test_a_diagram_is_read_and_a_wrong_one_is_not():
+def test_a_wrong_diagram_is_detected():
     found = Diagram(
         [
             "flowchart TB",
@@ -282,7 +282,7 @@ def table(document: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_fields_in_a_table_are_there_and_have_its_values(document):
+def test_the_fields_in_a_table_have_the_documented_values(document):
     compared = 0
     for preset, field, cell in table(document):
         expected = said(value_at(jt.preset(preset), field))

@@ -93,7 +93,7 @@ def refusal(folder: Path, wanted=None, **options) -> str:
     return str(caught.value)
 
 
-def test_every_dtype_comes_back_bit_for_bit(saved):
+def test_every_dtype_round_trips_bit_for_bit(saved):
     loaded = checkpoint.load(saved, 7, like(state()))
     assert bits(loaded) == bits(state())
     assert bits(loaded) != bits(state(seed=1))
@@ -103,7 +103,7 @@ def test_every_dtype_comes_back_bit_for_bit(saved):
     }
 
 
-def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
+def test_relative_folders_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("runs/here"), 7)
     assert bits(checkpoint.load(Path("runs/here"), 7, like(state()))) == bits(state())
@@ -113,7 +113,7 @@ def test_a_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
     )
 
 
-def test_what_is_pruned_is_gone_and_the_rest_stays(tmp_path):
+def test_prune_removes_only_the_other_steps(tmp_path):
     for step in (5, 10, 20, 100):
         save(tmp_path, step, state(seed=step))
     checkpoint.prune(tmp_path, [20, 100, 300])
@@ -129,7 +129,7 @@ def test_a_step_saved_again_is_replaced(tmp_path):
     assert os.listdir(tmp_path) == ["7"]
 
 
-def test_what_a_killed_save_left_behind_is_no_checkpoint_and_is_removed(tmp_path):
+def test_a_partial_save_is_no_checkpoint_and_is_removed(tmp_path):
     for leftover in (".writing-3", ".writing-9.orbax-checkpoint-tmp"):
         (tmp_path / leftover / "state").mkdir(parents=True)
         (tmp_path / leftover / "state" / "part").write_bytes(b"half")
@@ -138,7 +138,7 @@ def test_what_a_killed_save_left_behind_is_no_checkpoint_and_is_removed(tmp_path
     assert os.listdir(tmp_path) == ["9"]
 
 
-def test_a_checkpoint_that_was_being_replaced_is_put_back(tmp_path):
+def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path):
     """Killed between the two renames: the old one is aside, the new one not there yet."""
     save(tmp_path, 7)
     os.rename(tmp_path / "7", tmp_path / ".writing-7.replaced")
@@ -148,9 +148,7 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["sha256", "sync", "orbax"])
-def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoint_and_nothing_else(
-    tmp_path, monkeypatch, where
-):
+def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, where):
     save(tmp_path, 7)
 
     def full(path: Path, *rest) -> str:
@@ -192,7 +190,7 @@ os._exit(0)  # threads of Orbax's wait for ever
 """
 
 
-def test_what_fails_within_orbax_is_said_once(tmp_path):
+def test_an_orbax_failure_is_one_error(tmp_path):
     """Orbax logs it with a traceback as well."""
     done = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)],
@@ -215,7 +213,7 @@ def damage(folder: Path, step: int) -> Path:
     return path
 
 
-def test_the_newest_intact_one_is_found_and_what_is_wrong_with_the_newer_ones(tmp_path):
+def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_path):
     assert checkpoint.newest_intact(tmp_path) == (None, [])
     for step in (5, 9, 10):
         save(tmp_path, step)
@@ -234,7 +232,7 @@ def test_the_newest_intact_one_is_found_and_what_is_wrong_with_the_newer_ones(tm
         checkpoint.newest_intact(tmp_path)
 
 
-def test_a_quarantined_checkpoint_is_none_and_is_not_lost(tmp_path):
+def test_a_quarantined_checkpoint_is_skipped_and_not_deleted(tmp_path):
     for _ in range(3):
         save(tmp_path, 7)
         aside = checkpoint.quarantine(tmp_path, 7)
@@ -242,14 +240,14 @@ def test_a_quarantined_checkpoint_is_none_and_is_not_lost(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["damaged-7", "damaged-7.2", "damaged-7.3"]
 
 
-def test_one_under_another_s_name_is_refused(tmp_path):
+def test_a_renamed_checkpoint_is_refused(tmp_path):
     save(tmp_path, 7)
     os.rename(tmp_path / "7", tmp_path / "8")
     with pytest.raises(errors.CheckpointError, match="is of step 7, not 8"):
         checkpoint.open(tmp_path, 8)
 
 
-def test_every_byte_of_the_manifest_counts(saved, tmp_path):
+def test_a_changed_byte_of_the_manifest_is_detected(saved, tmp_path):
     copied(saved, tmp_path / "copy")
     path = tmp_path / "copy" / "7" / "manifest.json"
     content = path.read_bytes()
@@ -261,7 +259,7 @@ def test_every_byte_of_the_manifest_counts(saved, tmp_path):
     checkpoint.open(tmp_path / "copy", 7)
 
 
-def test_the_manifest_has_the_step_what_was_said_and_every_file(saved):
+def test_the_manifest_has_the_step_the_metadata_and_every_file(saved):
     content = checkpoint.read_manifest(saved, 7)
     assert content["step"] == 7
     assert content["versions"] == {"jax": jax.__version__}
@@ -324,7 +322,7 @@ def test_a_manifest_that_is_missing_or_damaged_is_named(saved, tmp_path, content
     assert str(path) in refusal(tmp_path)
 
 
-def test_a_manifest_without_hashes_proves_nothing(saved, tmp_path):
+def test_a_manifest_without_hashes_is_refused(saved, tmp_path):
     path = copied(saved, tmp_path) / "manifest.json"
     path.write_text(json.dumps({"step": 7}))
     assert str(tmp_path / "7") in refusal(tmp_path)
@@ -355,7 +353,7 @@ def test_another_shape_or_dtype_is_refused_by_name(saved):
         )
 
 
-def test_an_array_too_many_or_too_few_is_refused_by_name(saved):
+def test_an_extra_or_missing_array_is_refused_by_name(saved):
     wanted = like(state())
     del wanted.params["scale"]
     assert "params/scale" in refusal(saved, wanted)
@@ -366,7 +364,7 @@ def test_an_array_too_many_or_too_few_is_refused_by_name(saved):
     assert "params/shift" in refusal(saved, wanted)
 
 
-def test_a_part_can_be_loaded_alone(saved):
+def test_a_group_of_arrays_can_be_loaded(saved):
     loaded = checkpoint.load(
         saved, 7, {"params": {"scale": like(state()).params["scale"]}}, partial=True
     )
@@ -375,7 +373,7 @@ def test_a_part_can_be_loaded_alone(saved):
         checkpoint.load(saved, 7, {"params": {"scale": like(state()).params["scale"]}})
 
 
-def test_a_part_that_is_not_there_is_refused_by_name(saved):
+def test_a_missing_group_is_refused_by_name(saved):
     wanted = {"params": {"scales": like(state()).params["scale"]}}
     assert "params/scales" in refusal(saved, wanted, partial=True)
 
@@ -446,7 +444,7 @@ class TrainState(NamedTuple):
     opt_state: tuple[dict[str, jax.Array], ...]
 
 
-def test_groups_of_version_0_1_are_read_by_their_names_of_today(tmp_path):
+def test_groups_of_version_0_1_are_read_under_today_s_names(tmp_path):
     table = {"positions.table": jnp.arange(6, dtype=jnp.float32).reshape(2, 3)}
     step, params, opt_state = state()
     save(tmp_path, 7, FormerState(step, params, table, opt_state))

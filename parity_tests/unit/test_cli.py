@@ -195,14 +195,14 @@ def test_help_shows_values_as_they_are_typed(console):
     )
 
 
-def test_no_command_shows_what_there_is(console):
+def test_no_command_lists_the_commands(console):
     for arguments, code in (((), 2), (("--help",), 0), (("-h",), 0)):
         found, out, err = console.say(*arguments)
         assert found == code
         assert not [name for name in FLAGS if f"  {name} " not in out + err]
 
 
-def test_the_version(console):
+def test_version_prints_the_version(console):
     assert console.say("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
 
 
@@ -330,13 +330,13 @@ def test_the_module_and_train_py_are_the_command(tmp_path):
         ("golden mkae a", ["mkae", "did you mean 'make'?"]),
     ],
 )
-def test_what_cannot_be_meant_is_refused(console, tmp_path, monkeypatch, command, words):
+def test_invalid_options_are_refused(console, tmp_path, monkeypatch, command, words):
     monkeypatch.chdir(tmp_path)
     console.refused(2, words, *command.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_cannot_be_read_is_named(console, tmp_path, monkeypatch):
+def test_unreadable_text_is_named(console, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = runs.write_text(tmp_path)
     source, target = tmp_path / "train.source", tmp_path / "train.target"
@@ -360,7 +360,7 @@ def test_text_that_cannot_be_read_is_named(console, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_is_not_made_where_something_else_is(console, tmp_path):
+def test_a_run_is_not_created_over_something_else(console, tmp_path):
     (tmp_path / "file").write_text("text")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "photo.jpg").write_text("mine")

@@ -45,7 +45,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(path)
 
 
-def test_weights_go_out_and_come_back_byte_for_byte(console, run, weights, tmp_path):
+def test_weights_round_trip_byte_for_byte(console, run, weights, tmp_path):
     folder, again = tmp_path / "folder", tmp_path / "again.safetensors"
     assert console.say("convert", weights, folder, *SMALL)[0] == 0
     code, out, err = console.say("convert", folder, again)
@@ -83,7 +83,7 @@ def test_weights_are_under_the_names_of_pytorch(weights):
         assert file.metadata() == {"format": "pt"}
 
 
-def test_a_dtype_is_cast_to_and_stays(console, weights, tmp_path):
+def test_dtype_casts_the_file_and_is_kept_on_the_way_back(console, weights, tmp_path):
     half, folder, again = (
         tmp_path / "half.safetensors",
         tmp_path / "half",
@@ -105,7 +105,7 @@ def test_a_dtype_is_cast_to_and_stays(console, weights, tmp_path):
     assert again.read_bytes() == half.read_bytes()
 
 
-def test_float64_crosses_in_32_bit_mode_and_is_refused_where_it_would_be_narrowed(
+def test_float64_converts_in_32_bit_mode_and_is_refused_if_narrowed(
     console, run, weights, tmp_path
 ):
     double = tmp_path / "double.safetensors"
@@ -138,7 +138,7 @@ def test_nothing_is_overwritten(console, run, weights, tmp_path):
     assert file.read_text() == "mine" and list(folder.iterdir()) == []
 
 
-def test_conversions_that_cannot_be_meant_are_refused(console, run, weights, tmp_path):
+def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
     to_folder, new = ["convert", weights, tmp_path / "new"], tmp_path / "new"
     console.refused(2, ["--config", "--preset"], *to_folder)
     console.refused(
@@ -185,7 +185,7 @@ def test_conversions_that_cannot_be_meant_are_refused(console, run, weights, tmp
     ("content", "word"),
     [('{"d_model": 1', "JSON"), ('{"d_modle": 1}', "d_modle"), ("[1]", "object")],
 )
-def test_a_configuration_that_cannot_be_read_is_named(console, weights, tmp_path, content, word):
+def test_an_unreadable_configuration_is_named(console, weights, tmp_path, content, word):
     (tmp_path / "config.json").write_text(content)
     console.refused(
         3,
@@ -250,7 +250,7 @@ def test_inspect_shows_a_run(console, run):
     assert "300x16" in out and "float32" in out and out.count("sha256 ") > 3
 
 
-def test_what_cannot_be_inspected_is_named(console, weights, tmp_path):
+def test_files_that_cannot_be_inspected_are_named(console, weights, tmp_path):
     console.refused(3, [tmp_path / "none"], "inspect", tmp_path / "none")
     console.refused(3, [tmp_path], "inspect", tmp_path)
     good, path = weights.read_bytes(), tmp_path / "bad.safetensors"

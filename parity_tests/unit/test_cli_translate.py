@@ -68,7 +68,7 @@ def translated(console: runs.Console, run: Path, lines: list[str], *more: str) -
     return out.removesuffix("\n").split("\n")
 
 
-def test_each_line_is_translated_in_its_place(console, run):
+def test_translations_keep_the_order_of_lines(console, run):
     found = translated(console, run, LINES)
     assert len(found) == len(LINES)
     assert [i for i, line in enumerate(found) if not line] == [2]
@@ -76,7 +76,7 @@ def test_each_line_is_translated_in_its_place(console, run):
     assert translated(console, run, LINES[::-1]) == found[::-1]
 
 
-def test_ends_of_lines_do_not_matter(console, run):
+def test_line_endings_do_not_matter(console, run):
     expected = "".join(line + "\n" for line in translated(console, run, LINES))
     text = "\n".join(LINES).encode()
     for stdin in (text, text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text + b"\n"):
@@ -88,7 +88,7 @@ def test_ends_of_lines_do_not_matter(console, run):
     )
 
 
-def test_nothing_in_nothing_out(console, run):
+def test_empty_input_gives_empty_output(console, run):
     assert console.say("translate", "--run", run, stdin=b"") == (0, "", "")
 
 
@@ -186,7 +186,7 @@ def test_translations_of_a_given_length(console, run):
     )
 
 
-def test_translations_are_utf8_and_of_one_line_each_wherever_they_go(run, monkeypatch):
+def test_translations_are_utf8_and_one_line_each_on_every_output(run, monkeypatch):
     found = [
         [translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")
     ]
@@ -220,7 +220,7 @@ def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, ru
     assert sorted(hashed) == sorted(files)
 
 
-def test_what_is_no_run_cannot_translate(console, run, tmp_path):
+def test_a_path_that_is_no_run_is_refused(console, run, tmp_path):
     console.refused(3, [tmp_path / "none"], "translate", "--run", tmp_path / "none")
     console.refused(3, [tmp_path, "config.json"], "translate", "--run", tmp_path)
     shutil.copy(run / "config.json", tmp_path)
@@ -276,7 +276,7 @@ def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(console, broken
 
 
 @pytest.mark.parametrize("command", ["inspect", "translate"])
-def test_a_reader_that_goes_away_is_no_error(run, weights, command):
+def test_a_closed_pipe_is_no_error(run, weights, command):
     arguments = ["inspect", weights] if command == "inspect" else ["translate", "--run", run]
     process = runs.start(*arguments)
     process.stdout.close()
@@ -287,7 +287,7 @@ def test_a_reader_that_goes_away_is_no_error(run, weights, command):
     assert (process.wait(timeout=60), err) == (0, "")
 
 
-def test_the_head_of_a_pipe(weights):
+def test_head_may_close_the_pipe(weights):
     command = (
         f"{sys.executable} -m jax_transformer inspect {weights} | head -1; exit ${{PIPESTATUS[0]}}"
     )
@@ -300,7 +300,7 @@ def test_the_head_of_a_pipe(weights):
 # evaluate
 
 
-def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
+def test_evaluate_gives_the_scores_of_the_end_of_training(console, run, tmp_path):
     command = [
         "evaluate",
         "--run",
@@ -355,7 +355,7 @@ def test_a_run_is_scored_as_at_the_end_of_its_training(console, run, tmp_path):
     )
 
 
-def test_test_sets_that_cannot_be_scored_are_named(console, run, tmp_path):
+def test_unscorable_test_sets_are_named(console, run, tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     command = ["evaluate", "--run", run, "--source", source, "--target", target]
     source.write_text("the cat\n\na dog\n")

@@ -140,13 +140,13 @@ def round_trip(config):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_make_the_round_trip_through_json(name):
+def test_presets_round_trip_through_json(name):
     round_trip(jt.preset(name))
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(st.data())
-def test_any_configuration_makes_the_round_trip_through_json(data):
+def test_any_configuration_round_trips_through_json(data):
     round_trip(random_config(data.draw))
 
 

@@ -212,13 +212,13 @@ INVALID = [
 @pytest.mark.parametrize(
     ("changes", "message"), INVALID, ids=[message[:40] for _, message in INVALID]
 )
-def test_every_check_says_the_numbers(changes, message):
+def test_every_check_names_the_numbers(changes, message):
     with pytest.raises(ConfigError) as error:
         dataclasses.replace(LESSON10, **changes)
     assert str(error.value) == message
 
 
-def test_sizes_that_the_checks_must_let_pass():
+def test_valid_sizes_pass_the_checks():
     assert jt.preset("lesson10", d_model=500, head_dim=7).head_width == 7
     none = {"encoder.positions": "none", "decoder.positions": "learned"}
     assert jt.preset("lesson10", d_model=27, num_heads=9, **none).head_width == 3

@@ -47,7 +47,7 @@ def parsed(*arguments) -> TrainOptions:
     ).options
 
 
-def test_a_file_stands_between_the_defaults_and_the_flags(write):
+def test_a_file_overrides_defaults_and_flags_override_the_file(write):
     path = write(FILE)
     options = parsed("--config", path)
     assert (options.steps, options.tensorboard, options.seed) == (70, True, TrainOptions().seed)
@@ -82,7 +82,7 @@ def test_a_file_stands_between_the_defaults_and_the_flags(write):
         )
 
 
-def test_lists_of_files_are_typed_one_after_the_other():
+def test_lists_of_files_are_separate_arguments():
     words = "--data.train a.tsv b.tsv --steps 3 --data.valid c.tsv"
     assert (parsed(*words.split()).data.train, parsed(*words.split()).data.valid) == (
         ("a.tsv", "b.tsv"),
@@ -90,7 +90,7 @@ def test_lists_of_files_are_typed_one_after_the_other():
     )
 
 
-def test_what_a_run_keeps_can_be_given_back(tmp_path):
+def test_the_config_saved_by_a_run_can_be_passed_again(tmp_path):
     words = "--steps 7 --data.train café😀.tsv --data.valid v.tsv --optimizer.epsilon 1e-9 --wandb no --model.d-model 12"
     options = parsed(*words.split())
     (tmp_path / "train_config.json").write_text(codec.to_json(options))
@@ -119,7 +119,7 @@ def test_a_file_and_flags_are_checked_together(write):
 
 
 @pytest.mark.parametrize("content", ["", "\n# nothing\n", "---\n", "{}", "\ufeff", "model:\n"])
-def test_an_empty_file_says_nothing(write, content):
+def test_an_empty_file_changes_nothing(write, content):
     assert parsed("--config", write(content)) == TrainOptions()
 
 
@@ -136,7 +136,7 @@ def test_an_empty_file_says_nothing(write, content):
         ("+2e+1", 20.0),
     ],
 )
-def test_numbers_are_read_as_they_are_meant(write, text, value):
+def test_yaml_numbers_are_parsed_as_their_field_s_type(write, text, value):
     found = parsed(
         "--config", write(f"optimizer: {{learning_rate: {text}}}")
     ).optimizer.learning_rate
@@ -147,7 +147,7 @@ def test_numbers_are_read_as_they_are_meant(write, text, value):
     "text",
     ["2024-01-01", "007", "1:30", "0x10", "1e", "=", "<<", "nope", "'12'", '"off"', "a.b", "-x"],
 )
-def test_text_is_text(write, text):
+def test_yaml_text_stays_text(write, text):
     assert parsed("--config", write(f"run: {text}")).run == text.strip("'\"")
 
 
@@ -195,7 +195,7 @@ def test_text_is_text(write, text):
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_file_and_key(write, content, message):
+def test_invalid_values_are_refused_by_file_and_key(write, content, message):
     path = write(content)
     with pytest.raises(ConfigError) as error:
         parsed("--config", path)
@@ -220,7 +220,7 @@ def test_what_cannot_be_meant_is_refused_by_file_and_key(write, content, message
         ("[" * 5000, "is not YAML: "),
     ],
 )
-def test_what_is_no_yaml_is_refused_by_file_and_line(write, content, message):
+def test_invalid_yaml_is_refused_by_file_and_line(write, content, message):
     path = write(content)
     with pytest.raises(InputError) as error:
         parsed("--config", path)
@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_input_file(capsys, monkeypatch, tmp
     console.refused(2, ["--confi", "did you mean '--config'?"], "train", "--confi", "a")
 
 
-def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write):
+def test_help_names_the_file_and_shows_its_values(capsys, monkeypatch, write):
     code, out, err = runs.Console(capsys, monkeypatch).say(
         "train", "--config", write(FILE), "--help"
     )
@@ -252,7 +252,7 @@ def test_help_names_the_file_and_shows_what_it_gives(capsys, monkeypatch, write)
     )
 
 
-def test_the_example_of_the_documents_is_one(write):
+def test_the_documented_example_is_valid(write):
     (example,) = re.findall(
         r"^```yaml\n(.*?)^```$",
         (runs.ROOT / "docs" / "configuration.md").read_text("utf-8"),
@@ -277,7 +277,7 @@ def test_any_options_class_can_be_read(write):
     )
 
 
-def test_no_argument_at_all_is_every_default():
+def test_no_arguments_give_the_defaults():
     """``python train.py``, the first thing that anyone runs."""
     assert cli.parse("train", train_command.TrainCommand, []) == train_command.TrainCommand()
 

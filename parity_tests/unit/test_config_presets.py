@@ -68,7 +68,7 @@ def test_with_sizes_knows_its_shorthands():
         LESSON10.with_sizes(num_layers="3")
 
 
-def test_with_sizes_takes_what_python_has_for_these_fields():
+def test_with_sizes_accepts_python_types():
     assert LESSON10.with_sizes(d_model=np.int64(16)) == LESSON10.with_sizes(d_model=16)
     branches = (Branch((Part.FFN,)), Branch((Part.SELF,)))
     assert LESSON10.with_sizes(**{"encoder.branches": branches}).encoder.branches == branches
@@ -163,7 +163,7 @@ def test_presets_are_values():
 # What follows from a configuration
 
 
-def test_the_rule_of_positions_says_how_long_a_sequence_may_be():
+def test_the_position_rule_limits_the_length():
     rows = [position_row(PositionIndex.TRUNCATED_COSINE, i) for i in range(101)]
     assert rows == [1] + 49 * [0] + [-1] + 49 * [0] + [1]
     assert [position_row(PositionIndex.ORDER, i) for i in (0, 7, 50)] == [0, 7, 50]
@@ -183,7 +183,7 @@ def test_the_rule_of_positions_says_how_long_a_sequence_may_be():
         assert one.longest == 50 and one.with_sizes(**{f"{name}.positions": "none"}).longest == 100
 
 
-def test_sides_must_be_equally_long_where_the_memory_is_a_residual():
+def test_sides_must_be_equally_long_if_the_memory_is_a_residual():
     assert [name for name in NAMES if jt.preset(name).equal_lengths] == ["blog2023"]
     branches = LESSON10.decoder.branches
     for k, branch in enumerate(branches):
@@ -229,12 +229,12 @@ UNCACHEABLE = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), UNCACHEABLE)
-def test_why_keys_and_values_cannot_be_kept(changes, reason):
+def test_the_reasons_against_a_kv_cache_are_named(changes, reason):
     assert LESSON10.uncacheable is None
     assert LESSON10.with_sizes(**changes).uncacheable == reason
 
 
-def test_of_the_presets_one_alone_cannot_keep_keys_and_values():
+def test_one_preset_cannot_use_a_kv_cache():
     assert {name: jt.preset(name).uncacheable for name in NAMES if jt.preset(name).uncacheable} == {
         "blog2023": UNCACHEABLE[2][1]
     }
@@ -244,7 +244,7 @@ def test_of_the_presets_one_alone_cannot_keep_keys_and_values():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_size_that_is_not_given_keeps_the_document_s_rule(name):
+def test_an_omitted_size_follows_the_document_s_rule(name):
     """A size that the document has as a multiple of d_model follows it, unless it is set."""
     config, document = jt.preset(name, d_model=16, num_heads=2), name.removesuffix("_repaired")
     sizes = {
@@ -263,7 +263,7 @@ def test_a_size_that_is_not_given_keeps_the_document_s_rule(name):
     assert jt.preset(name, d_model=np.int64(16), num_heads=2) == config
 
 
-def test_a_model_size_that_is_no_number_is_refused_by_name():
+def test_a_size_that_is_no_number_is_refused_by_name():
     for value in ("16", 16.0, True, None):
         with pytest.raises(ConfigError, match=rf"^d_model must be int, not {value!r}$"):
             jt.preset("deep_dive", d_model=value)

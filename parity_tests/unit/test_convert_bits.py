@@ -43,7 +43,7 @@ def config_file(small) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_every_bit_crosses(config, config_file, dtype, tmp_path):
+def test_every_bit_is_converted(config, config_file, dtype, tmp_path):
     state = {
         name: round_trips.odd_numbers(dtype, array.size).reshape(array.shape)
         for name, array in state_of(config).items()
@@ -63,7 +63,7 @@ def test_every_bit_crosses(config, config_file, dtype, tmp_path):
     assert why in outcome.checked.how
 
 
-def test_integers_cross_between_files(tmp_path):
+def test_integers_are_converted_between_files(tmp_path):
     state = {
         kind: np.arange(-3, 3).astype(kind)
         for kind in ("int64", "int32", "int16", "int8", "uint8", "bool")
@@ -77,7 +77,7 @@ def test_integers_cross_between_files(tmp_path):
 @pytest.mark.parametrize(
     "kind", ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"]
 )
-def test_other_numbers_cross_where_the_file_has_a_name_for_them(console, tmp_path, kind):
+def test_other_dtypes_are_converted_if_the_file_format_has_them(console, tmp_path, kind):
     dtype = np.dtype(getattr(ml_dtypes, kind, kind))
     pt.write(
         tmp_path / "a.pt",
@@ -100,7 +100,7 @@ def test_other_numbers_cross_where_the_file_has_a_name_for_them(console, tmp_pat
     assert before.keys() == after.keys() and not runs.differing(before, after)
 
 
-def test_a_cast_says_what_it_loses(console, tmp_path):
+def test_a_cast_reports_its_losses(console, tmp_path):
     state = {
         "a": np.array([1 + 2**-12, 70000.0, np.inf, np.nan]),
         "b": np.array([3], np.int64),
@@ -120,7 +120,7 @@ def test_a_cast_says_what_it_loses(console, tmp_path):
     assert data["cast"]["overflowed"] == {} and data["cast"]["largest"] == 0
 
 
-def test_several_files_are_one_source(console, config_file, weights, tmp_path):
+def test_shards_are_one_source(console, config_file, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     names = sorted(state)
     parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}

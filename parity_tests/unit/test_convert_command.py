@@ -79,7 +79,7 @@ def test_sizes_are_read_from_the_shapes(preset):
     assert "num_heads" in found.sizes or given
 
 
-def test_equal_sizes_are_told_apart():
+def test_equal_sizes_are_distinguished():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = state_dict.model_weights(config).shapes["torch"]
     found = infer.infer(
@@ -91,7 +91,7 @@ def test_equal_sizes_are_told_apart():
     assert found.config == config
 
 
-def test_what_was_read_and_what_was_not_is_said(console, weights, tmp_path):
+def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
     command = ["convert", weights, tmp_path / "new", "--preset", "lesson10"]
     code, out, err = console.say(*command, "--set", "num_heads=3", "--dry-run")
     assert (code, err) == (0, "")
@@ -149,7 +149,7 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     assert text.endswith("nothing was written\n")
 
 
-def test_a_plan_of_tied_weights_says_what_repeats_what(tmp_path):
+def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))
     there = jt.convert.plan(source, tmp_path / "new", preset="small", num_heads=3, max_length=20)
@@ -175,7 +175,7 @@ def test_a_plan_of_tied_weights_says_what_repeats_what(tmp_path):
 # Strict
 
 
-def test_one_error_has_everything_and_nothing_is_written(console, tmp_path):
+def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
     state = state_of(config_of("small", d_ff=20))
     state["linear.weight"] = state["linear.weight"] + 1
     state["encoder.layers.0.linear1.weigth"] = state.pop("encoder.layers.0.linear1.weight")
@@ -209,7 +209,7 @@ def test_one_error_has_everything_and_nothing_is_written(console, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bad.safetensors"]
 
 
-def test_a_prefix_is_named_and_stripped_only_when_asked(console, config_file, weights, tmp_path):
+def test_a_prefix_is_named_and_stripped_only_on_request(console, config_file, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     wrapped = write(
         tmp_path / "wrapped.safetensors",
@@ -254,7 +254,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
 # The self-check without a twin, and the library
 
 
-def test_the_check_sees_a_wrong_table(config):
+def test_the_check_detects_a_wrong_table(config):
     model = state_dict.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
@@ -307,9 +307,7 @@ from jax_transformer import cli
 """
 
 
-def test_where_pytorch_is_not_installed_everything_but_the_twin_works(
-    weights, config_file, tmp_path
-):
+def test_without_pytorch_everything_but_the_twin_works(weights, config_file, tmp_path):
     commands = [
         ["convert", weights, tmp_path / "run", "--config", config_file],
         ["convert", tmp_path / "run", tmp_path / "a.pt"],

@@ -39,7 +39,7 @@ def config_file(small) -> Path:
     return small[2]
 
 
-def test_force_replaces_the_like_and_nothing_more(console, weights, config_file, tmp_path):
+def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_path):
     file, folder = tmp_path / "file.pt", tmp_path / "folder"
     file.write_text("old")
     console.refused(3, [file, "--force"], "convert", weights, file)
@@ -225,9 +225,7 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
 
 
 @pytest.mark.parametrize("kind", ["file.pt", "file.safetensors", "folder", "12"])
-def test_what_is_refused_at_the_end_leaves_what_was_there(
-    weights, config_file, tmp_path, monkeypatch, kind
-):
+def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, monkeypatch, kind):
     target, given = tmp_path / kind, ModelDescription(str(config_file))
     outcome = convert(weights, target, description=given)
 

@@ -195,7 +195,7 @@ def test_all_unreadable_files_are_named_at_once(tmp_path, lines, no_training):
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_faults_in_the_text_are_told_before_the_tokenizer_is_trained(
+def test_faults_in_the_text_are_reported_before_the_tokenizer_is_trained(
     tmp_path, lines, no_training, split
 ):
     path = Path(lines[f"{split}_target"][0])
@@ -226,7 +226,7 @@ def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monk
         prepared(tmp_path, **swapped)
 
 
-def test_less_than_one_batch_is_refused_with_the_size_that_would_do(tmp_path):
+def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
     given = write_lines(tmp_path, train=TRAIN[:9], valid=VALID)
     with pytest.raises(
         InputError,
@@ -241,7 +241,7 @@ def test_less_than_one_batch_is_refused_with_the_size_that_would_do(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
-def test_a_maximum_over_the_models_is_refused(tmp_path, lines, no_training, name):
+def test_a_maximum_above_the_model_s_is_refused(tmp_path, lines, no_training, name):
     with pytest.raises(ConfigError, match=f"{name}=41 is over the model's max_length=40"):
         prepared(tmp_path, **lines, **{name: 41})
 
@@ -318,7 +318,7 @@ def given_tokenizer(path: Path, pairs: list[tuple[str, str]], **ids: int) -> str
     return str(path)
 
 
-def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path, lines):
+def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
     path = given_tokenizer(tmp_path / "mine.json", TRAIN)
     found = prepared(tmp_path, **lines, tokenizer=path, vocab_size=999)
     config = found.config
@@ -333,7 +333,7 @@ def test_a_tokenizer_that_is_given_is_used_as_it_is(tmp_path, lines):
     assert found.train.ids == (5, 3, 5, 7, 3)
 
 
-def test_two_tokenizers_that_are_given_give_each_side_its_ids(tmp_path, lines):
+def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
     paths = (
         given_tokenizer(tmp_path / "s.json", TRAIN),
         given_tokenizer(tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2),
@@ -370,7 +370,7 @@ def recorded(tmp_path, lines) -> RunFolder:
     return folder
 
 
-def test_a_run_that_goes_on_takes_its_own_tokenizer(tmp_path, lines, recorded, no_training):
+def test_a_resumed_run_uses_its_own_tokenizer(tmp_path, lines, recorded, no_training):
     again = prepared(tmp_path, **lines)
     assert corpus.changes(again, recorded) == []
     before = {path.name: path.read_bytes() for path in recorded.path.iterdir()}
@@ -415,7 +415,7 @@ def test_a_damaged_record_is_named(tmp_path, lines, recorded, content):
         prepared(tmp_path, **lines)
 
 
-def test_on_other_devices_a_run_keeps_the_rows_that_they_can_share(tmp_path, lines):
+def test_a_run_keeps_its_rows_if_they_divide_over_other_devices(tmp_path, lines):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     six = prepared(tmp_path, **lines, rows_multiple=6)
@@ -430,7 +430,7 @@ def test_on_other_devices_a_run_keeps_the_rows_that_they_can_share(tmp_path, lin
 
 
 @pytest.mark.parametrize("rows", [[], [6], ["6", "6"], [6, 0], None, "66"])
-def test_rows_of_a_damaged_record_are_not_taken(tmp_path, lines, recorded, rows):
+def test_rows_of_a_damaged_record_are_ignored(tmp_path, lines, recorded, rows):
     expected = prepared(tmp_path / "new", **lines).plan.rows
     recorded.data.write_text(json.dumps({**json.loads(recorded.data.read_text()), "rows": rows}))
     again = prepared(tmp_path, **lines)

@@ -22,7 +22,7 @@ def _as_a_user(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FAITHFUL)
-def test_a_document_is_trained_asked_and_converted(name: str, tmp_path, capsys):
+def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
     attention = (
         ["--attention", page] if name == "blog2023" else []

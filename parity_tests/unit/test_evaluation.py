@@ -59,7 +59,7 @@ def evaluate(translator, monkeypatch, tmp_path):
     return run
 
 
-def test_what_is_left_out_is_counted(evaluate, translator):
+def test_excluded_pairs_are_counted(evaluate, translator):
     report, hypotheses = evaluate(SOURCES, TARGETS)
     assert (
         report["step"],
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_counted(evaluate, translator):
     ] == pytest.approx(math.exp(total / tokens))
 
 
-def test_no_loss_is_said_where_no_reference_fits(evaluate):
+def test_no_loss_is_reported_if_no_reference_fits(evaluate):
     report, _ = evaluate(["one two"], [LONG])
     assert (report["loss"], report["perplexity"], report["left_out_of_loss"], report["pairs"]) == (
         None,
@@ -99,7 +99,7 @@ def test_intervals_by_resampling(evaluate):
     }
 
 
-def test_the_text_may_come_through_pipes(evaluate, tmp_path):
+def test_text_may_come_from_pipes(evaluate, tmp_path):
     """As the shell's <(...): what was read once is gone."""
     expected, pipes = evaluate(SOURCES, TARGETS), []
     for side in ("source", "target"):

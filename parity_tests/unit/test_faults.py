@@ -61,7 +61,7 @@ def train_options(command: list[str]) -> TrainOptions:
     return arguments.parse("train", TrainOptions, command[2:])
 
 
-def test_a_run_that_has_ended_is_not_repeated(tmp_path, monkeypatch):
+def test_a_finished_run_is_not_repeated(tmp_path, monkeypatch):
     started = []
 
     def run(command, **_):

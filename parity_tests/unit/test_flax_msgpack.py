@@ -66,7 +66,7 @@ def same(found: dict[Any, np.ndarray], wanted: dict[Any, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [2**30, 24])
-def test_what_flax_writes_is_read_as_flax_reads_it(tmp_path, monkeypatch, chunk):
+def test_files_of_flax_are_read_as_flax_reads_them(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
     content = serialization.msgpack_serialize(tree())
     assert (b"__msgpack_chunked_array__" in content) == (chunk == 24)
@@ -87,7 +87,7 @@ def test_arrays_own_their_memory(tmp_path):
     assert all(array.flags.writeable for array in found.values())
 
 
-def test_a_description_reads_no_array(tmp_path):
+def test_describing_a_file_reads_no_array(tmp_path):
     path = written(
         tmp_path, serialization.msgpack_serialize({"a": {"kernel": np.zeros((1000, 1000, 2))}})
     )
@@ -106,7 +106,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         assert str(error.value).isprintable()
 
 
-def test_a_changed_byte_is_refused_or_changes_a_value_or_a_name_alone(tmp_path):
+def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
     content, values, names = small(), {}, 0
     shapes = sorted(
         (array.shape, array.dtype.name) for array in read(written(tmp_path, content)).values()
@@ -354,7 +354,7 @@ def test_hostile_files_are_refused_in_little_memory(tmp_path, monkeypatch, name)
     assert peak < 1_000_000
 
 
-def test_a_kernel_is_turned_and_names_end_as_pytorchs_do():
+def test_kernels_are_transposed_and_names_are_pytorch_s():
     kernel = np.arange(9.0).reshape(3, 3)
     arrays = {
         ("model", "shared", "embedding"): np.ones((2, 3)),
@@ -377,7 +377,7 @@ def test_a_kernel_is_turned_and_names_end_as_pytorchs_do():
     assert np.array_equal(turned, kernel.T) and turned.flags.c_contiguous
 
 
-def test_everything_that_is_no_such_weight_is_said_at_once():
+def test_all_unknown_weights_are_one_error():
     one = np.ones(3)
     arrays = {
         ("a", "kernel"): one,
@@ -413,7 +413,7 @@ def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
     return path
 
 
-def test_shards_are_one_file(tmp_path):
+def test_shards_are_read_as_one_file(tmp_path):
     whole = flax_msgpack.read(written(tmp_path, serialization.msgpack_serialize(tree())))
     index = sharded(tmp_path, tree())
     same(flax_msgpack.read(index), whole)
@@ -425,7 +425,7 @@ def test_shards_are_one_file(tmp_path):
     ]
 
 
-def test_shards_that_hold_something_else_are_refused(tmp_path):
+def test_shards_with_other_tensors_are_refused(tmp_path):
     index = sharded(tmp_path, tree())
     told = json.loads(index.read_text())
     del told["weight_map"]["scalar/scale"]

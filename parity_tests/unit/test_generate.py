@@ -130,7 +130,7 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
 @pytest.mark.parametrize(
     "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
 )
-def test_each_cached_step_gives_the_logits_of_the_whole(config):
+def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
     target[0, :3], target[1, 2] = (
         config.target_pad_id,
@@ -165,7 +165,7 @@ BY_COUNT = PRE_NORM.with_sizes(
 @pytest.mark.parametrize(
     "config", [BY_DISTANCE, BY_COUNT], ids=["relative positions", "positions that skip padding"]
 )
-def test_other_ways_to_count_positions_decode_from_a_cache(config):
+def test_every_position_rule_decodes_from_a_cache(config):
     """Step by step, and in a beam, whose hypotheses lie side by side in the cache."""
     target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
     target[target == config.target_pad_id] = EOS
@@ -181,7 +181,7 @@ def test_other_ways_to_count_positions_decode_from_a_cache(config):
         ) <= 1e-12 * abs(score)
 
 
-def test_the_cache_refuses_what_it_cannot_hold():
+def test_a_cache_of_invalid_length_is_refused():
     with pytest.raises(ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"):
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
 
@@ -207,7 +207,7 @@ UNCACHED = {
 
 
 @pytest.mark.parametrize("name", UNCACHED)
-def test_greedy_without_a_cache_is_the_plain_loop_over_the_tokens_so_far(name):
+def test_greedy_without_a_cache_is_the_plain_loop(name):
     """Each step sees the tokens so far, and padding in the places to come: this is what the numbers mean where the future is not hidden."""
     config, seen = UNCACHED[name], []
     for seed in range(4):
@@ -238,7 +238,7 @@ def test_beam_without_a_cache_is_the_plain_search(name):
             assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
 
 
-def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_tokens():
+def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
     config = UNCACHED["memory as residual"]
     model, source = loud(config, 0), sources(config, 0)
     decoders = {
@@ -266,7 +266,7 @@ def test_where_both_sides_must_be_equally_long_the_source_s_length_bounds_the_to
         model.init_cache(source, 8)
 
 
-def test_start_and_end_tokens_can_be_given():
+def test_start_and_end_tokens_can_be_set():
     model, source = loud(FAITHFUL, 4), sources(FAITHFUL, 4)
     usual = np.asarray(generate.greedy(model, source, max_length=PLACES))
     end = int(usual[0, 1])
@@ -309,7 +309,7 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
             decode(model, np.full((1, 3), 11), max_length=3)
 
 
-def test_beam_refuses_arguments_that_mean_nothing():
+def test_beam_refuses_invalid_arguments():
     model, source = random_model(FAITHFUL), sources(FAITHFUL, 0)
     for size in (0, -2, 7):
         with pytest.raises(
@@ -448,7 +448,7 @@ def test_the_score_is_that_of_the_tokens():
         assert abs(float(scores[row]) - total / penalty(length, 0.6)) < 1e-12
 
 
-def test_a_row_s_beam_does_not_depend_on_its_neighbours():
+def test_a_row_s_beam_does_not_depend_on_other_rows():
     model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
     tokens, scores = generate.beam(model, source, beam_size=2, max_length=PLACES)
     again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=PLACES)

@@ -52,7 +52,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_decoding_keeps_the_rules(way):
+def test_every_search_applies_the_constraints(way):
     model = loud(CONFIG, 0)
     free = np.asarray(WAYS[way](model, max_length=PLACES))
     with pytest.raises((AssertionError, ValueError)):
@@ -60,7 +60,7 @@ def test_every_way_of_decoding_keeps_the_rules(way):
     kept(np.asarray(WAYS[way](model, max_length=PLACES, constraints=RULES)))
 
 
-def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
+def test_each_row_has_its_own_first_token_without_recompilation():
     model = loud(CONFIG, 0)
     before = search._greedy._cache_size()
     for first in ([4, 6, 8, 4], [5, 5, 5, 5], 9):
@@ -76,7 +76,7 @@ def test_each_row_has_its_own_first_token_and_another_compiles_nothing():
     assert search._greedy._cache_size() == before + 1
 
 
-def test_without_rules_nothing_is_computed_for_them():
+def test_without_constraints_nothing_is_computed_for_them():
     model = loud(CONFIG, 0)
     programs = [
         str(jax.make_jaxpr(lambda k=k: generate.greedy(model, SOURCE, max_length=4, **k))())
@@ -115,7 +115,7 @@ def test_without_rules_nothing_is_computed_for_them():
     ],
     ids=["suppressed", "bad word", "first", "stopping", "penalty"],
 )
-def test_what_means_nothing_is_refused(options, message):
+def test_invalid_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         generate.beam(loud(CONFIG, 0), SOURCE, **options)
 
@@ -129,7 +129,7 @@ def test_what_means_nothing_is_refused(options, message):
     ],
     ids=["repetition", "fewest", "empty word"],
 )
-def test_rules_check_themselves(values, message):
+def test_constraints_check_themselves(values, message):
     with pytest.raises(ConfigError, match=message):
         Constraints(**values)
 
@@ -144,7 +144,7 @@ FOLDER = GenerationConfig(
 )
 
 
-def test_flags_win_over_what_a_folder_says():
+def test_flags_override_the_generation_config_of_a_folder():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
     found = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
     assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.early_stopping) == (
@@ -205,7 +205,7 @@ def test_the_file_of_an_opus_model():
     )
 
 
-def test_where_the_file_says_nothing_transformers_defaults_hold():
+def test_missing_keys_have_transformers_defaults():
     how = huggingface.from_generation_config({}, CONFIG)
     assert how == GenerationConfig(
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
@@ -276,13 +276,13 @@ def test_the_keys_of_an_old_config_json():
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_refused_by_name(data, message):
+def test_unsupported_settings_are_refused_by_name(data, message):
     with pytest.raises(InputError) as error:
         huggingface.from_generation_config(data, CONFIG, where="a/generation_config.json")
     assert str(error.value).startswith("a/generation_config.json: ") and message in str(error.value)
 
 
-def test_written_and_read_again_it_is_the_same():
+def test_a_generation_config_round_trips():
     for how in (
         FOLDER,
         GenerationConfig(

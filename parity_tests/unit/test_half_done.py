@@ -22,7 +22,7 @@ AVERAGED = {**AVERAGED, "weights": "averaged"}
         (False, False, [EARLIER, LOSS]),
     ],
 )
-def test_a_validation_that_was_written_and_not_saved_is_not_written_twice(
+def test_a_validation_logged_before_an_unsaved_step_is_not_logged_twice(
     tmp_path, validated, averaged, stay
 ):
     folder = RunFolder(tmp_path)
@@ -34,7 +34,7 @@ def test_a_validation_that_was_written_and_not_saved_is_not_written_twice(
     assert folder.entries() == stay
 
 
-def test_what_was_being_written_is_removed_and_nothing_else(tmp_path):
+def test_only_partial_files_are_removed(tmp_path):
     stay = {".lock", ".holder.json", "metrics.jsonl", "checkpoints"}
     for name in (*stay, ".metrics.jsonl.1234", ".tokenizer.json.5"):
         (tmp_path / name).touch()
@@ -43,7 +43,7 @@ def test_what_was_being_written_is_removed_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("killed_at", range(3))
-def test_a_checkpoint_is_removed_whole_or_not_at_all(tmp_path, monkeypatch, killed_at):
+def test_a_checkpoint_is_removed_completely_or_not_at_all(tmp_path, monkeypatch, killed_at):
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, {"a": np.arange(3.0)}, about={})
     monkeypatch.setattr(shutil, "rmtree", dying(shutil.rmtree, killed_at))

@@ -30,7 +30,7 @@ def exported(path: Path, out: Path) -> str:
     return (out / "README.md").read_text()
 
 
-def test_the_card_of_a_model_trained_further_is_kept_and_lengthened(theirs, tmp_path):
+def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
     convert(theirs, tmp_path / "run")
     data = DataOptions(
@@ -109,7 +109,7 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
         ("/home/me/opus", None, None, "opus"),
     ],
 )
-def test_it_names_what_training_began_from_and_no_path_of_this_machine(
+def test_a_card_names_the_base_model_and_no_local_path(
     theirs, tmp_path, init, name_or_path, base, said
 ):
     path = run(
@@ -195,7 +195,7 @@ text
 """
 
 
-def test_scores_of_the_weights_before_give_way_to_ours():
+def test_scores_of_the_base_model_are_replaced():
     training = card.Training(
         7,
         ("a",),

@@ -86,7 +86,7 @@ FLAN = {
 }
 
 
-def test_what_marks_a_config_json_as_transformers():
+def test_a_config_json_of_transformers_is_recognised():
     assert is_huggingface(OPUS) and is_huggingface({"model_type": "bert"})
     assert not is_huggingface({"layout": "marian", "d_model": 512})
 
@@ -220,7 +220,7 @@ def test_mt5_never_scales_and_umt5_always():
         )
 
 
-def test_the_published_umt5_say_that_every_block_has_its_distances():
+def test_published_umt5_have_relative_positions_in_every_block():
     found = from_config(
         FLAN
         | {
@@ -250,7 +250,7 @@ def test_the_output_layer_of_the_others():
     assert from_config(two).target_vocab_size == 58102
 
 
-def test_decoding_begins_with_the_first_token_where_none_is_named_for_it():
+def test_decoding_starts_with_bos_by_default():
     assert from_config({"model_type": "mbart"}).bos_id == 0
     assert from_config({"model_type": "mbart", "decoder_start_token_id": 7}).bos_id == 7
     with pytest.raises(InputError, match=r"^config\.json: decoder_start_token_id must be given"):
@@ -318,7 +318,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
-def test_what_is_refused_is_named(data, message):
+def test_refused_attributes_are_named(data, message):
     with pytest.raises(InputError) as error:
         from_config(data)
     assert (
@@ -328,7 +328,7 @@ def test_what_is_refused_is_named(data, message):
     )
 
 
-def test_everything_that_is_wrong_is_said_at_once():
+def test_all_problems_are_one_error():
     with pytest.raises(InputError, match=r"colour.*normalize_before.*d_model"):
         from_config({"model_type": "bart", "colour": 1, "normalize_before": True, "d_model": 0.5})
 
@@ -364,14 +364,14 @@ def variants(family: families.HuggingFaceFamily):
 
 
 @pytest.mark.parametrize("name", families.families())
-def test_there_and_back_is_the_same_configuration(name):
+def test_a_configuration_round_trips(name):
     for changes in variants(families.families()[name]):
         config = from_config({"model_type": name} | changes)
         assert from_config(to_config(config)) == config, changes
 
 
 @pytest.mark.parametrize("data", [OPUS, FLAN], ids=["opus", "flan"])
-def test_what_came_from_a_file_comes_back_as_it_was_but_for_what_changed(data):
+def test_an_exported_config_equals_the_original_except_for_changes(data):
     config = from_config(data)
     assert to_config(config, data) == data
     changed = dataclasses.replace(
@@ -392,7 +392,7 @@ def test_what_came_from_a_file_comes_back_as_it_was_but_for_what_changed(data):
     assert from_config(back) == changed
 
 
-def test_a_model_that_no_family_is_cannot_be_exported():
+def test_a_model_of_no_family_cannot_be_exported():
     with pytest.raises(
         ConfigError,
         match=r"architecture 'lesson10' is not a Hugging Face family: only models of bart, .*marian",
@@ -411,7 +411,7 @@ def test_a_model_that_no_family_is_cannot_be_exported():
             to_config(config.with_sizes(**changes))
 
 
-def test_how_it_was_trained_here_is_no_hindrance():
+def test_training_settings_do_not_prevent_an_export():
     config = from_config({"model_type": "bart"})
     here = config.with_sizes(
         embedding_dropout=0.3, init="torch", compute_dtype="bfloat16", dropout_masks="threefry"
@@ -419,7 +419,7 @@ def test_how_it_was_trained_here_is_no_hindrance():
     assert to_config(here) == to_config(config)
 
 
-def test_defaults_of_decoding_that_a_config_json_may_hold_are_read_as_such():
+def test_generation_defaults_in_a_config_json_are_read():
     unread = attributes.GENERATION - huggingface.KNOWN
     assert unread == {
         "prefix",
@@ -427,7 +427,7 @@ def test_defaults_of_decoding_that_a_config_json_may_hold_are_read_as_such():
     }  # a task's text, and the old name of a forced first token
 
 
-def test_every_reason_is_a_sentence_and_no_attribute_has_two_fates():
+def test_every_attribute_is_handled_once_with_a_reason():
     assert all(len(reason.split()) > 3 for reason in attributes.IGNORED.values())
     for family in families.families().values():
         assert all(len(reason.split()) > 3 for reason in family.ignored.values())

@@ -106,7 +106,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 # What is a folder
 
 
-def test_a_folder_is_known_by_the_model_type_in_its_configuration(theirs, tmp_path):
+def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
     assert kinds.of(theirs) is kinds.Kind.HUGGINGFACE
     with pytest.raises(
         InputError,
@@ -126,7 +126,7 @@ def test_a_damaged_configuration_is_one_line_that_names_it(content, theirs, tmp_
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
-def test_a_folder_without_weights_says_what_was_looked_for(theirs, tmp_path):
+def test_a_folder_without_weights_names_the_expected_files(theirs, tmp_path):
     bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
     with pytest.raises(
         InputError,
@@ -135,7 +135,7 @@ def test_a_folder_without_weights_says_what_was_looked_for(theirs, tmp_path):
         convert(bare, tmp_path / "run")
 
 
-def test_safetensors_are_read_where_both_forms_are_there_and_the_plan_says_so(theirs, tmp_path):
+def test_safetensors_are_preferred_and_the_plan_names_the_other_file(theirs, tmp_path):
     both = copied(theirs, tmp_path / "both", **{"pytorch_model.bin": b"not even a zip"})
     plan = prepare(both, tmp_path / "run").plan
     dropped = {note.name: note.reason for note in plan.dropped}
@@ -145,7 +145,7 @@ def test_safetensors_are_read_where_both_forms_are_there_and_the_plan_says_so(th
     assert not set(dropped) & {"config.json", "spiece.model", "README.md"}
 
 
-def test_what_is_missing_and_unknown_is_one_error(theirs, tmp_path):
+def test_missing_and_unknown_tensors_are_one_error(theirs, tmp_path):
     held = weights()
     held["shared.wieght"] = held.pop("shared.weight")
     bad = copied(theirs, tmp_path / "bad", **{"model.safetensors": None})
@@ -164,7 +164,7 @@ def test_what_is_missing_and_unknown_is_one_error(theirs, tmp_path):
     ],
     ids=["family", "quantized", "text"],
 )
-def test_a_model_that_is_not_known_is_refused_by_file_and_key(change, said, theirs, tmp_path):
+def test_an_unknown_model_is_refused_by_file_and_key(change, said, theirs, tmp_path):
     bad = copied(theirs, tmp_path / "bad", **{"config.json": json.dumps(T5 | change).encode()})
     with pytest.raises(InputError, match=rf"{bad}/config\.json.*{said}"):
         convert(bad, tmp_path / "run")
@@ -173,7 +173,7 @@ def test_a_model_that_is_not_known_is_refused_by_file_and_key(change, said, thei
 # There and back
 
 
-def test_a_run_keeps_the_files_and_gives_them_back(theirs, tmp_path):
+def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
     outcome = convert(theirs, tmp_path / "run")
     assert outcome.files == ("README.md", "config.json", "generation_config.json", "spiece.model")
     kept = {name: content for name, content in files(theirs).items() if name in outcome.files}
@@ -186,7 +186,7 @@ def test_a_run_keeps_the_files_and_gives_them_back(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_a_bare_file_and_the_configuration_make_a_folder(suffix, theirs, tmp_path):
+def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
     """The file has every name of the module, as it has from PyTorch; the folder, what transformers writes. Either config.json will do."""
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
@@ -239,7 +239,7 @@ def test_runs_of_names_fill_the_shards_in_order():
 
 
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
-def test_a_size_of_shards_is_a_whole_number(written):
+def test_max_shard_size_is_an_integer(written):
     if written == "5":
         assert huggingface.size(written) == 5 and huggingface.size("2MB") == 2_000_000
     else:
@@ -247,7 +247,7 @@ def test_a_size_of_shards_is_a_whole_number(written):
             huggingface.size(written)
 
 
-def test_a_cast_changes_the_dtype_of_the_configuration_alone(theirs, tmp_path):
+def test_a_cast_changes_only_the_dtype_of_the_configuration(theirs, tmp_path):
     convert(theirs, tmp_path / "half", to="hf", dtype="bfloat16")
     assert json.loads((tmp_path / "half/config.json").read_text()) == T5 | {"dtype": "bfloat16"}
     assert {
@@ -286,7 +286,7 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     ],
     ids=["kind", "file", "size", "upload"],
 )
-def test_a_destination_that_cannot_be_meant_is_refused(destination, more, said, theirs, tmp_path):
+def test_an_invalid_destination_is_refused(destination, more, said, theirs, tmp_path):
     where = destination if destination.startswith("hf:") else tmp_path / destination
     with pytest.raises(ConfigError, match=said):
         prepare(theirs, where, **more)
@@ -321,7 +321,7 @@ def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
+def test_two_vocabularies_are_not_exported_and_the_plan_says_so(theirs, tmp_path):
     convert(copied(theirs, tmp_path / "bare", **{"spiece.model": None}), tmp_path / "run")
     for name in run_tokenizer.SIDE_FILES:
         (tmp_path / "run" / name).write_text("{}")
@@ -330,7 +330,7 @@ def test_two_vocabularies_stay_behind_and_the_plan_says_so(theirs, tmp_path):
     assert not set(prepared.extra_files.files) & set(huggingface.TOKENIZER)
 
 
-def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
+def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
     out = tmp_path / "out"
     convert(theirs, out, to="hf")
     before = files(out)
@@ -345,7 +345,7 @@ def test_what_was_not_written_as_it_is_leaves_the_old_folder(theirs, tmp_path, m
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_folder_above_is_made_and_not_left_behind_by_a_refusal(theirs, tmp_path, monkeypatch):
+def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_path, monkeypatch):
     """runs/ of the first run, and no more than that."""
     convert(theirs, tmp_path / "runs/first")
     convert(tmp_path / "runs/first", tmp_path / "models/back", to="hf")
@@ -415,7 +415,7 @@ def client(theirs, monkeypatch):
     return asked
 
 
-def test_a_model_of_the_hub_is_asked_for_by_the_names_of_its_files(client, theirs, tmp_path):
+def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
     wanted = [
         "README.md",
@@ -429,7 +429,7 @@ def test_a_model_of_the_hub_is_asked_for_by_the_names_of_its_files(client, their
     assert model.config == huggingface_config.from_config(T5)
 
 
-def test_the_shards_of_the_hub_are_asked_for_with_their_index():
+def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
     listed = [
         "config.json",
         "pytorch_model.bin",
@@ -445,13 +445,13 @@ def test_the_shards_of_the_hub_are_asked_for_with_their_index():
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
-def test_a_name_that_is_none_is_refused_before_anything_is_asked(name, client):
+def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
     with pytest.raises(ConfigError, match="hf:owner/name"):
         hub.local(name)
     assert client == []
 
 
-def test_what_the_hub_does_not_give_is_one_line(client, console):
+def test_hub_errors_are_one_line(client, console):
     console.refused(
         3,
         ["hf:owner/other: cannot be downloaded: 404 Client Error. Repository Not Found"],

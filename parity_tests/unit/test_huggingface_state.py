@@ -50,7 +50,7 @@ def whole(config) -> dict[str, TensorInfo]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_shapes_alone_are_completed_and_left_out_as_arrays_are(name):
+def test_abstract_shapes_are_completed_like_arrays(name):
     config = config_of(name)
     full = whole(config)
     file = states.saved(full, config)
@@ -73,7 +73,7 @@ def test_shapes_alone_are_completed_and_left_out_as_arrays_are(name):
 @pytest.mark.parametrize(
     "present", ["model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
 )
-def test_any_one_of_those_that_are_tied_is_enough(present):
+def test_any_one_of_tied_tensors_suffices(present):
     config = config_of("bart")
     full = whole(config)
     tied = {
@@ -93,7 +93,7 @@ def test_any_one_of_those_that_are_tied_is_enough(present):
     )
 
 
-def test_the_reasons():
+def test_dropped_tensors_have_reasons():
     marian, t5 = config_of("marian"), config_of("t5")
     assert states.why_completed("final_logits_bias", marian) == "is zero if a file does not hold it"
     assert (
@@ -108,7 +108,7 @@ def test_the_reasons():
     )
 
 
-def test_what_is_unknown_is_kept_so_that_the_table_refuses_it():
+def test_unknown_tensors_reach_the_table_and_are_refused():
     config = config_of("t5")
     extra = whole(config) | {"adapter.weight": TensorInfo((3,), "float32")}
     assert "adapter.weight" in states.complete(extra, config)

@@ -32,7 +32,7 @@ def around(side: tokenizer.Tokenizer) -> list[int]:
     return [*side.prefix, -1, *side.suffix]
 
 
-def test_each_family_has_its_ids_around_a_line(tmp_path):
+def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     m2m_100 = load_huggingface(
         made.write(tmp_path / "a", made.m2m_100()), source_lang="en", target_lang="fr"
     )
@@ -79,7 +79,7 @@ def test_each_family_has_its_ids_around_a_line(tmp_path):
         )
 
 
-def test_a_marian_target_language_stands_before_the_source(tmp_path):
+def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
     path = folder(tmp_path, made.marian())
     vocab = json.loads((path / "vocab.json").read_text())
     plain, french = load_huggingface(path), load_huggingface(path, target_lang="fra")
@@ -93,7 +93,7 @@ def test_a_marian_target_language_stands_before_the_source(tmp_path):
     assert (french.forced_bos_id(), french.bos_id) == (None, vocab["<pad>"])
 
 
-def test_the_languages_of_nllb_stand_before_the_mask_where_nothing_tells_their_ids(tmp_path):
+def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
     found = load_huggingface(
         folder(tmp_path, made.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
     )
@@ -109,7 +109,7 @@ def test_pegasus_counts_its_pieces_from_105(tmp_path):
     assert [found.id_of(token) for token in order] == [0, 1, 2, 3, 4, 104, 105]
 
 
-def test_ids_without_a_token_become_nothing(tmp_path):
+def test_ids_without_a_token_decode_to_nothing(tmp_path):
     for name, files in (("t5", made.t5()), ("marian", made.marian()), ("bart", made.bart())):
         found = load_huggingface(made.write(tmp_path / name, files))
         assert found.decode([*found.encode(LINE), 5000, found.pad_id]) == LINE
@@ -150,19 +150,19 @@ def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
         run_tokenizer.load_folder(run)
 
 
-def test_a_run_folder_with_other_files_of_hugging_face_alone_has_no_tokenizer(tmp_path):
+def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
     made.write(tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}})
     assert not run_tokenizer.in_folder(tmp_path)
 
 
-def test_a_side_is_not_saved_alone(tmp_path):
+def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):
     found = load_huggingface(folder(tmp_path, made.t5()))
     with pytest.raises(errors.ConfigError, match=r"use HuggingFaceTokenizer\.save"):
         found.source.save(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("family", ["mbart", "bart", "m2m_100"])
-def test_batches_have_what_stands_around_a_line(family, tmp_path):
+def test_batches_have_the_special_tokens_of_a_line(family, tmp_path):
     files = {
         "mbart": lambda: made.fairseq("MBart", "mbart"),
         "bart": made.bart,
@@ -204,7 +204,7 @@ def test_batches_have_what_stands_around_a_line(family, tmp_path):
     assert rows.tolist() == [batch.source[i].tolist() for i in indices]
 
 
-def test_lengths_count_what_stands_around_a_line(tmp_path):
+def test_lengths_count_the_special_tokens(tmp_path):
     found = load_huggingface(folder(tmp_path, made.m2m_100()), source_lang="en", target_lang="fr")
     count = len(found.encode(LINE)) + 2
     assert encoding.encode_sources([LINE], found, count) == [found.encode(LINE)]
@@ -416,14 +416,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_is_refused_in_a_line(name, tmp_path):
+def test_unusable_tokenizers_are_refused_in_one_line(name, tmp_path):
     files, changed, message = REFUSED[name]
     with pytest.raises((errors.InputError, errors.UnsafeFileError), match=message) as caught:
         load_huggingface(folder(tmp_path, files, **changed))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(errors.InputError, match="nowhere: no such folder"):
         load_huggingface(tmp_path / "nowhere")
 

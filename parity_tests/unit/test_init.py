@@ -49,7 +49,7 @@ def options(init: Path, **more) -> TrainOptions:
     return TrainOptions(init=str(init), **more)
 
 
-def test_weights_configuration_and_tokenizer_are_taken_over(before, tmp_path):
+def test_init_copies_weights_configuration_and_tokenizer(before, tmp_path):
     found = init_source.find(
         options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
     )
@@ -65,7 +65,7 @@ def test_weights_configuration_and_tokenizer_are_taken_over(before, tmp_path):
     assert not list(found.lines())
 
 
-def test_the_first_loss_is_that_of_a_trained_model(before, tuned):
+def test_the_first_loss_equals_that_of_the_initial_model(before, tuned):
     run, _ = tuned
     fresh, first = (runs.metrics(path)[0]["loss"] for path in (before.path, run))
     assert first < fresh / 2
@@ -73,7 +73,7 @@ def test_the_first_loss_is_that_of_a_trained_model(before, tuned):
     assert (run / "tokenizer.json").read_bytes() == (before.path / "tokenizer.json").read_bytes()
 
 
-def test_it_goes_on_bit_for_bit_and_reads_the_beginning_no_more(tuned, tmp_path):
+def test_it_resumes_bit_for_bit_without_the_init_folder(tuned, tmp_path):
     run, arguments = tuned
     again = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(again / "checkpoints" / "20")
@@ -88,13 +88,13 @@ def test_it_goes_on_bit_for_bit_and_reads_the_beginning_no_more(tuned, tmp_path)
     assert runs.metrics(run) == runs.metrics(again)
 
 
-def test_another_beginning_is_refused(tuned, before, tmp_path):
+def test_another_init_is_refused_on_resume(tuned, before, tmp_path):
     run, arguments = tuned
     told = runs.train("--run", run, *runs.with_option(arguments, "--init", before.path))
     assert told.code == 2 and "is a run of other options: init (" in told.err
 
 
-def test_a_beginning_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
+def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
     run, arguments = tuned
     again, other = (
         shutil.copytree(run, tmp_path / "run"),
@@ -122,17 +122,17 @@ def test_a_beginning_that_changed_before_the_first_checkpoint_is_refused(tuned, 
     ],
     ids=["sizes", "preset", "vocabulary"],
 )
-def test_what_the_beginning_decides_cannot_be_told(more, words):
+def test_options_that_init_decides_are_refused(more, words):
     with pytest.raises(ConfigError, match=words):
         TrainOptions(init="somewhere", **more)
 
 
-def test_languages_without_a_beginning_are_refused():
+def test_languages_without_init_are_refused():
     with pytest.raises(ConfigError, match=r"data\.target_lang mean nothing without init"):
         TrainOptions(data=DataOptions(target_lang="fr"))
 
 
-def test_languages_that_the_tokenizer_does_not_know_are_refused(before, tmp_path):
+def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
     with pytest.raises(
         ConfigError, match=r"data\.source_lang: the tokenizer of .* knows no languages"
     ):
@@ -149,7 +149,7 @@ def test_a_second_tokenizer_is_refused(before, tmp_path):
         init_source.find(options(before.path, data=given), RunFolder(tmp_path))
 
 
-def test_converted_weights_need_the_tokenizer_to_be_given(before, tmp_path):
+def test_converted_weights_need_a_tokenizer(before, tmp_path):
     bare = tmp_path / "bare"
     convert.save(pretrained.open(before.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
@@ -170,7 +170,7 @@ def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
         init_source.find(given, RunFolder(tmp_path))
 
 
-def test_files_are_to_be_converted_first(before, tmp_path):
+def test_an_init_file_must_be_converted_first(before, tmp_path):
     with pytest.raises(
         ConfigError,
         match="is a checkpoint; give a Hugging Face folder, hf:owner/name or a run folder",

@@ -32,7 +32,7 @@ def weights(small) -> Path:
     return small[1]
 
 
-def test_inspect_for_machines(console, weights, tmp_path):
+def test_inspect_json_is_complete(console, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     shared = np.ones((2, 3), np.float32)
     pt.write(
@@ -50,7 +50,7 @@ def test_inspect_for_machines(console, weights, tmp_path):
     assert "tied model.x = model.y" in out and "step = 7" in out and "PyTorch file" in out
 
 
-def test_a_name_in_a_file_cannot_write_lines(console, tmp_path):
+def test_a_name_in_a_file_cannot_print_lines(console, tmp_path):
     source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
     for command in (
         ["inspect", source],
@@ -85,7 +85,7 @@ def test_files_are_described_and_converted_without_jax(weights, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_asks_for_more_than_weights_is_refused_as_unsafe(console, tmp_path):
+def test_pickles_that_need_more_than_weights_are_refused_as_unsafe(console, tmp_path):
     """A pickle that would call something, inside a real zip."""
     import pickle
     import zipfile

@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "kind", [kind.__name__ for kind in interruptions_damage.Damage(random.Random(0)).kinds()]
 )
-def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path, kind):
+def test_every_kind_of_damage_is_detected(checkpoints, tmp_path, kind):
     damage = getattr(interruptions_damage.Damage(random.Random(kind)), kind)
     for number in range(3):
         copy = tmp_path / str(number)
@@ -120,7 +120,7 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResu
         ),
     ],
 )
-def test_the_verdict_on_a_signal(checkpoints, result, wrong):
+def test_a_signal_has_the_right_verdict(checkpoints, result, wrong):
     sandbox = Sandbox(checkpoints.parent.parent, [], Path("nowhere"))
     outcome = interruptions_verdict.judge("terms", 0, sandbox, result, {})
     assert outcome is not None

@@ -174,7 +174,7 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     else:
         assert (
             furthest(first[1], second[1]) > 1e-3
-        )  # which of the two the mean of all values is: see test_attention_to_nothing
+        )  # which of the two the mean of all values is: see test_a_query_without_visible_keys_follows_the_fill
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -371,7 +371,7 @@ def test_every_field_is_flipped_or_exempt_for_a_reason():
 
 
 @pytest.mark.parametrize("field", FLIPS)
-def test_a_flip_changes_what_the_field_is_there_for(field):
+def test_flipping_a_field_changes_its_effect(field):
     effect, flips = FLIPS[field]
     for changes in flips:
         new = replace(BASE, **changes)
@@ -380,7 +380,7 @@ def test_a_flip_changes_what_the_field_is_there_for(field):
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_a_stack_s_own_value_is_the_model_s_for_that_stack(name):
+def test_a_stack_s_own_value_overrides_the_model_s(name):
     """Of what a stack may have for itself, None is the model's."""
     for field, value in (("attention_dropout", 0.3), ("init", Init.XAVIER)):
         own = replace(
@@ -407,7 +407,7 @@ def test_a_stack_s_own_value_is_the_model_s_for_that_stack(name):
             )
 
 
-def test_attention_alone_can_have_biases_or_none():
+def test_attention_can_have_its_own_bias_setting():
     for rest in (False, True):
         biases = {
             name
@@ -421,7 +421,7 @@ def test_attention_alone_can_have_biases_or_none():
 
 
 @pytest.mark.parametrize("fill", MaskFill)
-def test_attention_to_nothing(fill):
+def test_a_query_without_visible_keys_follows_the_fill(fill):
     """A query that may see no key gets 0, the mean of all values, or NaN; a query beside it is as ever."""
     random = np.random.default_rng(0)
     q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
@@ -524,7 +524,7 @@ def test_new_parameters_follow_the_named_distributions(init):
             ), name
 
 
-def test_stored_tables_begin_as_the_sinusoids_and_seeds_differ():
+def test_stored_tables_start_as_sinusoids_and_seeds_differ():
     first, second = (new_arrays(tiny(**SIZES), seed) for seed in (0, 1))
     table = sinusoids(F, D).astype(np.float32)
     for stack in ("encoder", "decoder"):

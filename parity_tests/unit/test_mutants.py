@@ -10,14 +10,14 @@ from benchmarks import mutants, mutants_fault
 LISTED = [mutant for page in mutants.mutants().values() for mutant in page]
 
 
-def test_every_fault_fits_the_code_exactly_once_and_changes_it():
+def test_every_mutant_matches_the_code_exactly_once_and_changes_it():
     assert len(LISTED) >= 100 and len({mutant.name for mutant in LISTED}) == len(LISTED)
     for mutant in LISTED:
         ast.parse(mutants_fault.applied(mutant))
         assert mutant.met, mutant.name
 
 
-def test_every_fault_has_tests_that_exist():
+def test_every_mutant_has_tests_that_exist():
     absent = {
         mutant.name: missing
         for mutant in LISTED
@@ -36,7 +36,7 @@ def test_every_named_test_is_of_the_default_suite(request):
     assert absent == []
 
 
-def test_a_fault_that_no_longer_fits_is_refused():
+def test_a_mutant_that_no_longer_matches_is_refused():
     """Negative controls."""
     mutant = LISTED[0]
     with pytest.raises(

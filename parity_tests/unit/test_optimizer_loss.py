@@ -97,7 +97,7 @@ def test_gradients_over_the_norm_are_scaled_as_torch_does():
 
 
 @pytest.mark.parametrize("max_norm", [5.1, 1e9])
-def test_gradients_below_the_norm_are_left_alone(max_norm):
+def test_gradients_below_the_norm_are_unchanged(max_norm):
     found = clipped(GRADIENTS, max_norm)
     assert all(found[name].tobytes() == gradient.tobytes() for name, gradient in GRADIENTS.items())
 
@@ -209,7 +209,7 @@ def test_weight_decay_is_decoupled_from_the_gradient():
     np.testing.assert_allclose(after["w"], np.array([2.0, -4.0]) * (1 - 0.1 * 0.5), rtol=1e-7)
 
 
-def test_the_moments_are_kept_in_the_dtype_of_the_parameters():
+def test_the_moments_have_the_dtype_of_the_parameters():
     params = {"w": jnp.zeros(3, jnp.float32)}
     rule = optimizer.make(OptimizerOptions(), 5)
     with jax.numpy_dtype_promotion("standard"):
@@ -253,7 +253,7 @@ def test_the_loss_is_smoothed_cross_entropy_over_tokens(smoothing):
     assert int(tokens) == count < targets.size
 
 
-def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient():
+def test_a_batch_of_padding_has_zero_loss_and_gradient():
     logits, targets = example()
     targets = np.full_like(targets, PAD)
 
@@ -265,7 +265,7 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient():
     assert not np.any(gradient)
 
 
-def test_padding_has_no_gradient_and_tokens_have():
+def test_only_tokens_have_a_gradient():
     logits, targets = example()
     gradient = jax.grad(
         lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
@@ -274,7 +274,7 @@ def test_padding_has_no_gradient_and_tokens_have():
     assert np.all(np.abs(np.asarray(gradient)[targets != PAD]).max(axis=-1) > 0)
 
 
-def test_a_logit_that_overflows_at_padding_spoils_nothing():
+def test_an_overflowing_logit_at_padding_has_no_effect():
     logits, targets = example()
     logits[1, 3] = np.inf
     total, _ = loss.cross_entropy(

@@ -132,7 +132,7 @@ def test_there_and_back_is_the_identity(kind: str, dtype: str):
     assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
-def test_moments_lie_where_their_parameters_do():
+def test_moments_are_mapped_like_their_parameters():
     """Negative control of the identity above, which a table that is never read would pass too."""
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     state = saved("adamw")["state"]
@@ -179,7 +179,7 @@ def test_groups_may_differ_in_weight_decay():
     assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
-def test_momentum_that_did_not_begin_is_zero():
+def test_missing_momentum_is_zero():
     """torch makes a buffer at the first gradient, and begins it with that, as from zero."""
     state = saved("sgd")
     state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
@@ -204,7 +204,7 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
     assert found.counts == expected.counts and found.hyperparameters == expected.hyperparameters
 
 
-def test_the_order_of_parameters_is_told_by_the_order_of_a_state_dict():
+def test_the_order_of_parameters_is_that_of_the_state_dict():
     state = [*NAMES[:3], "emb.weight", "pe", *NAMES[3:]]
     assert optimizer.parameter_names(state, TABLE, {"pe"}) == NAMES
     state[2], state[3] = state[3], state[2]
@@ -298,7 +298,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_what_cannot_be_carried_exactly_is_refused_in_one_line(name: str):
+def test_state_without_an_exact_counterpart_is_refused_in_one_line(name: str):
     kind, spoil, words = REFUSED[name]
     state = copy.deepcopy(saved(kind))
     spoil(state)
@@ -309,7 +309,7 @@ def test_what_cannot_be_carried_exactly_is_refused_in_one_line(name: str):
     ], refusal.value
 
 
-def test_everything_wrong_is_told_at_once():
+def test_all_problems_of_an_optimizer_state_are_one_error():
     state = saved("adamw")
     state["state"].pop(NAMES.index("up.bias"))
     state["state"][NAMES.index("norm.bias")]["exp_avg"] = np.zeros(9)
@@ -364,7 +364,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("kind", list(CHAINS))
-def test_into_any_optax_chain_and_out_again(kind: str):
+def test_optax_chains_round_trip(kind: str):
     moments = optimizer.from_torch(saved(kind), TABLE, SHAPES, NAMES)
     state = optimizer_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
     counts = {
@@ -400,7 +400,7 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
         )
 
 
-def test_the_front_door_has_the_optimizers_counterparts():
+def test_the_package_exports_the_optimizer_converters():
     assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (
         optimizer.from_torch,
         optimizer.to_torch,

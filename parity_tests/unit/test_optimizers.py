@@ -75,7 +75,7 @@ def assert_close(ours: Arrays, theirs: Arrays, rtol: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, DECAY])
-def test_adam_has_its_weight_decay_within_the_gradient(decay):
+def test_adam_adds_weight_decay_to_the_gradient(decay):
     def adam(p, g, memory, t):
         g = g + decay * p
         memory[0] = B1 * memory[0] + (1 - B1) * g
@@ -120,7 +120,7 @@ def rms(array: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (130, 129)])
-def test_adafactor_keeps_means_of_rows_and_columns_of_wide_matrices(shape):
+def test_adafactor_factors_wide_matrices(shape):
     """Shazeer and Stern 2018, algorithms 4 and 5, with update clipping at 1 and relative steps."""
 
     def adafactor(p, g, memory, t):

@@ -56,7 +56,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "state.pt"
 
 
-def test_what_is_written_is_read(path):
+def test_written_files_are_read_back(path):
     pt.write(path, STATE)
     again = pt.read(path)
     assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(
@@ -100,7 +100,7 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
 
-def test_described_without_a_storage_being_read(path):
+def test_shapes_are_read_without_reading_storages(path):
     pt.write(path, STATE)
     content = path.read_bytes()
     path.write_bytes(content.replace(WEIGHT.tobytes(), b"\xff" * WEIGHT.nbytes))
@@ -117,7 +117,7 @@ def test_described_without_a_storage_being_read(path):
         pt.read(path)
 
 
-def test_ties(path):
+def test_tied_tensors_stay_tied(path):
     pt.write(
         path,
         {
@@ -133,7 +133,7 @@ def test_ties(path):
     assert pt.tied(pt.describe(path)) == pt.ties(path)
 
 
-def test_regions_are_equal_where_the_elements_are():
+def test_regions_are_equal_if_their_elements_are():
     def region(shape, stride, offset=0, dtype=np.float32, storage="0"):
         return tensors.TensorView(shape, np.dtype(dtype), storage, offset, stride).region()
 
@@ -167,7 +167,7 @@ def test_regions_are_equal_where_the_elements_are():
         r"'a' is a module": {"a": os},
     }.items(),
 )
-def test_what_cannot_be_written_is_named_and_nothing_stays(said, value, path):
+def test_an_unwritable_state_is_named_and_leaves_no_file(said, value, path):
     path.write_bytes(b"before")
     with pytest.raises(InputError, match=said):
         pt.write(path, value)
@@ -233,7 +233,7 @@ def test_python_2_names_and_text(path):
     }
 
 
-def test_a_module_s_versions_are_left_behind(path):
+def test_module_versions_are_dropped(path):
     ordered = hostile.name("collections", "OrderedDict") + b")R"
     body = (
         ordered
@@ -278,7 +278,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
-def test_what_was_written_otherwise_is_noticed(path, monkeypatch):
+def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
     """The control of the comparison: a reader that gets one bit wrong, a tuple as a list, -0.0 as 0.0."""
     read = pt.read
     for value, wrong in (
@@ -300,7 +300,7 @@ def test_ordered_dicts_and_tuples_of_a_subclass_are_plain(path):
     assert pt.read(path) == {"a": 1} and type(pt.read(path)) is dict
 
 
-def test_several_safetensors_files_by_their_index(tmp_path):
+def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT, "s": np.array(1.0)})
     safetensors.write(tmp_path / "b.safetensors", {"y": np.arange(3, dtype=np.int8)})
     index = tmp_path / "model.safetensors.index.json"
@@ -384,7 +384,7 @@ OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder"}
 """Files of storage/ that handle our own runs, or ask the hub; all others read what somebody else has written."""
 
 
-def test_no_reader_of_ours_can_run_anything():
+def test_no_reader_can_run_code():
     """By what they import, and what they call by name."""
     harmless = "__future__ collections contextlib dataclasses enum functools json math ml_dtypes numpy os pathlib re safetensors struct typing zlib"
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]

@@ -70,7 +70,7 @@ def in_the_background(run: Path, text: list[str], until: Path | int) -> subproce
     return process
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(whole, text, tmp_path):
     """The next line of metrics averages steps from before and after the stop."""
     run = tmp_path / "run"
     process = in_the_background(run, text, until=1)
@@ -90,7 +90,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(whole, text, tmp_path):
     assert_same_end(run, whole)
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(whole, text, tmp_path):
+def test_a_killed_run_resumes_from_its_last_checkpoint(whole, text, tmp_path):
     run = tmp_path / "run"
     process = in_the_background(run, text, until=run / "checkpoints" / "100")
     process.kill()
@@ -141,9 +141,7 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.To
         pytest.param(108, 101, False, marks=pytest.mark.slow),
     ],
 )
-def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(
-    whole, text, tmp_path, when, step, validated
-):
+def test_sigterm_saves_the_reported_step(whole, text, tmp_path, when, step, validated):
     run = tmp_path / "run"
     told = stopped_at_question(when, run, text)
     assert told.code == 75, told.err
@@ -159,7 +157,7 @@ def test_whenever_the_signal_comes_what_is_said_to_be_saved_is_saved(
     ("when", "said"),
     [(1, "before anything was begun"), (3, "before the first step; the same command begins again")],
 )
-def test_a_request_before_the_first_step_leaves_nothing_behind(text, tmp_path, when, said):
+def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, said):
     told = stopped_at_question(when, tmp_path / "run", text)
     assert (told.code, told.out, told.err) == (75, "", f"jax-transformer: stopped {said}\n")
     assert not (tmp_path / "run").exists()
@@ -177,7 +175,7 @@ def damage(path: Path) -> Path:
     return file
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, text, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(whole, text, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     file = damage(run / "checkpoints" / "200")
@@ -192,7 +190,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, text, t
     assert_same_end(run, whole)
 
 
-def test_when_none_is_good_nothing_starts_from_zero(whole, text, tmp_path):
+def test_without_an_intact_checkpoint_training_does_not_restart(whole, text, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
@@ -209,7 +207,7 @@ def test_when_none_is_good_nothing_starts_from_zero(whole, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_may_be_made_longer_and_says_so(text, tmp_path):
+def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
     run, short = tmp_path / "run", runs.with_option(text, "--steps", 100)
     assert train("--run", run, *short).code == 0
     told = train("--run", run, *text)
@@ -233,7 +231,7 @@ def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_another_seed_ends_elsewhere(whole, text, tmp_path):
+def test_another_seed_gives_another_result(whole, text, tmp_path):
     assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
     differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(whole))
     assert sum("params/" in name for name in differing) == sum(
@@ -283,7 +281,7 @@ def test_the_first_run_has_number_one(tmp_path, monkeypatch):
     assert (chosen(), chosen(TEXT)) == ("runs/phrases-001", "runs/text-001")
 
 
-def test_the_newest_unfinished_run_of_the_same_options_goes_on(tmp_path, monkeypatch):
+def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10, 20)
@@ -306,7 +304,7 @@ def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
     assert chosen(TEXT) == "runs/text-010"
 
 
-def test_a_run_that_another_process_trains_is_not_taken(tmp_path, monkeypatch):
+def test_a_run_locked_by_another_process_is_skipped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10)
@@ -348,7 +346,7 @@ def test_a_run_that_patience_ended_is_finished(tmp_path, monkeypatch):
     assert chosen(patient, average=1) == "runs/phrases-003", "the average is not made yet"
 
 
-def test_resume_can_be_forbidden_and_demanded(tmp_path, monkeypatch):
+def test_resume_can_be_forbidden_or_required(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options in (dict(), dict(run="runs/named")):
         with pytest.raises(CheckpointError, match="--resume must"):
@@ -366,7 +364,7 @@ def test_resume_can_be_forbidden_and_demanded(tmp_path, monkeypatch):
         chosen(resume=Resume.MUST, run="runs/phrases-002")
 
 
-def test_what_a_killed_process_was_writing_is_no_other_folder(tmp_path):
+def test_a_partial_checkpoint_does_not_make_a_folder_foreign(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / ".train_config.json.123").write_text("{")
@@ -378,7 +376,7 @@ def test_what_a_killed_process_was_writing_is_no_other_folder(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"from_another_version": 1}'])
-def test_a_run_whose_options_cannot_be_read_is_not_one_of_the_same(tmp_path, monkeypatch, content):
+def test_a_run_with_unreadable_options_is_skipped(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10)
@@ -387,7 +385,7 @@ def test_a_run_whose_options_cannot_be_read_is_not_one_of_the_same(tmp_path, mon
     assert chosen(seed=1) == "runs/phrases-003"
 
 
-def test_training_without_a_name_goes_on_where_it_stopped(text, tmp_path, monkeypatch):
+def test_training_without_a_run_name_resumes(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second = (stopped_at_question(6, None, text) for _ in range(2))
     assert (first.code, second.code) == (75, 75), first.err

@@ -56,7 +56,7 @@ def test_a_round_trip_through_every_kind_of_file_and_folder(architecture, tmp_pa
     assert round_trips.by_command(config, dtype, tmp_path) == []
 
 
-def test_a_changed_tensor_is_noticed(tmp_path, monkeypatch):
+def test_a_changed_tensor_is_detected(tmp_path, monkeypatch):
     """Negative control: a square matrix of each block is transposed on the way back."""
     config, dtype = round_trips.draw(random.Random(7), "lesson10", most_layers=1)
     to_torch = rules.to_torch

@@ -26,7 +26,7 @@ def drawn(model, ids: np.ndarray, key=KEY, **options) -> np.ndarray:
     )
 
 
-def test_the_coldest_and_the_narrowest_draw_is_greedy():
+def test_low_temperature_and_top_k_1_are_greedy():
     for seed in (0, 1, 3):
         model, ids = loud(CONFIG, seed), source(seed)
         expected = np.asarray(generate.greedy(model, ids, max_length=PLACES))
@@ -72,7 +72,7 @@ def test_an_end_token_is_followed_by_padding():
         dict(temperature=2.0, top_k=6, top_p=0.7),
     ],
 )
-def test_first_tokens_have_the_distribution_that_was_asked_for(options):
+def test_first_tokens_have_the_requested_distribution(options):
     count, model = 6000, loud(CONFIG, 2, eos=0.0)
     ids = source(2)[:1]
     logits = np.asarray(model(ids, np.array([[CONFIG.bos_id]])))[0, 0] / options.get(
@@ -135,6 +135,6 @@ def test_arguments_that_mean_nothing_are_refused(options, words):
         drawn(random_model(CONFIG), source(0), **options)
 
 
-def test_every_row_needs_its_number():
+def test_every_row_needs_an_index():
     with unchecked(), pytest.raises(InputError, match=r"^source has 4 rows and rows 3 numbers$"):
         drawn(random_model(CONFIG), source(0), rows=np.arange(3))

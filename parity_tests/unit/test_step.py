@@ -59,7 +59,7 @@ def prepared(ema: bool = False):
     return config, rule, state
 
 
-def test_batches_that_are_accumulated_are_one_batch():
+def test_accumulated_batches_equal_one_batch():
     """Rows of different lengths, so a mean of means would differ."""
     config, rule, state = prepared()
     train = strict_off(step.make_step(config, rule, 0.1))
@@ -78,7 +78,7 @@ def test_batches_that_are_accumulated_are_one_batch():
     assert int(parts.step) == 1
 
 
-def test_each_accumulated_batch_has_dropout_of_its_own():
+def test_each_accumulated_batch_has_its_own_dropout():
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
     batch = batch_of(config, 2)
@@ -90,7 +90,7 @@ def test_each_accumulated_batch_has_dropout_of_its_own():
     )
 
 
-def test_each_step_has_dropout_of_its_own():
+def test_each_step_has_its_own_dropout():
     """Without it, the masks of the first step would be those of all."""
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
@@ -144,7 +144,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
 # Devices
 
 
-def test_more_devices_than_there_are_is_refused():
+def test_more_devices_than_available_are_refused():
     with pytest.raises(ConfigError, match=rf"devices=99, and JAX finds {jax.device_count()} "):
         mesh.Devices.take(99)
 

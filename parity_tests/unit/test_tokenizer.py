@@ -51,7 +51,7 @@ def test_decode_undoes_encode_and_no_special_id_comes_of_text(text):
     assert TOKENIZER.encode_batch([text, "x", text]) == [ids, TOKENIZER.encode("x"), ids]
 
 
-def test_all_bytes_of_a_text_are_known_without_training_text():
+def test_every_byte_is_in_the_vocabulary_without_training():
     bare = train(lines=[], vocab_size=10_000)
     assert bare.vocab_size == 4 + 256
     text = "".join(map(chr, range(0x300))) + "漢字👩"
@@ -59,7 +59,7 @@ def test_all_bytes_of_a_text_are_known_without_training_text():
     assert len(bare.encode(text)) == len(text.encode())
 
 
-def test_merges_are_learned_and_digits_stay_apart(tmp_path):
+def test_merges_are_learned_and_digits_stay_separate(tmp_path):
     assert len(TOKENIZER.encode("the quick brown fox")) < 15
     number = [TOKENIZER.decode([i]) for i in TOKENIZER.encode("1234567")]
     assert number == list("1234567")
@@ -72,7 +72,7 @@ def test_merges_are_learned_and_digits_stay_apart(tmp_path):
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 2), (1, 2, 3), (2, 0, 5), (7, 3, 0)])
-def test_special_tokens_are_exactly_where_asked(tmp_path, ids):
+def test_special_tokens_have_the_requested_ids(tmp_path, ids):
     pad_id, bos_id, eos_id = ids
     model = train(pad_id=pad_id, bos_id=bos_id, eos_id=eos_id)
     assert (model.pad_id, model.bos_id, model.eos_id) == ids
@@ -96,12 +96,12 @@ def test_special_tokens_are_dropped_when_decoding():
 
 
 @pytest.mark.parametrize("ids", [(0, 0, 1), (0, 1, 1), (-1, 0, 1)])
-def test_special_ids_that_cannot_be_are_refused(ids):
+def test_invalid_special_ids_are_refused(ids):
     with pytest.raises(errors.ConfigError, match="distinct"):
         train(pad_id=ids[0], bos_id=ids[1], eos_id=ids[2])
 
 
-def test_the_least_vocabulary_is_named():
+def test_the_smallest_vocabulary_is_named():
     with pytest.raises(errors.ConfigError, match=r"vocab_size=259 .* at least 260"):
         train(vocab_size=259)
     assert train(vocab_size=260).vocab_size == 260
@@ -209,7 +209,7 @@ def test_a_tokenizer_without_a_special_token_is_refused(tmp_path):
     assert "<eos>" in refusal(path)
 
 
-def test_what_a_foreign_file_says_of_lengths_and_specials_is_not_applied(tmp_path):
+def test_a_file_s_truncation_and_special_tokens_are_ignored(tmp_path):
     path = tmp_path / "foreign.json"
     TOKENIZER.save(path)
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -263,7 +263,7 @@ def test_a_pair_reads_sources_and_writes_targets():
     assert SOURCE.source is SOURCE.target is SOURCE
 
 
-def test_a_folder_keeps_one_or_two(tmp_path):
+def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     assert not run_tokenizer.in_folder(tmp_path)
     with pytest.raises(errors.InputError, match=r"tokenizer\.json: cannot be read: No such file"):
         run_tokenizer.load_folder(tmp_path)
@@ -291,7 +291,7 @@ def test_a_folder_keeps_one_or_two(tmp_path):
 
 
 @pytest.mark.parametrize("missing", run_tokenizer.SIDE_FILES)
-def test_a_folder_with_half_of_two_names_the_other(tmp_path, missing):
+def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
     run_tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
     assert run_tokenizer.in_folder(tmp_path)
@@ -306,7 +306,7 @@ def test_a_folder_with_half_of_two_names_the_other(tmp_path, missing):
 
 @NO_DEADLINE
 @hypothesis.given(st.text(st.sampled_from("the quickfoxü 1👩<eos>"), min_size=1), st.integers(1, 5))
-def test_a_beginning_has_the_tokens_that_are_asked_for_and_no_more_text_than_needed(text, tokens):
+def test_a_prefix_has_the_requested_tokens_and_little_more_text(text, tokens):
     beginning = TOKENIZER.beginning(text * 50, tokens)
     assert (text * 50).startswith(beginning) and len(beginning) <= tokens * tokenizer.LONGEST_TOKEN
     assert beginning == text * 50 or len(TOKENIZER.encode(beginning)) >= tokens

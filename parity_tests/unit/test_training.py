@@ -40,7 +40,7 @@ def whole(_as_a_user, tmp_path_factory) -> runs.Trained:
 # What a run leaves and says
 
 
-def test_a_run_ends_with_its_path_on_stdout_and_nothing_else(whole):
+def test_a_run_prints_only_its_path_on_stdout(whole):
     run, told = whole.path, whole.told
     assert told.code == 0
     assert told.out == f"{run}\n"
@@ -104,7 +104,7 @@ def test_one_program_is_compiled_for_each_bucket(whole):
     assert whole.told.programs == [len(widths)]
 
 
-def test_the_manifest_says_what_the_result_depends_on(whole):
+def test_the_manifest_records_the_inputs_of_a_run(whole):
     manifest = checkpoint.read_manifest(whole.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
@@ -131,7 +131,7 @@ def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_finished_run_is_left_as_it_is(whole):
+def test_a_finished_run_is_not_changed(whole):
     run, first = whole.path, whole.told
     before, metrics = snapshot(run), (run / "metrics.jsonl").read_bytes()
     told = runs.train("--run", run, *whole.arguments)
@@ -186,7 +186,7 @@ def test_changed_text_is_refused(whole, tmp_path, flag, named):
 # Best, averaged, early
 
 
-def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
+def test_patience_averaging_and_the_best_checkpoint_work_together(whole, tmp_path, monkeypatch):
     """The losses of the validations are told here: training stops after two without a new best, and the best two are averaged."""
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = validation.Validation.__call__
@@ -236,7 +236,7 @@ def test_patience_and_averages_and_best(whole, tmp_path, monkeypatch):
 # Losses that are not finite
 
 
-def test_a_learning_rate_out_of_this_world_ends_the_run(whole, tmp_path):
+def test_a_huge_learning_rate_ends_the_run(whole, tmp_path):
     options = [*runs.with_option(whole.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
     told = runs.train("--run", tmp_path / "run", *options)
     assert (told.code, told.out) == (6, "")
@@ -248,7 +248,9 @@ def test_a_learning_rate_out_of_this_world_ends_the_run(whole, tmp_path):
 @pytest.mark.parametrize(
     ("log_every", "spoiled", "kept"), [(1, 196, [100]), (30, 96, []), (1, 100, [])]
 )
-def test_what_is_not_finite_is_never_saved(whole, tmp_path, monkeypatch, log_every, spoiled, kept):
+def test_arrays_that_are_not_finite_are_never_saved(
+    whole, tmp_path, monkeypatch, log_every, spoiled, kept
+):
     """A step spoils the parameters, the loss of the next is the first to show it, and there is a checkpoint at 100 and at 200."""
     make_step = step.make_step
 

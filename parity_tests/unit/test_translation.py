@@ -93,7 +93,7 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     )
 
 
-def test_the_length_of_translations_can_be_given(echo):
+def test_the_length_of_translations_can_be_set(echo):
     model = transformer.abstract(SPEAKER)
     for how in (
         GenerationConfig(max_new_tokens=5),
@@ -140,7 +140,7 @@ def test_long_translations_have_few_rows(echo):
     assert {shape for _, shape, *_ in echo} == {(1, 2)}
 
 
-def test_draws_go_by_the_number_of_the_line(echo):
+def test_samples_depend_on_the_line_number(echo):
     model = transformer.abstract(SPEAKER)
     how = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
     assert Translator(model, TOKENIZER, how, widths=(8,), tokens_per_batch=64)(LINES) == LINES
@@ -154,7 +154,7 @@ def test_draws_go_by_the_number_of_the_line(echo):
     ]
 
 
-def test_n_best_lists_are_written_as_others_read_them(echo):
+def test_n_best_lists_have_the_moses_format(echo):
     found = Translator(
         transformer.abstract(SPEAKER),
         TOKENIZER,
@@ -280,6 +280,6 @@ def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
         (dict(seed=1), "seed=1 has no effect"),
     ],
 )
-def test_wishes_that_exclude_each_other_are_refused(wish, words):
+def test_conflicting_options_are_refused(wish, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         GenerationConfig(**wish)
