@@ -38,7 +38,9 @@ def family_of_case(name: str) -> str | None:
 
 
 def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
-    """Count the tests of each family and aspect that passed and that did not, from pytest's JUnit file."""
+    """Count the tests of each family and aspect that passed and that did not, from pytest's JUnit
+    file.
+    """
     found: dict[tuple[str, str], Counter[bool]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         properties = [(p.get("name"), p.get("value", "")) for p in case.iter("property")]
@@ -51,7 +53,9 @@ def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
 
 
 def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
-    """Return the table in Markdown: the number of tests that hold, ✗ if one does not, – if there is none."""
+    """Return the table in Markdown: the number of tests that hold, ✗ if one does not, – if there is
+    none.
+    """
 
     def cell(one: str, aspect: str) -> str:
         counts = found.get((one, aspect), Counter())

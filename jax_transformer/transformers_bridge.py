@@ -17,9 +17,9 @@ from jax_transformer.nn.positions import sinusoids
 def twin(config: TransformerConfig) -> nn.Module:
     """Return transformers' module for ``config`` with fresh weights, under its own names.
 
-    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v). Two things that
-    transformers computes in float32 whatever the weights' dtype are computed in theirs: root-mean-square
-    norms, and sines and cosines that count tokens which are not padding.
+    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v). Two
+    things that transformers computes in float32 whatever the weights' dtype are computed in theirs:
+    root-mean-square norms, and sines and cosines that count tokens which are not padding.
 
     Raises:
         ConfigError: names the fields that the module cannot be set to.
@@ -76,7 +76,9 @@ def _called_by_ids(kind: type) -> type:
 
 
 def _untie_output(module: Any, core: Any) -> None:
-    """Give both embeddings one matrix and the output another: transformers ties all three, or in some families none."""
+    """Give both embeddings one matrix and the output another: transformers ties all three, or in
+    some families none.
+    """
     module.lm_head.weight = nn.Parameter(module.lm_head.weight.detach().clone())
     for stack in (core.encoder, core.decoder):
         stack.embed_tokens.weight = core.shared.weight
@@ -105,7 +107,9 @@ class _CountedPositions(nn.Module):
         )
 
     def forward(self, ids: torch.Tensor, embeddings: torch.Tensor, before: int = 0) -> torch.Tensor:
-        """Return the rows (b, n, d) of ids (b, n), in the dtype of ``embeddings``, after ``before`` tokens."""
+        """Return the rows (b, n, d) of ids (b, n), in the dtype of ``embeddings``, after ``before``
+        tokens.
+        """
         valid = ids != self.padding
         rows = torch.where(valid, torch.cumsum(valid, dim=1) - 1 + before + self.offset, 0)
         table = torch.from_numpy(self.table).to(embeddings.device)

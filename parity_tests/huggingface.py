@@ -1,7 +1,8 @@
-"""Small random models of Hugging Face's families, made on the spot: transformers' own classes and ours with the same weights.
+"""Small random models of the Hugging Face families: transformers' classes and ours.
 
-transformers computes two things in float32 whatever dtype a model has: T5's norm, and the table of positions of M2M100. Where float64 is asked
-for, these are replaced here by the same arithmetic in float64; nothing else of its code is touched.
+transformers computes two things in float32 whatever dtype a model has: T5's norm, and the table of
+positions of M2M100. If float64 is asked for, these are replaced here by the same arithmetic in
+float64; nothing else of its code is touched.
 """
 
 import importlib
@@ -50,7 +51,8 @@ _T5_SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-# Every length that could be mistaken for another is the same, so that no shape tells a missing transpose
+# Every length that could be mistaken for another is the same, so that no shape tells a missing
+# transpose
 _SQUARE: dict[str, Any] = {
     "d_model": 20,
     "encoder_ffn_dim": 20,
@@ -134,7 +136,9 @@ class Pair(NamedTuple):
 def module(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None
 ) -> Any:
-    """transformers' model of a case with random weights everywhere, in eval mode; positions that it computes stay. ``dropout`` is every rate."""
+    """transformers' model of a case with random weights everywhere, in eval mode; positions that it
+    computes stay. ``dropout`` is every rate.
+    """
     case = CASES[name]
     config, model = case.classes
     rates = (
@@ -160,7 +164,7 @@ def module(
 def pair(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None
 ) -> Pair:
-    """The same model in both frameworks."""
+    """Return the same model in both frameworks."""
     theirs = module(name, seed=seed, dtype=dtype, dropout=dropout)
     config = from_config(
         json.loads(theirs.config.to_json_string()),
@@ -172,7 +176,10 @@ def pair(
 
 @pytest.fixture
 def in_float64(monkeypatch):
-    """T5's norm and M2M100's positions in float64; see above. Use :func:`pair` behind it, and :func:`exact_positions` on M2M100."""
+    """T5's norm and M2M100's positions in float64; see above.
+
+    Use :func:`pair` after it, and :func:`exact_positions` on M2M100.
+    """
 
     def norm(self, x):
         return self.weight * (
@@ -185,7 +192,9 @@ def in_float64(monkeypatch):
 
 
 def exact_positions(both: Pair) -> Pair:
-    """M2M100's tables computed in float64 as ours are: its own, in float32, is 8e-7 off within 33 positions."""
+    """M2M100's tables computed in float64 as ours are: its own, in float32, is 8e-7 off within 33
+    positions.
+    """
     if both.config.encoder.position_index is PositionIndex.NOT_PADDING:
         for stack in (both.theirs.model.encoder, both.theirs.model.decoder):
             shape = stack.embed_positions.weights.shape
@@ -198,7 +207,9 @@ def exact_positions(both: Pair) -> Pair:
 def batch(
     config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids (b, s) and (b, t) with ragged padding behind them; no padding, start or end within."""
+    """Random ids (b, s) and (b, t) with ragged padding after them; no padding, start or end
+    within.
+    """
     random = np.random.default_rng(seed)
     special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
     made = []
@@ -212,7 +223,7 @@ def batch(
 
 
 def inputs(config: TransformerConfig, source: np.ndarray) -> dict[str, torch.Tensor]:
-    """What transformers is given for a source."""
+    """Return the arguments of transformers for a source."""
     return {
         "input_ids": torch.from_numpy(source),
         "attention_mask": torch.from_numpy((source != config.source_pad_id).astype(np.int64)),

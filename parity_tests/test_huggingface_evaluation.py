@@ -1,4 +1,4 @@
-"""``jax-transformer evaluate`` beside transformers: its loss and its hypotheses on the same lines."""
+"""``jax-transformer evaluate`` against transformers: loss and hypotheses of the same lines."""
 
 import json
 

@@ -1,4 +1,8 @@
-"""Fine-tuning of Hugging Face folders: the batches and the step that transformers would make of the same text, and a run that is handed back."""
+"""Fine-tuning of Hugging Face folders against transformers.
+
+The batches and the step are those that transformers makes of the same text; a run is exported and
+continued.
+"""
 
 import dataclasses
 import json
@@ -48,7 +52,7 @@ def files(flags: list[str]) -> dict[str, Any]:
 
 
 def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
-    """What a model makes of labels when it is trained."""
+    """Return the decoder's input that a model makes of labels when it is trained."""
     if hasattr(module, "prepare_decoder_input_ids_from_labels"):
         return module.prepare_decoder_input_ids_from_labels(labels)
     return modeling_m2m_100.shift_tokens_right(
@@ -59,7 +63,9 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
 def assert_begins_as_transformers(
     found: corpus.Corpus, folder: Path, words: Any, language: int | None
 ) -> None:
-    """Validations, and what is handed back, begin with the target's language where the family says it so, and keep the folder's rules."""
+    """Validations, and exports, begin with the target's language if the family says
+    it so, and keep the folder's rules.
+    """
     kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
     starts = isinstance(words, transformers.MBartTokenizer)
     assert (
@@ -84,7 +90,9 @@ def assert_begins_as_transformers(
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_batches_are_those_of_transformers(tmp_path, name):
-    """Sources, labels, and what the decoder is given for them, which each family's model makes in its own way."""
+    """Sources, labels, and what the decoder is given for them, which each family's model makes in
+    its own way.
+    """
     module, languages = made(name, tmp_path / "model"), FOLDERS[name].languages
     told = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
     data = DataOptions(**files(runs.write_text(tmp_path)), **told)
@@ -123,7 +131,9 @@ def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
 
 
 def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
-    """One line in a thousand that is a whole page would make batches of its width, and take the memory of all others."""
+    """One line in a thousand that is a whole page would make batches of its width, and take the
+    memory of all others.
+    """
     made("t5", tmp_path / "model")
     flags = runs.write_text(tmp_path)
     for side in ("source", "target"):
@@ -136,7 +146,9 @@ def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
 
 
 def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
-    """Else transformers, and translate, would cut every translation of the trained model behind twenty tokens."""
+    """Otherwise transformers, and translate, would cut every translation of the model after
+    twenty tokens.
+    """
     module, flags = made("t5", tmp_path / "model"), runs.write_text(tmp_path)
     said, file = tmp_path / "model/generation_config.json", "generation_config.json"
     for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
@@ -221,15 +233,19 @@ def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeyp
 
 
 ARGUMENTS = [
-    *"--model.dropout 0 --model.embedding-dropout 0 --data.buckets 1 --data.tokens-per-batch 256".split(),
-    *"--optimizer.learning-rate 2e-2 --optimizer.warmup-steps 5 --optimizer.label-smoothing 0".split(),
+    *"--model.dropout 0 --model.embedding-dropout 0".split(),
+    *"--data.buckets 1 --data.tokens-per-batch 256".split(),
+    *"--optimizer.learning-rate 2e-2 --optimizer.warmup-steps 5".split(),
+    *"--optimizer.label-smoothing 0".split(),
     *"--steps 80 --eval-every 40 --log-every 10 --eval-pairs 2 --best-by valid_loss".split(),
 ]
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
-    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what it was told to do."""
+    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what
+    it was told to do.
+    """
     folder = tmp_path_factory.mktemp("tuned")
     module = made("marian", folder / "model", torch.bfloat16)
     module.generation_config.update(

@@ -1,4 +1,7 @@
-"""Folders that transformers' Flax classes left behind: config.json and flax_model.msgpack, made here from PyTorch models in those classes' layout."""
+"""Folders of transformers' old Flax classes: config.json and flax_model.msgpack.
+
+They are made here from PyTorch models, in the layout of those classes.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +27,9 @@ NAMES += ["blenderbot", "blenderbot-small"]
 
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What the Flax class of a module keeps, by path: by what each part is, not by its name."""
+    """Return the tensors of a module's Flax class by path: by what each part is, not by
+    its name.
+    """
     found = (
         {"final_logits_bias": module.final_logits_bias}
         if hasattr(module, "final_logits_bias")

@@ -1,4 +1,8 @@
-"""Folders beside transformers itself: what it saved comes back byte for byte, in its own files' form, and it loads and runs what is written."""
+"""Folders against transformers itself.
+
+What it saved comes back byte for byte, in the form of its own files, and it loads and runs what is
+written.
+"""
 
 import json
 from pathlib import Path
@@ -89,7 +93,9 @@ def test_a_conversion_runs_beside_transformers(name, saved, tmp_path):
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
 @pytest.mark.parametrize("shard", ["1GB", "8KB"])
 def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
-    """transformers 5 writes no .bin any more: these are state_dicts as torch.save and its versions before wrote them, tied copies included."""
+    """transformers 5 writes no .bin any more: these are state_dicts as torch.save and its versions
+    before wrote them, tied copies included.
+    """
     module, theirs = saved(name)
     state = dict(module.state_dict())
     (tmp_path / "old").mkdir()
@@ -132,7 +138,9 @@ def test_a_cast_is_told_to_transformers(saved, tmp_path):
 
 
 def test_half_precision_is_widened_to_what_transformers_computes(saved, tmp_path):
-    """Positions that no file holds are those of the new precision; a folder and the run made of it agree about that."""
+    """Positions that no file holds are those of the new precision; a folder and the run made of it
+    agree about that.
+    """
     _, half = saved("marian", torch.bfloat16)
     convert(half, tmp_path / "run", dtype="float32")
     convert(tmp_path / "run", tmp_path / "wide", to="hf")
@@ -163,7 +171,9 @@ def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
 
 
 def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_path):
-    """A run of a family's layout with our byte-level BPE, as training leaves it: logits, ids of lines, and a greedy translation."""
+    """A run of a family's layout with our byte-level BPE, as training leaves it: logits, ids of
+    lines, and a greedy translation.
+    """
     lines = [
         "the cat sees the bird",
         "a bird sees a dog",
@@ -201,7 +211,10 @@ def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_p
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
-    """With no word but the folder: weights, tokenizer and ways to decode are its own. So also a run made of it."""
+    """Only the folder is named: weights, tokenizer and generation settings are its own.
+
+    So also a run made of it.
+    """
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)
     case = huggingface.CASES["marian"]

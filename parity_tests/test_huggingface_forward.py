@@ -1,4 +1,7 @@
-"""Every hidden state, attention and logit of Hugging Face's families beside transformers' own classes: float64 for the algorithm, then float32."""
+"""Every hidden state, attention and logit of the Hugging Face families against transformers.
+
+float64 for the algorithm, then float32.
+"""
 
 import functools
 import importlib
@@ -43,7 +46,9 @@ def made(name: str, dtype: str) -> Pair:
 
 
 def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-    """What transformers' module gives out: the stacks' inputs, their blocks' outputs, the last one behind the final norm, and weights."""
+    """Return the outputs of transformers' module: the stacks' inputs, their blocks' outputs, the
+    last one after the final norm, and attention weights.
+    """
     with torch.no_grad():
         out = both.theirs(
             **inputs(both.config, source),
@@ -65,7 +70,7 @@ def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.n
 
 
 def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
-    """The same of the Flax model, under the same names."""
+    """Return the outputs of the Flax model, under the same names."""
     capture = nnx.capture(both.ours, nnx.Intermediate, method_outputs=nnx.Intermediate)
     (logits, attention), captured = capture(source, target, return_attention=True)
     inner = {
@@ -88,7 +93,8 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-# float64 tells the algorithm, of all; float32 of two in the suite (M2M100's own table of positions is met in no other), and of all under `-m slow`
+# float64 tells the algorithm, of all; float32 of two in the suite (M2M100's own table of positions
+# is met in no other), and of all under `-m slow`
 RUN = [
     pytest.param(
         name,
@@ -223,7 +229,9 @@ def _with(both: Pair, changes: dict) -> jt.Transformer:
 
 
 def test_sixteen_bits_stay_sixteen_bits():
-    """bfloat16 cannot pass through NumPy's own dtypes: its bits are carried, and come back the same."""
+    """bfloat16 cannot pass through NumPy's own dtypes: its bits are carried, and come back the
+    same.
+    """
     module_ = module("t5 v1.1", dtype=torch.bfloat16)
     config = from_config(
         json.loads(module_.config.to_json_string()),
@@ -243,7 +251,9 @@ def test_sixteen_bits_stay_sixteen_bits():
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
-    """As a conversion's self-check runs it; and the optimizer's order of parameters is that of the module, frozen positions left out."""
+    """As a conversion's self-check runs it; and the optimizer's order of parameters is that of the
+    module, frozen positions left out.
+    """
     both = made(name, "float64")
     twin = torch_bridge.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())

@@ -1,11 +1,13 @@
 """Decoding against transformers' own ``generate``, token for token.
 
-transformers scores tokens in float32 whatever dtype a model has. Here it does so in float64, so that no near tie is decided by rounding: the module
-``torch`` that its loops see has float64 in the place of float32, and nothing else of their code is touched. The same stand-in writes down how far
-apart the scores were between which they chose. Where that is next to nothing, equal tokens would be luck, and a test says so instead of passing.
+transformers scores tokens in float32 whatever dtype a model has. Here it does so in float64, so
+that no near tie is decided by rounding: the module ``torch`` that its loops see has float64 in the
+place of float32, and nothing else of their code is touched. The same stand-in writes down how far
+apart the scores were between which they chose. Where that is next to nothing, equal tokens would be
+luck, and a test says so instead of passing.
 
-Compiling takes nearly all of the time, so that models have one layer, and each family is searched in one of sixteen ways here and in all of them by
-``pytest -m slow``.
+Compiling takes nearly all of the time, so that models have one layer, and each family is searched
+in one of sixteen ways here and in all of them by ``pytest -m slow``.
 """
 
 import dataclasses
@@ -87,7 +89,9 @@ in_float64 = huggingface.in_float64
 
 
 class Float64(types.ModuleType):
-    """torch with float64 for float32, that knows how near to one another the scores were that something was chosen by."""
+    """torch with float64 for float32, that knows how near to one another the scores were that
+    something was chosen by.
+    """
 
     float32 = float = torch.float64
 
@@ -122,8 +126,10 @@ def loops(monkeypatch, in_float64) -> Float64:
 
 @functools.cache
 def lively(name: str) -> Pair:
-    """A model of the case whose text depends on its source, and which is in doubt enough for hypotheses of many lengths: with
-    :func:`huggingface.pair`'s weights the last norm alone decides what is said."""
+    """A model of the case whose text depends on its source, and which is in doubt enough for
+    hypotheses of many lengths: with :func:`huggingface.pair`'s weights the last norm alone decides
+    what is said.
+    """
     values = CASES[name].values
     with (
         pytest.MonkeyPatch.context() as patch
@@ -163,7 +169,9 @@ def lively(name: str) -> Pair:
 
 @functools.cache
 def likely_end(name: str, rules: int) -> int:
-    """A token that some hypotheses end with and others never: of those that come late, the one that the fewest rows have."""
+    """A token that some hypotheses end with and others never: of those that come late, the one that
+    the fewest rows have.
+    """
     both = lively(name)
     settings = chosen(both, rules) | {"forced_eos_token_id": None}
     settings["suppress_tokens"] = [*settings.get("suppress_tokens", []), both.config.eos_id]
@@ -174,7 +182,10 @@ def likely_end(name: str, rules: int) -> int:
 
 
 def chosen(both: Pair, rules: int) -> dict[str, Any]:
-    """The rules without their end. With two vocabularies transformers looks for the source's tokens among the target's, and breaks."""
+    """The rules without their end.
+
+    With two vocabularies transformers looks for the source's tokens among the target's, and breaks.
+    """
     left_out = {"forced_eos"} | (
         {"encoder_no_repeat_ngram_size"}
         if both.config.source_vocab_size != both.config.target_vocab_size
@@ -184,7 +195,7 @@ def chosen(both: Pair, rules: int) -> dict[str, Any]:
 
 
 def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
-    """What `generate` is told, with a likely end."""
+    """Return the arguments of `generate`, with a likely end."""
     end = likely_end(name, rules)
     always = {
         "eos_token_id": end,
@@ -195,7 +206,7 @@ def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
 
 
 def decoding(both: Pair, settings: dict[str, Any]) -> GenerationConfig:
-    """The same for ours, by way of the file."""
+    """Return the same settings for ours, through the file."""
     values = transformers.GenerationConfig.from_dict(
         both.theirs.generation_config.to_dict() | settings
     ).to_dict()
@@ -207,7 +218,10 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
 
 
 def said(rows: np.ndarray, end: int) -> list[list[int]]:
-    """What stands before the padding, the end included. With it transformers' beams fill up, but where padding is 0 with the end."""
+    """Return the tokens before the padding, the end included.
+
+    transformers' beams are filled with it, or with the end if padding is 0.
+    """
     ends = [np.flatnonzero(row == end) for row in rows]
     return [
         row[: where[0] + 1 if len(where) else None].tolist()
@@ -258,7 +272,7 @@ def test_tokens_are_those_of_generate(name, beams, rules, loops):
     )
 
 
-# Each rule alone, and some together
+# Each rule by itself, and some together
 ALONE: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.6},
@@ -334,7 +348,7 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
         )
         ours = apply(
             jnp.asarray(scores), jnp.asarray(step, jnp.int32)
-        )  # what stands behind the step must not matter
+        )  # what follows the step must not matter
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-14, atol=0)
         touched |= bool((theirs != scores).any())
     assert touched, "a rule that does nothing here shows nothing"
@@ -344,7 +358,9 @@ STOPS = {EarlyStopping.HEURISTIC: False, EarlyStopping.FULL: True, EarlyStopping
 
 
 def test_early_stopping_has_three_meanings_that_differ(loops):
-    """Each is transformers' own, and no other: with many lengths, three searches of the same batches give three results."""
+    """Each is transformers' own, and no other: with many lengths, three searches of the same
+    batches give three results.
+    """
     both, found = lively("bart"), {}
     for ours, theirs in STOPS.items():
         found[ours] = []
@@ -361,7 +377,9 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
 
 
 def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
-    """The fault that would be easiest to make: the start token counted in what a score is divided by."""
+    """The fault that would be easiest to make: the start token counted in what a score is divided
+    by.
+    """
     both = lively("bart")
     divisor = scorers.AverageScorer.divisor
     monkeypatch.setattr(
@@ -397,7 +415,9 @@ def test_a_tie_is_seen(loops):
 
 
 def test_every_attribute_of_a_generation_config_is_known():
-    """A new one upstream fails here, until it is handled, ignored with a reason, or refused where it is not its default."""
+    """A new one upstream fails here, until it is handled, ignored with a reason, or refused where
+    it is not its default.
+    """
     upstream = set(transformers.GenerationConfig().to_dict())
     assert upstream <= generation.KNOWN, (
         f"new in transformers: {sorted(upstream - generation.KNOWN)}"
@@ -433,7 +453,7 @@ def test_what_is_written_for_transformers_says_the_same_there():
 
 
 def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, monkeypatch):
-    """With a forced language token and beams of the folder's own."""
+    """A forced language token, and beams of the folder's own."""
     lines, folder = ["the quick dog", "", "a red house", "the"], tmp_path / "m2m_100"
     module = huggingface_folders.made("m2m_100", folder)
     with torch.no_grad():  # as it comes, every line has the same translation

@@ -1,4 +1,6 @@
-"""Training of Hugging Face's families: the loss that transformers computes from ``labels``, and the gradient of every parameter."""
+"""Training of Hugging Face families: the loss from ``labels``, and the gradient of
+every parameter.
+"""
 
 from dataclasses import replace
 
@@ -25,14 +27,16 @@ __all__ = ["in_float64"]
 
 
 def labelled(both: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Sources, and labels that are -100 behind their end."""
+    """Return sources, and labels that are -100 after their end."""
     source, labels = batch(both.config)
     labels[:, 0] = labels[:, 1]
     return source, np.where(labels == both.config.target_pad_id, -100, labels)
 
 
 def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
-    """The same for our loss, shifted as the family shifts it: mBART turns the last token to the front, the others put their start there."""
+    """Return the batch for our loss, shifted as the family shifts it: mBART turns the last token to
+    the front, the others put their start there.
+    """
     pad = both.config.target_pad_id
     target = np.where(labels == -100, pad, labels)
     last = np.take_along_axis(target, (target != pad).sum(axis=1, keepdims=True) - 1, axis=1)
@@ -159,7 +163,10 @@ class GivenDropout(nn.Module):
 def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(
     name: str, in_float64, monkeypatch
 ):
-    """Both frameworks drop in the same order: so every dropout stands at the same place. BART and T5 stand for the others' code."""
+    """Both frameworks drop in the same order: so every dropout stands at the same place.
+
+    BART and T5 stand for the others' code.
+    """
     both = pair(name, dropout=0.3)
     source, labels = labelled(both)
     given = batch_of(both, source, labels)

@@ -1,4 +1,4 @@
-"""Which tensors are in a file: beside what save_pretrained of the live classes writes, and what from_pretrained makes of files that lack some."""
+"""The tensors of a file, against save_pretrained and from_pretrained of transformers' classes."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,9 @@ def test_a_saved_file_is_completed_and_saved_again(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "mt5", "umt5"])
 def test_an_output_layer_of_its_own_stays_its_own(name: str, tmp_path: Path):
-    """As the published weights of T5 v1.1, mT5 and UMT5 are; from_pretrained keeps it, and saves it."""
+    """As the published weights of T5 v1.1, mT5 and UMT5 are; from_pretrained keeps it, and saves
+    it.
+    """
     _, file, data = saved(name, tmp_path)
     file["lm_head.weight"] = (
         np.random.default_rng(0).normal(size=file["shared.weight"].shape).astype(np.float32)
@@ -83,7 +85,7 @@ def test_an_output_layer_of_its_own_stays_its_own(name: str, tmp_path: Path):
 
 
 def test_files_of_older_versions(tmp_path: Path):
-    """Every copy and computed table is there, and what fairseq and T5 once left behind."""
+    """Every copy and computed table is there, and tensors that fairseq and T5 once wrote."""
     for name, junk in (
         ("bart", ["model.encoder.version", "model.decoder.version"]),
         ("marian", []),
@@ -106,7 +108,9 @@ def test_files_of_older_versions(tmp_path: Path):
 
 
 def test_a_model_without_its_output_layer(tmp_path: Path):
-    """As facebook/bart-base is: names without the prefix, no output layer, no bias of the logits."""
+    """As facebook/bart-base is: names without the prefix, no output layer, no bias of
+    the logits.
+    """
     whole, _, data = saved("bart", tmp_path)
     bare = {
         key.removeprefix("model."): value
@@ -150,6 +154,7 @@ def test_copies_that_differ_are_refused_by_name(tmp_path: Path):
     config = from_config(data, names=whole)
     with pytest.raises(
         InputError,
-        match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the model ties them",
+        match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the"
+        " model ties them",
     ):
         jt.convert.from_torch(states.complete(whole, config), config)

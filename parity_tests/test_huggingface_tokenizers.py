@@ -1,4 +1,7 @@
-"""Tokenizers of Hugging Face folders beside transformers' own classes: the same ids of awkward text, and the same text of the ids."""
+"""Tokenizers of Hugging Face folders against transformers' classes.
+
+The same ids of awkward text, and the same text of the ids.
+"""
 
 import json
 import random
@@ -33,7 +36,7 @@ LINES = {
     "unknown": "\ue000 \U000e0001 \u200b\ufeff",
     "special tokens": "</s> and <pad> and <s> and <unk> and  <mask>  x",
     "special tokens in words": "a</s>b <pad>c</s",
-    "special tokens alone": "  </s>  ",
+    "nothing but a special token": "  </s>  ",
     "languages of M2M100": "__en__ __fr__ hello__de__",
     "languages of mBART": "en_XX fr_XX hello de_DE",
     "languages of NLLB": "eng_Latn fra_Latn hello deu_Latn",
@@ -41,7 +44,7 @@ LINES = {
     "languages of Marian, unknown": ">>xyz<<hello",
     "languages of Marian, open": ">>fra hello",
     "an end before a language": "</s> >>fra<< a",
-    "a mask behind nothing": "\u200b<mask>a",
+    "a mask after nothing": "\u200b<mask>a",
     "special tokens of BlenderbotSmall": "hi__end__ __start__ Hi  __null__\n__newln__ it's (so).",
     "tokens that begin alike": "<new>er <newer> <new> <ctl>",
     "sentinels": "<extra_id_0> a<extra_id_99> <mask_1> <unk_5> <sym>b<sym>",
@@ -67,7 +70,9 @@ LINES |= {
 
 
 def _nllb(**settings) -> dict:
-    """NLLB's model alone, with its languages and the mask behind the pieces, as the published folders tell them."""
+    """NLLB's model with its languages and the mask after the pieces, as published folders name
+    them.
+    """
     files = made.fairseq(
         "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
     )
@@ -261,7 +266,7 @@ def _theirs(name: str, folder: Path, languages: dict[str, str]):
 
 
 def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
-    """What is not the same, line by line."""
+    """List what is not the same, line by line."""
     found = []
     for name, line in LINES.items():
         sides = {
@@ -280,7 +285,7 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
         size = ours.target.vocab_size
         everything = range(
             size if size < 500 else 100
-        )  # a case has a gap in its ids, where Marian's class raises
+        )  # a case has a gap in its ids, at which Marian's class raises
         if name == "plain" and ours.decode(everything) != theirs.decode(
             list(everything), skip_special_tokens=True
         ):
@@ -379,7 +384,9 @@ def test_every_recipe_has_a_case():
 
 
 def test_a_tokenizer_json_is_followed_where_its_class_is_generic(tmp_path):
-    """UMT5's folders name no class of a family: transformers takes the file as it is, and so do we."""
+    """UMT5's folders name no class of a family: transformers takes the file as it is,
+    and so do we.
+    """
     source = made.write(tmp_path / "t5", made.t5())
     _theirs("T5Tokenizer", source, {}).save_pretrained(tmp_path / "umt5")
     told = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())

@@ -1,4 +1,4 @@
-"""Folders of tokenizers of Hugging Face's families, with SentencePiece models trained on the spot: a few hundred pieces of a few lines."""
+"""Folders of tokenizers of the Hugging Face families, with models trained on a few lines."""
 
 import functools
 import io
@@ -75,7 +75,9 @@ def _vocabulary(names: list[str], *more: str) -> dict[str, int]:
 
 
 def marian(**settings: Any) -> dict[str, Any]:
-    """With a vocabulary in another order than the model's, as Marian's are, and without some of its pieces."""
+    """Marian's files: the vocabulary has another order than the model's, and lacks some of its
+    pieces.
+    """
     source, target = model("marian"), model("marian", part=1)
     words = sorted(
         name for name in {*pieces(source), *pieces(target)} if name not in ("<unk>", "</s>")
@@ -92,7 +94,7 @@ def marian(**settings: Any) -> dict[str, Any]:
 
 
 def marian_separate() -> dict[str, Any]:
-    """With a vocabulary for each side."""
+    """Marian's files with a vocabulary for each side."""
     files = marian(separate_vocabs=True)
     source = _vocabulary(["</s>", "<unk>", *reversed(pieces(files["source.spm"])[5:])], "<pad>")
     target = _vocabulary(["</s>", "<unk>", *pieces(files["target.spm"])[5 : len(source) + 2]])
@@ -133,7 +135,7 @@ def m2m_100(*, listed: bool = True) -> dict[str, Any]:
 
 
 def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
-    """mBART, mBART-50 and NLLB by their SentencePiece model alone."""
+    """mBART, mBART-50 and NLLB with only their SentencePiece model."""
     content = model(algorithm="bpe" if name == "Nllb" else "unigram")
     config = {
         "model_type": model_type,
@@ -150,7 +152,7 @@ def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
 
 
 def t5(**settings: Any) -> dict[str, Any]:
-    """With a hundred sentinels, and a symbol of its own that is never cut."""
+    """T5's model with a hundred sentinels, and a symbol of its own that is never cut."""
     config = {
         "model_type": "t5",
         "vocab_size": 1000,
@@ -167,7 +169,7 @@ def t5(**settings: Any) -> dict[str, Any]:
 
 
 def pegasus() -> dict[str, Any]:
-    """With 103 ids before the pieces."""
+    """Pegasus' model: 103 ids come before its pieces."""
     config = {
         "model_type": "pegasus",
         "vocab_size": 1000,
@@ -227,7 +229,7 @@ def blenderbot_files() -> dict[str, Any]:
 
 
 def blenderbot() -> dict[str, Any]:
-    """The same with a ``tokenizer.json`` that ends lines, as transformers 4 wrote it."""
+    """Blenderbot's files with a ``tokenizer.json`` that ends lines, as transformers 4 wrote it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     files = blenderbot_files()

@@ -1,7 +1,7 @@
 """BART, and what the families that follow it share: mBART, Marian, M2M100 with NLLB, Pegasus.
 
-Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` and ``tokenization_roberta.py``
-of transformers 5.23.
+Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` and
+``tokenization_roberta.py`` of transformers 5.23.
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,9 @@ class BartFamily(HuggingFaceFamily):
     aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Return the sizes of the source's and the target's vocabulary, and True if they have one embedding."""
+        """Return the sizes of the source's and the target's vocabulary, and True if they have one
+        embedding.
+        """
         return values["vocab_size"], values["vocab_size"], True
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
@@ -158,13 +160,14 @@ class BartFamily(HuggingFaceFamily):
 def fixed(
     *, pre_norm: bool = False, embedding_norm: bool = False, computed_positions: bool = False
 ) -> dict[str, Any]:
-    """Return the attributes that describe a family's blocks in old files: they have one value in each family.
+    """Return the attributes that describe a family's blocks in old files: they have one value in
+    each family.
 
     Args:
         pre_norm: norms stand before the branches and after the stacks.
         embedding_norm: norms stand after the embeddings.
-        computed_positions: positions are sines and cosines; old files of such families name other numbers of
-            extra rows, which their tables never had.
+        computed_positions: positions are sines and cosines; old files of such families name other
+            numbers of extra rows, which their tables never had.
     """
     return {
         "normalize_before": pre_norm,

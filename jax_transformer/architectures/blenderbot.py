@@ -1,8 +1,8 @@
 """Blenderbot: conversations; BART's blocks with norms before the branches, and learned positions.
 
 Roller et al. 2020. Facts from ``configuration_blenderbot.py``, ``modeling_blenderbot.py`` and
-``tokenization_blenderbot.py`` of transformers 5.23, and from ``configuration_bart.py`` of transformers 3.4,
-which made the published files.
+``tokenization_blenderbot.py`` of transformers 5.23, and from ``configuration_bart.py`` of
+transformers 3.4, which made the published files.
 """
 
 from jax_transformer.architectures import bart

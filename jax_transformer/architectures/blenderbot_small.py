@@ -1,8 +1,9 @@
-"""BlenderbotSmall: conversations; BART's blocks, and a decoder that norms its tokens before positions.
+"""BlenderbotSmall: conversations; BART's blocks, and a decoder that norms its tokens before
+positions.
 
-Roller et al. 2020. Facts from ``configuration_blenderbot_small.py``, ``modeling_blenderbot_small.py`` and
-``tokenization_blenderbot_small.py`` of transformers 5.23, and from ``configuration_bart.py`` of
-transformers 3.4, which made the published files.
+Roller et al. 2020. Facts from ``configuration_blenderbot_small.py``,
+``modeling_blenderbot_small.py`` and ``tokenization_blenderbot_small.py`` of transformers 5.23, and
+from ``configuration_bart.py`` of transformers 3.4, which made the published files.
 """
 
 from jax_transformer.architectures import bart

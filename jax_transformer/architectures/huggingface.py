@@ -1,8 +1,9 @@
 """The base of the Hugging Face families: everything that the shared code must know of one of them.
 
 A family is one file of this folder. It describes its ``config.json``, the tensors of its files, its
-tokenizers and its defaults by an object of :class:`HuggingFaceFamily`; the code that reads and writes
-(:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data``, ``transformers_bridge``) is shared.
+tokenizers and its defaults by an object of :class:`HuggingFaceFamily`; the code that reads and
+writes (:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data``, ``transformers_bridge``) is
+shared.
 """
 
 from collections.abc import Collection, Mapping
@@ -58,7 +59,9 @@ class HuggingFaceFamily:
     defaults: Mapping[str, Any]
     """The attributes that are read, with the values that a file which does not name them means."""
     derived: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that are read if a file names them, and follow from others otherwise, with a value of each type."""
+    """Attributes that are read if a file names them, and follow from others otherwise, with a value
+    of each type.
+    """
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Second names of attributes."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -74,11 +77,15 @@ class HuggingFaceFamily:
     unused_tensors: Mapping[str, str] = field(default_factory=dict)
     """Tensors of old files that the model has no use for (without the prefix), with the reason."""
     output_tied_by_file: bool = False
-    """transformers ties the output layer unless a file has another one, whatever ``tie_word_embeddings`` says."""
+    """transformers ties the output layer unless a file has another one, whatever
+    ``tie_word_embeddings`` says.
+    """
     embeddings_always_tied: bool = False
     """A file leaves copies of the embedding out even if the output layer is not one of them."""
     saves_computed_positions: bool = True
-    """A file holds the sines and cosines that the module keeps; otherwise transformers computes them again."""
+    """A file holds the sines and cosines that the module keeps; otherwise transformers computes
+    them again.
+    """
 
     # tokenizers and lengths
     tokenizers: tuple[TokenizerRecipe, ...]
@@ -98,10 +105,11 @@ class HuggingFaceFamily:
         return (self.model_class, self.base_class, *self.older_classes)
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes, all of ``defaults`` among them.
+        """Return the configuration of a model with these attributes, all of ``defaults`` among
+        them.
 
-        ``tie_word_embeddings`` says whether the output layer is the embedding. Raises ConfigError for values
-        that no model has.
+        ``tie_word_embeddings`` says whether the output layer is the embedding. Raises ConfigError
+        for values that no model has.
         """
         raise NotImplementedError
 
@@ -118,7 +126,9 @@ class HuggingFaceFamily:
         return self.embedding_tensors[0]
 
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
-        """Return the recipe for a folder with these files that does not name its tokenizer's class."""
+        """Return the recipe for a folder with these files that does not name its
+        tokenizer's class.
+        """
         return self.tokenizers[0]
 
 
@@ -132,7 +142,9 @@ def families() -> dict[str, HuggingFaceFamily]:
 
 
 def find(config: TransformerConfig) -> HuggingFaceFamily | None:
-    """Return the family of a configuration, or None if its architecture is not a Hugging Face family."""
+    """Return the family of a configuration, or None if its architecture is not a Hugging Face
+    family.
+    """
     try:
         return registry.get(config.architecture).huggingface
     except ConfigError:  # an architecture that is passed as an object need not be registered
@@ -199,8 +211,8 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
 def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the special tokens.
 
-    Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers' generate().
-    Raises ConfigError that names every token which is missing.
+    Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers'
+    generate(). Raises ConfigError that names every token which is missing.
     """
     ids = {
         name: values[name] for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")

@@ -1,8 +1,8 @@
 """The attributes of ``config.json``: those that every family shares, and the check of a file's.
 
-Every attribute is read, is without effect on the numbers for a reason given here or in the family's file, or
-must have the one value that the family computes with. Facts from the configuration classes of
-transformers 5.23, and from those of transformers 2 to 4 for attributes that it no longer reads.
+Every attribute is read, is without effect on the numbers for a reason given here or in the family's
+file, or must have the one value that the family computes with. Facts from the configuration classes
+of transformers 5.23, and from those of transformers 2 to 4 for attributes that it no longer reads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _REASONS = {
     "acts only in training with transformers: layers are dropped, or fresh weights are drawn": (
-        "encoder_layerdrop decoder_layerdrop layerdrop init_std initializer_factor initializer_range"
+        "encoder_layerdrop decoder_layerdrop layerdrop init_std initializer_factor"
+        " initializer_range"
     ),
     "belongs to a head for classification or question answering": (
         "classifier_dropout classif_dropout id2label label2id num_labels _num_labels problem_type"
@@ -56,7 +57,8 @@ GENERATION = frozenset(
     force_bos_token_to_be_generated
     """.split()
 )
-"""Defaults of decoding that older files keep next to the model: read by ``generate.huggingface``."""
+"""Defaults of decoding that older files keep next to the model: read by ``generate.huggingface``.
+"""
 
 FIXED: dict[str, Any] = {
     "is_encoder_decoder": True,

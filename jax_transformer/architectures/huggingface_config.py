@@ -14,7 +14,9 @@ AreEqual = Callable[[str, str], bool]
 
 
 def is_huggingface(data: Mapping[str, Any]) -> bool:
-    """True if a ``config.json`` is one of transformers: it has a ``model_type``, and this project's has none."""
+    """True if a ``config.json`` is one of transformers: it has a ``model_type``, and this project's
+    has none.
+    """
     return "model_type" in data
 
 
@@ -26,18 +28,19 @@ def from_config(
 ) -> TransformerConfig:
     """Return the configuration of the model that a ``config.json`` describes.
 
-    An attribute that it does not name has its class's default. The file's tensors decide whether the output
-    layer is tied to the embeddings, as transformers 5 decides it: what is missing is tied, and what is equal
-    if ``tie_word_embeddings`` is true.
+    An attribute that it does not name has its class's default. The file's tensors decide whether
+    the output layer is tied to the embeddings, as transformers 5 decides it: what is missing is
+    tied, and what is equal if ``tie_word_embeddings`` is true.
 
     Args:
         data: the file's attributes.
         names: the file's tensors; without them ``tie_word_embeddings`` decides.
-        same: returns True if two tensors are equal; without it ``tie_word_embeddings`` decides about a file
-            that holds both.
+        same: returns True if two tensors are equal; without it ``tie_word_embeddings`` decides
+            about a file that holds both.
 
     Raises:
-        InputError: names every attribute that is unknown, mistyped, or has a value that no model here has.
+        InputError: names every attribute that is unknown, mistyped, or has a value that no model
+            here has.
     """
     family = _family(data)
     wrong = list(huggingface_attributes.problems(family, data))
@@ -56,7 +59,8 @@ def _family(data: Mapping[str, Any]) -> HuggingFaceFamily:
     if not isinstance(model_type, str) or model_type not in known:
         close = nearest(model_type, list(known)) if isinstance(model_type, str) else ""
         raise InputError(
-            f"config.json: model_type={model_type!r} is none of the families {', '.join(known)}{close}"
+            f"config.json: model_type={model_type!r} is none of the families"
+            f" {', '.join(known)}{close}"
         )
     return known[model_type]
 
@@ -79,15 +83,17 @@ def _output_is_tied(
 def to_config(
     config: TransformerConfig, original: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the ``config.json`` with which transformers computes what a model of ``config`` computes.
+    """Return the ``config.json`` with which transformers computes what a model of ``config``
+    computes.
 
-    The inverse of :func:`from_config`. Left out are fields that act only in training here and have no
-    attribute there (dropouts other than the family's, masks, initialisation, dtypes), and the longest sequence
-    of families whose positions have no end.
+    The inverse of :func:`from_config`. Left out are fields that act only in training here and have
+    no attribute there (dropouts other than the family's, masks, initialisation, dtypes), and the
+    longest sequence of families whose positions have no end.
 
     Args:
         config: the model's configuration.
-        original: the ``config.json`` that the model came from: it is returned with what has changed since.
+        original: the ``config.json`` that the model came from: it is returned with what has changed
+            since.
 
     Raises:
         ConfigError: names the fields that no model of the family has so.
@@ -144,7 +150,9 @@ _NOT_WRITTEN = (
 def _check_read_back(
     family: HuggingFaceFamily, config: TransformerConfig, read: TransformerConfig
 ) -> None:
-    """Raise ConfigError that names the fields in which what would be read differs from ``config``."""
+    """Raise ConfigError that names the fields in which what would be read differs from
+    ``config``.
+    """
     not_written = {*_NOT_WRITTEN, *(["max_length"] if family.unbounded_length else [])}
     ours, theirs = flat(config), flat(read)
     wrong = [
@@ -157,7 +165,9 @@ def _check_read_back(
 
 
 def flat(config: TransformerConfig) -> dict[str, Any]:
-    """Return every field by its dotted name; a stack's number that it takes from the model is the model's."""
+    """Return every field by its dotted name; a stack's number that it takes from the model is the
+    model's.
+    """
     fields = {
         name: value
         for name, value in vars(config).items()

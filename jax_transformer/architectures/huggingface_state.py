@@ -1,9 +1,10 @@
-"""The tensors of a file of transformers: completed to the module's ``state_dict()``, and reduced to what is saved.
+"""The tensors of a file of transformers: completed to the module's ``state_dict()``, and reduced to
+what is saved.
 
-A file leaves out copies that the module ties and positions that it computes; a file of an older version may
-have tensors too many. Everything here works on arrays, and on shapes only; jax is loaded if positions have
-to be computed. Facts from ``_tied_weights_keys`` and ``_keys_to_ignore_*`` of the classes of
-transformers 5.23, and from its ``from_pretrained``.
+A file leaves out copies that the module ties and positions that it computes; a file of an older
+version may have tensors too many. Everything here works on arrays, and on shapes only; jax is
+loaded if positions have to be computed. Facts from ``_tied_weights_keys`` and ``_keys_to_ignore_*``
+of the classes of transformers 5.23, and from its ``from_pretrained``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,9 +31,9 @@ _VERSIONS = dict.fromkeys(
 def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     """Return the tensors of a file under all names of the whole module.
 
-    A tied copy that is left out is put back (from whichever of the copies is there), and so are the logits'
-    bias, which is zero, and positions that the module computes. What :func:`why_dropped` names is left out.
-    What is missing or unknown beyond that stays so: the weight table refuses it.
+    A tied copy that is left out is put back (from whichever of the copies is there), and so are the
+    logits' bias, which is zero, and positions that the module computes. What :func:`why_dropped`
+    names is left out. What is missing or unknown beyond that stays so: the weight table refuses it.
 
     Args:
         state: arrays, or dataclasses with ``shape`` and ``dtype`` that describe them.
@@ -52,7 +53,8 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
 
 
 def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """Return the tensors of a whole module that transformers writes: one of tied copies, no computed positions.
+    """Return the tensors of a whole module that transformers writes: one of tied copies, no
+    computed positions.
 
     Raises:
         InputError: positions are not those that transformers would compute, and would be lost.
@@ -115,7 +117,9 @@ def computed_again(
 
 
 def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> str:
-    """The name with the family's prefix, which is missing if the model without its output layer was saved."""
+    """The name with the family's prefix, which is missing if the model without its output layer was
+    saved.
+    """
     prefix = huggingface.family_of(config).prefix
     if name in (_LOGITS_BIAS, _OUTPUT) or any(other.startswith(prefix) for other in state):
         return name
@@ -159,7 +163,9 @@ def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]
 
 
 def _table(config: TransformerConfig) -> np.ndarray:
-    """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps them in."""
+    """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps
+    them in.
+    """
     from jax_transformer.nn.positions import sinusoids  # loads jax
 
     exact = sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)

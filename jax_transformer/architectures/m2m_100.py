@@ -108,7 +108,9 @@ class M2M100Family(bart.BartFamily):
     """BART's attributes, with two tokenizers."""
 
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
-        """Return NLLB's recipe for a folder without ``vocab.json``: its vocabulary is the SentencePiece model's."""
+        """Return NLLB's recipe for a folder without ``vocab.json``: its vocabulary is the
+        SentencePiece model's.
+        """
         return M2M100 if "vocab.json" in files else NLLB
 
 

@@ -1,8 +1,9 @@
 """T5, T5 v1.1 and Flan-T5, and what mT5 and UMT5 share with them.
 
-Raffel et al. 2020. A layer is a list of branches, each a module and its norm; positions are distances, of
-which T5 and mT5 keep a stack's table in its first layer and UMT5 one in every layer. Facts from
-``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`` of transformers 5.23.
+Raffel et al. 2020. A layer is a list of branches, each a module and its norm; positions are
+distances, of which T5 and mT5 keep a stack's table in its first layer and UMT5 one in every layer.
+Facts from ``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`` of transformers
+5.23.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,12 +72,14 @@ ALIASES = {
 }
 DERIVED = {"dense_act_fn": "relu", "is_gated_act": False}
 UNBOUNDED = 32_768
-"""The ``max_length`` of these models: they add nothing to embeddings, and all long distances share a bucket."""
+"""The ``max_length`` of these models: they add nothing to embeddings, and all long distances share
+a bucket.
+"""
 _LINEARS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 _ATTENTIONS = {Part.SELF: "SelfAttention", Part.CROSS: "EncDecAttention"}
 _UNUSED_TENSORS = {
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (
-        "belongs to attention between the stacks, where transformers uses no distances"
+        "belongs to attention between the stacks, which has no distances in transformers"
     )
 }
 
@@ -108,7 +111,8 @@ class T5Family(HuggingFaceFamily):
 
     positions: Positions = Positions.RELATIVE
     scales_logits: bool | None = None
-    """The family always, or never, scales the output of the decoder; None if an attribute decides."""
+    """The family always, or never, scales the output of the decoder; None if an attribute decides.
+    """
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
     derived: Mapping[str, Any] = field(default_factory=lambda: DERIVED)
     aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
@@ -125,7 +129,9 @@ class T5Family(HuggingFaceFamily):
     one_rate: tuple[str, ...] = ("embedding_dropout", "attention_dropout", "activation_dropout")
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the attributes with the scale of the logits, which version 1 implies by its tied output."""
+        """Return the attributes with the scale of the logits, which version 1 implies by its tied
+        output.
+        """
         if self.scales_logits is not None:
             return dict(values)
         return {"scale_decoder_outputs": values["tie_word_embeddings"], **values}

@@ -1,4 +1,4 @@
-"""The recipe of a tokenizer: what the tokenizers of one class of transformers have of their own.
+"""The recipe of a tokenizer: the facts about the tokenizers of one class of transformers.
 
 A recipe holds values; the algorithms that read them are in ``jax_transformer.data``.
 """
@@ -66,7 +66,9 @@ class Languages:
     published: Sequence[str] = ()
     """The codes of the published models, in the order of their ids."""
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Sets of codes that follow the vocabulary, by the setting ``language_codes``; the first is the default."""
+    """Sets of codes that follow the vocabulary, by the setting ``language_codes``; the first is the
+    default.
+    """
     default_source: str | None = None
     """The source language if none is given."""
 
@@ -78,8 +80,8 @@ class RebuiltPieces:
     arrange: Callable[[Scored, Mapping[str, str], Sequence[str]], Scored]
     """Returns the pieces in the order of the model's ids.
 
-    Its arguments are the file's pieces, the text of each special token by its role (``pad_token``), and the
-    recipe's ``own_tokens``.
+    Its arguments are the file's pieces, the text of each special token by its role (``pad_token``),
+    and the recipe's ``own_tokens``.
     """
     bpe: bool = False
     """True if pieces are merged, False for a unigram model."""
@@ -90,7 +92,7 @@ class RebuiltPieces:
     replaces: tuple[tuple[str, str], ...] = ()
     """Regular expressions and their replacements, applied after the map of characters."""
     replaces_without_map: tuple[tuple[str, str], ...] = ()
-    """The same for a file that has no such map."""
+    """Replacements for a file that has no such map."""
     splits_words: bool = False
     """Split at white space before pieces are looked for."""
 
@@ -101,7 +103,7 @@ def _none(settings: Settings) -> Sequence[str]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenizerRecipe:
-    """What the tokenizers of one class have of their own."""
+    """The facts about the tokenizers of one class."""
 
     name: str
     """The class in transformers without its last word: ``Marian`` for ``MarianTokenizer``."""
@@ -113,7 +115,7 @@ class TokenizerRecipe:
     reads_own_files_first: bool = False
     """Read these files even if there is a ``tokenizer.json``, as transformers does."""
     pieces: RebuiltPieces | None = None
-    """How a SentencePiece model is rebuilt, for ``Algorithm.REBUILT_PIECES``."""
+    """The vocabulary that is rebuilt, for ``Algorithm.REBUILT_PIECES``."""
     prefix_space: bool = False
     """Byte-level BPE begins every line with a space, unless ``add_prefix_space`` says otherwise."""
     code_brackets: tuple[str, str] | None = None

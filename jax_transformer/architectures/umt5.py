@@ -1,6 +1,7 @@
 """UMT5: mT5 with a table of distances in every block.
 
-Chung et al. 2023. Facts from ``configuration_umt5.py`` and ``modeling_umt5.py`` of transformers 5.23.
+Chung et al. 2023. Facts from ``configuration_umt5.py`` and ``modeling_umt5.py`` of transformers
+5.23.
 """
 
 from jax_transformer.architectures import mt5, t5
@@ -17,7 +18,8 @@ ARCHITECTURE = Architecture(
         model_class="UMT5ForConditionalGeneration",
         base_class="UMT5Model",
         defaults=mt5.DEFAULTS,
-        # The published files say so for the tables in every block, which transformers' class has always
+        # The published files say so for the tables in every block, which transformers' class has
+        # always
         fixed={"scalable_attention": True},
         positions=Positions.RELATIVE_PER_BLOCK,
         scales_logits=True,

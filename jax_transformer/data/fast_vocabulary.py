@@ -1,8 +1,8 @@
 """Vocabularies that ``tokenizers`` encodes with.
 
-They come from a ``tokenizer.json``, from the two files of byte-level BPE, or are rebuilt from a SentencePiece
-model. What is rebuilt is as transformers 5.23 builds it (``tokenization_*.py`` of the families, and
-``convert_from_spm`` of ``convert_slow_tokenizer.py``), so that ids are the same.
+They come from a ``tokenizer.json``, from the two files of byte-level BPE, or are rebuilt from a
+SentencePiece model. What is rebuilt is as transformers 5.23 builds it (``tokenization_*.py`` of the
+families, and ``convert_from_spm`` of ``convert_slow_tokenizer.py``), so that ids are the same.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,10 @@ def from_json(path: Path, content: bytes, settings: TokenizerSettings) -> FastVo
 
 
 def read_merges(path: Path, content: bytes) -> list[tuple[str, str]]:
-    """Return the merges of a ``merges.txt``, in their order. Raises InputError if a line is not two tokens."""
+    """Return the merges of a ``merges.txt``, in their order.
+
+    Raises InputError if a line is not two tokens.
+    """
     try:
         lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError:
@@ -196,7 +199,9 @@ def _normalizers(pieces: Pieces, layout: RebuiltPieces) -> list[Any]:
 
 
 def _add_tokens(model: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """Mark the special tokens of the model, and add unknown ones with the ids that the folder names."""
+    """Mark the special tokens of the model, and add unknown ones with the ids that the folder
+    names.
+    """
     model.add_tokens([token for _, token in sorted(settings.added_tokens.items())])
     known = model.get_vocab(with_added_tokens=True)
     for index, token in settings.added_tokens.items():

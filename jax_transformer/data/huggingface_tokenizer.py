@@ -1,6 +1,7 @@
 """The tokenizers of Hugging Face folders: what each recipe puts around a line, and its languages.
 
-Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are those of its own classes.
+Facts from transformers 5.23 (``models/*/tokenization_*.py``); ids and text are those of its own
+classes.
 """
 
 import hashlib
@@ -38,19 +39,27 @@ class SideTokenizer(Tokenizer):
         eos_id: int,
         digest: str,
     ) -> None:
-        """``line_ends`` may be the error to raise once they are needed: a language must be given first."""
+        """``line_ends`` may be the error to raise once they are needed: a language must be given
+        first.
+        """
         self._vocabulary, self._line_ends, self._digest = vocabulary, line_ends, digest
         self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
         self.vocab_size = vocabulary.size
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids before those of a line in a batch. Raises ConfigError if a language must be given first."""
+        """The ids before those of a line in a batch.
+
+        Raises ConfigError if a language must be given first.
+        """
         return self._known_line_ends().prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line in a batch. Raises ConfigError if a language must be given first."""
+        """The ids after those of a line in a batch.
+
+        Raises ConfigError if a language must be given first.
+        """
         return self._known_line_ends().suffix
 
     def _known_line_ends(self) -> LineEnds:
@@ -144,9 +153,9 @@ class HuggingFaceTokenizer(TokenizerPair):
     def forced_bos_id(self, target_lang: str | None = None) -> int | None:
         """Return the id that a translation must begin with, after the decoder's start.
 
-        That is the target language's in mBART-50, M2M100 and NLLB. None in other families, and if no target
-        language is given here or before: then the model's ``forced_bos_token_id`` counts. mBART's decoder
-        starts with the language instead, which is ``bos_id``.
+        That is the target language's in mBART-50, M2M100 and NLLB. None in other families, and if
+        no target language is given here or before: then the model's ``forced_bos_token_id`` counts.
+        mBART's decoder starts with the language instead, which is ``bos_id``.
 
         Raises:
             ConfigError: it does not have the language.
@@ -270,7 +279,9 @@ def _with_language(
     language: str | None,
     option: str,
 ) -> LineEnds | ConfigError:
-    """The ids around a line with its language's token, if the tokenizer is one of several languages."""
+    """The ids around a line with its language's token, if the tokenizer is one of several
+    languages.
+    """
     settings = files.settings
     languages = settings.recipe.languages
     if languages is None:

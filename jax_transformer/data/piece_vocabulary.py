@@ -1,6 +1,7 @@
 """Vocabularies whose pieces are cut by a library or by Python, and whose ids are in ``vocab.json``.
 
-They encode and decode as transformers 5.23 does (``tokenization_python.py`` and the classes of the families).
+They encode and decode as transformers 5.23 does (``tokenization_python.py`` and the classes of the
+families).
 """
 
 import re
@@ -42,8 +43,8 @@ class AddedTokens:
     def of(cls, settings: TokenizerSettings, vocabulary: Mapping[str, int]) -> "AddedTokens":
         """Return those of a folder.
 
-        Tokens whose ids the folder names come first, then special tokens with the ids of the vocabulary, or
-        with new ones after it.
+        Tokens whose ids the folder names come first, then special tokens with the ids of the
+        vocabulary, or with new ones after it.
         """
         tokens = {token.content: token for token in settings.added_tokens.values()}
         ids = {token.content: index for index, token in settings.added_tokens.items()}
@@ -83,7 +84,9 @@ class AddedTokens:
 
 
 class PieceVocabulary:
-    """Text to ids and back by a model of pieces and a vocabulary of them; a :class:`.SubwordVocabulary`."""
+    """Text to ids and back by a model of pieces and a vocabulary of them; a
+    :class:`.SubwordVocabulary`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""The tokenizer of a run folder: one file, a file for each side, or the files of a Hugging Face folder."""
+"""The tokenizer of a run folder: one file, a file for each side, or the files of a Hugging Face
+folder.
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,10 @@ def in_folder(path: str | Path) -> bool:
 
 
 def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
-    """Return the tokenizer that a run folder holds, or its two. Raises InputError that names a missing file."""
+    """Return the tokenizer that a run folder holds, or its two.
+
+    Raises InputError that names a missing file.
+    """
     folder = Path(path)
     sides = [name for name in SIDE_FILES if (folder / name).exists()]
     if (folder / SHARED_FILE).exists():

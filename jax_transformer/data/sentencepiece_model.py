@@ -1,4 +1,6 @@
-"""SentencePiece models: read by their own library, and taken apart so that ``tokenizers`` can rebuild them."""
+"""SentencePiece models: read by their own library, and taken apart so that ``tokenizers`` can
+rebuild them.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -9,8 +11,8 @@ from typing import Any
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 
-# Numbers of ``sentencepiece_model.proto``: the fields of a model, of a piece, of its trainer, of its
-# normalizer, and the types of pieces and models
+# Numbers of ``sentencepiece_model.proto``: the fields of a model, of a piece, of its trainer, of
+# its normalizer, and the types of pieces and models
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _CHARSMAP = 3, 2
@@ -73,7 +75,9 @@ def load(path: Path, content: bytes) -> SentencePieceModel:
 
 
 def take_apart(model: SentencePieceModel) -> Pieces:
-    """Return the parts of a model, as the library writes it: what else a file holds is not there."""
+    """Return the parts of a model, as the library writes it: what else a file holds is
+    not there.
+    """
     scored: list[tuple[str, float]] = []
     by_type: dict[int, list[str]] = {_CONTROL: [], _USER_DEFINED: []}
     charsmap, algorithm = None, UNIGRAM
@@ -91,7 +95,9 @@ def take_apart(model: SentencePieceModel) -> Pieces:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message in the wire format of protocol buffers: whole numbers, and bytes."""
+    """Yield the fields of a message in the wire format of protocol buffers: whole numbers, and
+    bytes.
+    """
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -39,7 +39,9 @@ _CLEANED = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")] + 
 
 
 def cleaned_up(text: str) -> str:
-    """Return text without the spaces before punctuation, as transformers' ``clean_up_tokenization`` does."""
+    """Return text without the spaces before punctuation, as transformers' ``clean_up_tokenization``
+    does.
+    """
     for pattern, replacement in _CLEANED:
         text = text.replace(pattern, replacement)
     return text

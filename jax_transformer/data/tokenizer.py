@@ -1,4 +1,6 @@
-"""Byte-level BPE: any text becomes ids and comes back unchanged; a thin wrapper of Hugging Face ``tokenizers``."""
+"""Byte-level BPE: any text becomes ids and comes back unchanged; a thin wrapper of Hugging Face
+``tokenizers``.
+"""
 
 import contextlib
 import hashlib
@@ -15,19 +17,20 @@ from jax_transformer.storage import atomic
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 BYTES = 256
-# Bounds for a line without spaces: the trainer's time grows with line length x merges, and a run of one
-# character would otherwise be learned as tokens of thousands of bytes.
+# Bounds for a line without spaces: the trainer's time grows with line length x merges, and a run of
+# one character would otherwise be learned as tokens of thousands of bytes.
 TRAINING_CHARACTERS_PER_LINE = 10_000
 LONGEST_TOKEN = 64
-# No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and GPT-2's
-# words, punctuation and spaces.
+# No merge crosses these: a target-language tag such as <2de> (Johnson et al. 2017), one digit, and
+# GPT-2's words, punctuation and spaces.
 PIECES = r"<2[A-Za-z_]+>|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
     """Text to ids and back.
 
-    Special tokens are added where batches are built; in text, ``<eos>`` is five ordinary characters.
+    Special tokens are added where batches are built; in text, ``<eos>`` is five ordinary
+    characters.
     """
 
     def __init__(self, model: tokenizers.Tokenizer) -> None:
@@ -35,7 +38,8 @@ class Tokenizer:
         missing = [text for text in (PAD, BOS, EOS) if text not in vocabulary]
         if missing:
             raise errors.InputError(f"the tokenizer has no token {', '.join(missing)}")
-        # Not part of the saved file: without it, "<eos>" in a line would become the end-of-sentence id
+        # Not part of the saved file: without it, "<eos>" in a line would become the end-of-sentence
+        # id
         model.encode_special_tokens = True
         # A file made elsewhere may ask for these; lengths are decided where batches are built
         model.no_truncation()
@@ -43,7 +47,8 @@ class Tokenizer:
         self._model = model
         self.pad_id, self.bos_id, self.eos_id = (vocabulary[text] for text in (PAD, BOS, EOS))
         self.vocab_size = max(vocabulary.values()) + 1
-        # In byte-level BPE each character of a token is one byte of text; a normalizer may shrink text first
+        # In byte-level BPE each character of a token is one byte of text; a normalizer may shrink
+        # text first
         lossless = model.normalizer is None and isinstance(model.decoder, decoders.ByteLevel)
         self._longest_token = max(map(len, vocabulary)) if lossless else None
 
@@ -109,7 +114,10 @@ class Tokenizer:
         return line if self._longest_token is None else line[: tokens * self._longest_token]
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Return the text of ids; special tokens are dropped. Ids that end within a character give U+FFFD."""
+        """Return the text of ids; special tokens are dropped.
+
+        Ids that end within a character give U+FFFD.
+        """
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
     @property
@@ -158,8 +166,8 @@ class Tokenizer:
 def guarded(path: str | Path) -> Iterator[None]:
     """Raise InputError in one line that names the file for whatever the library raises over it.
 
-    That is a bare Exception, sometimes with a message of several lines, or a panic of its Rust code, which is
-    not an Exception.
+    That is a bare Exception, sometimes with a message of several lines, or a panic of its Rust
+    code, which is not an Exception.
     """
     try:
         yield
@@ -174,7 +182,9 @@ def guarded(path: str | Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """A vocabulary for each side, in the place of a shared one: it reads sources and writes targets."""
+    """A vocabulary for each side, in the place of a shared one: it reads sources and writes
+    targets.
+    """
 
     source: Tokenizer
     target: Tokenizer

@@ -1,4 +1,6 @@
-"""The files of a Hugging Face tokenizer: the vocabularies of a folder, and their ids and languages."""
+"""The files of a Hugging Face tokenizer: the vocabularies of a folder, and their ids
+and languages.
+"""
 
 import hashlib
 import re
@@ -73,7 +75,10 @@ class TokenizerFiles:
         return self.id_of(vocabulary, self.settings.token(role))
 
     def language_id(self, vocabulary: SubwordVocabulary, language: str) -> int:
-        """Return the id of a language's token. Raises ConfigError if the folder does not have the language."""
+        """Return the id of a language's token.
+
+        Raises ConfigError if the folder does not have the language.
+        """
         folder, recipe = self.settings.folder, self.settings.recipe
         if recipe.languages is None or not self.languages:
             raise ConfigError(
@@ -92,7 +97,9 @@ class TokenizerFiles:
 
     @property
     def start_id(self) -> int:
-        """The decoder's first token: the model's ``decoder_start_token_id``, or that of the recipe."""
+        """The decoder's first token: the model's ``decoder_start_token_id``, or that of
+        the recipe.
+        """
         start = self.settings.model.get("decoder_start_token_id")
         if type(start) is int:
             return start
@@ -101,7 +108,10 @@ class TokenizerFiles:
 
 
 def read(folder: Path) -> TokenizerFiles:
-    """Read a folder's vocabularies. Raises InputError if they are missing, damaged or not of one model."""
+    """Read a folder's vocabularies.
+
+    Raises InputError if they are missing, damaged or not of one model.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     settings = tokenizer_settings.read(folder)
@@ -198,7 +208,9 @@ def _word_vocabulary(
 def _piece_vocabularies(
     models: list[SentencePieceModel], contents: Mapping[str, bytes], settings: TokenizerSettings
 ) -> tuple[SubwordVocabulary, SubwordVocabulary]:
-    """Vocabularies whose ids are in ``vocab.json``, with one model for both sides or one for each."""
+    """Vocabularies whose ids are in ``vocab.json``, with one model for both sides or
+    one for each.
+    """
     path = settings.folder / "vocab.json"
     ids = tokenizer_settings.read_vocabulary(path, contents["vocab.json"])
     languages = settings.recipe.languages

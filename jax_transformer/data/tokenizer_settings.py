@@ -1,7 +1,8 @@
 """The settings of a Hugging Face folder's tokenizer, from its small JSON files.
 
-Facts from transformers 5.23 (``tokenization_utils_base.py``): tokens are named by ``added_tokens_decoder`` of
-``tokenizer_config.json``, otherwise by ``special_tokens_map.json`` and ``added_tokens.json``.
+Facts from transformers 5.23 (``tokenization_utils_base.py``): tokens are named by
+``added_tokens_decoder`` of ``tokenizer_config.json``, otherwise by ``special_tokens_map.json`` and
+``added_tokens.json``.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class TokenizerSettings:
     folder: Path
     recipe: TokenizerRecipe
     special_tokens: dict[str, AddedToken]
-    """The tokens with a role, such as ``pad_token``, in the order in which transformers adds them."""
+    """The tokens with a role, such as ``pad_token``, in the order in which transformers adds them.
+    """
     extra_tokens: list[AddedToken]
     """Special tokens without a role."""
     added_tokens: dict[int, AddedToken]
@@ -75,12 +77,17 @@ class TokenizerSettings:
 
     @property
     def lists_extra_tokens(self) -> bool:
-        """True if extra special tokens are listed, even none: transformers then adds none of its own."""
+        """True if extra special tokens are listed, even none: transformers then adds none of its
+        own.
+        """
         return "extra_special_tokens" in self.values or "additional_special_tokens" in self.values
 
 
 def read(folder: Path) -> TokenizerSettings:
-    """Read a folder's JSON files. Raises InputError if one is damaged or the tokenizer is not known."""
+    """Read a folder's JSON files.
+
+    Raises InputError if one is damaged or the tokenizer is not known.
+    """
     values = _object(folder, FILE)
     model = _object(folder, "generation_config.json") | _object(folder, "config.json")
     recipe = _recipe(folder, values, model)
@@ -116,7 +123,9 @@ def read(folder: Path) -> TokenizerSettings:
 
 
 def read_vocabulary(path: Path, content: bytes) -> dict[str, int]:
-    """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is not a vocabulary."""
+    """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is not a
+    vocabulary.
+    """
     data = json_text.parse(path, content)
     if not isinstance(data, dict) or not all(
         type(index) is int and 0 <= index < 2**31 for index in data.values()

@@ -1,8 +1,9 @@
 """Byte-pair encoding of lower-cased words, as ParlAI and transformers' BlenderbotSmall do it.
 
-A word's last symbol ends with ``</w>`` while pairs are merged; the pieces of a word but the last are written
-with ``@@`` (Sennrich et al. 2016). Facts from ``tokenization_blenderbot_small.py`` of transformers 5.23, whose
-regular expressions know Unicode's white space, not that of Python's ``re``.
+A word's last symbol ends with ``</w>`` while pairs are merged; the pieces of a word but the last
+are written with ``@@`` (Sennrich et al. 2016). Facts from ``tokenization_blenderbot_small.py`` of
+transformers 5.23, whose regular expressions know Unicode's white space, not that of Python's
+``re``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Files of flax's serialization: read as flax reads them, and refused where they are not what they say."""
+"""Files of flax's serialization: read as flax reads them, and refused if they are damaged."""
 
 import json
 import struct
@@ -141,7 +141,11 @@ def nested(depth: int) -> bytes:
 HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "empty": (b"", InputError, "at byte 0 1 bytes are said to follow, and the file has 0"),
     "no map": (library.packb([1]), InputError, "is no map"),
-    "more behind": (library.packb({}) + b"\xc0", InputError, "ends at byte 1, and the file has 2"),
+    "bytes after the end": (
+        library.packb({}) + b"\xc0",
+        InputError,
+        "ends at byte 1, and the file has 2",
+    ),
     "an unused byte": (b"\x81\xa1a\xc1", InputError, "byte 3 is 0xc1"),
     "a number": (library.packb({"a": {"b": -7}}), InputError, "'a/b' is -7, and not an array"),
     "nothing": (library.packb({"a": None}), InputError, "'a' is None"),
@@ -398,7 +402,7 @@ def test_all_unknown_weights_are_one_error():
 
 
 def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
-    """Two files and the index beside them, as transformers 4 wrote them."""
+    """Write two files and their index, as transformers 4 wrote them."""
     flat = traverse_util.flatten_dict(arrays, sep="/")
     shards = {
         f"flax_model-0000{i + 1}-of-00002.msgpack": dict(list(flat.items())[i::2]) for i in range(2)

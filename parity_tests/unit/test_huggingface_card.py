@@ -1,4 +1,4 @@
-"""The model card of an export: what its front matter and its text say of languages, data, scores, and of the model that training began from."""
+"""The model card of an export: languages, data, scores, and the model that training began from."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # no
 
 
 def run(theirs: Path, path: Path, options: TrainOptions) -> Path:
-    """As training with these options leaves it."""
+    """Return a run as training with these options leaves it."""
     convert(theirs, path)
     (path / "train_config.json").write_text(codec.to_json(options))
     return path
 
 
 def front_of(text: str) -> dict:
-    """As the hub reads it."""
+    """Return the front matter as the hub reads it."""
     return yaml.safe_load(text.split("---\n")[1])
 
 
@@ -31,7 +31,9 @@ def exported(path: Path, out: Path) -> str:
 
 
 def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
-    """A run as training leaves it: its options, counts and validation, none of which names a path of this machine."""
+    """A run as training leaves it: its options, counts and validation, none of which names a path
+    of this machine.
+    """
     convert(theirs, tmp_path / "run")
     data = DataOptions(
         train_source=("/home/me/train.en",),

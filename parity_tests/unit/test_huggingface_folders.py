@@ -1,4 +1,7 @@
-"""Hugging Face folders without transformers: what is one, what it must hold, what is written beside the weights, replacing, and the hub."""
+"""Hugging Face folders without transformers.
+
+Recognizing one, its files, what is written next to the weights, replacing, and the hub.
+"""
 
 import json
 import os
@@ -43,7 +46,7 @@ CARD = "---\nlicense: mit\n---\n\n# A model\n"
 
 
 def weights() -> dict[str, np.ndarray]:
-    """What transformers writes for the model of ``T5``, with random numbers."""
+    """Return the tensors that transformers writes for the model of ``T5``, with random numbers."""
     found = huggingface_config.from_config(T5)
     whole = rules.to_torch(
         state_dict.model_weights(found).table, helpers.random_arrays(found, dtype="float32")
@@ -187,7 +190,9 @@ def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
-    """The file has every name of the module, as it has from PyTorch; the folder, what transformers writes. Either config.json will do."""
+    """The file has every name of the module, as it has from PyTorch; the folder, what transformers
+    writes. Either config.json will do.
+    """
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
     read = safetensors.read if suffix == "safetensors" else pt.read
@@ -273,7 +278,7 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     )  # a copy that is not in the file is no tensor of it
 
 
-# What may be written where
+# Destinations
 
 
 @pytest.mark.parametrize(
@@ -368,7 +373,10 @@ def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_pa
 
 
 def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
-    code = "import sys, jax_transformer.cli as cli; cli.main(['inspect', sys.argv[1], '--json']); sys.exit('jax' in sys.modules)"
+    code = (
+        "import sys, jax_transformer.cli as cli; cli.main(['inspect', sys.argv[1], '--json']);"
+        " sys.exit('jax' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, str(theirs)],
         capture_output=True,

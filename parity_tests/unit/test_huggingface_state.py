@@ -1,4 +1,4 @@
-"""What a file of transformers leaves out, on shapes alone, and in which words it is said."""
+"""The tensors that a file of transformers leaves out, on shapes only, and the reasons."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Tokenizers of Hugging Face folders without transformers: what stands around a line, run folders, batches, and every refusal."""
+"""Tokenizers of Hugging Face folders without transformers.
+
+The ids around a line, run folders, batches, and every refusal.
+"""
 
 import base64
 import json
@@ -230,7 +233,7 @@ def test_languages_are_refused_by_name(tmp_path):
     with pytest.raises(errors.ConfigError, match=r"no language 'de_De' \(did you mean 'de_DE'\?\)"):
         load_huggingface(path, source_lang="de_De")
     found = load_huggingface(path)
-    assert found.source_lang == "en_XX"  # as transformers reads it where nothing is told
+    assert found.source_lang == "en_XX"  # as transformers reads it if none is given
     assert found.forced_bos_id() is None
     with pytest.raises(errors.ConfigError, match=r"give target_lang, one of ar_AR, cs_CZ, "):
         encoding.encode_pairs([("a", "b")], found.source, found.target, 9)
@@ -248,7 +251,7 @@ def test_languages_are_refused_by_name(tmp_path):
     ],
 )
 def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
-    """Both where the folder is opened and where its languages are changed."""
+    """When the folder is opened, and when its languages are changed."""
     path = made.write(tmp_path / family, getattr(made, family)())
     with pytest.raises(errors.ConfigError, match=expected):
         load_huggingface(path, **{side: "fr"})
@@ -429,7 +432,9 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_a_panic_of_the_library_is_a_refusal(tmp_path):
-    """A tokenizer.json whose compiled table points outside itself makes the library's Rust code panic, which is no Exception."""
+    """A tokenizer.json whose compiled table points outside itself makes the library's Rust code
+    panic, which is no Exception.
+    """
     vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]
     parts = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
     for table, loads in ((b"", False), ((8).to_bytes(4, "little") + b"\xff" * 8, True)):

@@ -1,4 +1,4 @@
-"""The tokenizer loses nothing, keeps special tokens out of text, and is the same file every time."""
+"""The tokenizer loses nothing, keeps special tokens out of text, and is the same file each time."""
 
 import hashlib
 import json
@@ -135,7 +135,10 @@ def test_fewest_tokens_knows_a_long_line():
 def test_training_is_deterministic_over_threads_and_processes():
     assert train().hash == TOKENIZER.hash
     assert train(lines=LINES[1:]).hash != train(lines=LINES[:1]).hash
-    script = f"from jax_transformer.data import tokenizer as t; print(t.Tokenizer.train({LINES!r}, 300, pad_id=1, bos_id=2, eos_id=3).hash)"
+    script = (
+        "from jax_transformer.data import tokenizer as t; "
+        f"print(t.Tokenizer.train({LINES!r}, 300, pad_id=1, bos_id=2, eos_id=3).hash)"
+    )
     for threads in ("1", "3"):
         result = subprocess.run(
             [sys.executable, "-c", script],
