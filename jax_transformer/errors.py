@@ -12,6 +12,12 @@ class Refusal(Exception):
     """Exit code of the command line."""
 
 
+class DifferentError(Refusal):
+    """Two models or files that should be equal are not (exit code 1)."""
+
+    exit_code = 1
+
+
 class ConfigError(Refusal, ValueError):
     """A configuration, option or call that is wrong (exit code 2)."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jax_transformer.cli import output
 from jax_transformer.cli.options import Command, Positional
-from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.errors import ConfigError, DifferentError, nearest
 
 _ACTIONS = ["make", "check"]
 
@@ -43,7 +43,6 @@ def run(options: GoldenOptions) -> int:
             "usage: golden make FILE MODEL, or golden check FILE (FILE names its own model)"
         )
     from jax_transformer.parity import from_files
-    from jax_transformer.parity.report import DifferentError
 
     if options.action == "make":
         output.check_folder(options.file)

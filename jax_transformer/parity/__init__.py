@@ -4,14 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_transformer.errors import DifferentError
     from jax_transformer.parity.comparison import compare, compare_recorded
-    from jax_transformer.parity.report import DifferentError, Report
+    from jax_transformer.parity.report import Report
 
 _MODULES = {
-    "compare": "comparison",
-    "compare_recorded": "comparison",
-    "Report": "report",
-    "DifferentError": "report",
+    "compare": "parity.comparison",
+    "compare_recorded": "parity.comparison",
+    "Report": "parity.report",
+    "DifferentError": "errors",
 }
 
 __all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
@@ -19,5 +20,5 @@ __all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f"jax_transformer.parity.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"jax_transformer.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'jax_transformer.parity' has no attribute {name!r}")

@@ -11,12 +11,12 @@ import numpy as np
 from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.request import ModelDescription
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess
 from jax_transformer.parity.random_batch import random_batch
-from jax_transformer.parity.report import DifferentError, Report
+from jax_transformer.parity.report import Report
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import safetensors
 

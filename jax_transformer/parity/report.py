@@ -6,14 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.errors import Refusal
+from jax_transformer.errors import DifferentError
 from jax_transformer.parity.entries import Entry, Measurement
-
-
-class DifferentError(Refusal):
-    """Two models that should be equal are not (exit code 1)."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.parity import difference as differences
 from jax_transformer.parity import page, pairs
 from jax_transformer.parity.difference import difference
 from jax_transformer.parity.entries import Entry, Measurement
-from jax_transformer.parity.report import DifferentError, Report
+from jax_transformer.parity.report import Report
 
 NAN, INF = math.nan, math.inf
 
