@@ -132,11 +132,11 @@ def test_python_takes_an_architecture_that_is_not_registered(folder):
     other = random_module(folder, seed=1)
     jt.convert.into_torch(model, other, architecture=mine)
     assert all(torch.equal(x, module.state_dict()[n]) for n, x in other.state_dict().items())
+    assert jt.parity.compare(model, module, [source, target], architecture=mine).agrees
     with pytest.raises(ConfigError, match=r"^unknown architecture 'my_translator'.*--architecture"):
         jt.convert.to_torch(model)
     jt.register(mine)
     assert same_bits(jt.convert.to_torch(model), module.state_dict())
-    assert jt.parity.compare(model, module, [source, target]).agrees
     assert jt.preset("my_translator", **FIELDS) == config
 
 
