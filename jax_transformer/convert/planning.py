@@ -1,6 +1,6 @@
 """What a conversion would do: every tensor that there is and every one that there shall be, once, with what becomes of it. NumPy only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -192,6 +192,17 @@ def ties_of(table: Table) -> list[tuple[str, ...]]:
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
     return [tuple(names) for names in groups.values()]
+
+
+def foreign_prefix(names: Sequence[str], expected: Iterable[str]) -> str:
+    """Return the first word of every name, as ``model.``, if no expected name begins with it.
+
+    Empty if the names have no first word in common, or an expected one begins with it.
+    """
+    word, dot, _ = min(names, default="").partition(".")
+    prefix = word + dot
+    common = dot and all(name.startswith(prefix) for name in names)
+    return prefix if common and not any(name.startswith(prefix) for name in expected) else ""
 
 
 def wrapper_prefix(names: Sequence[str]) -> str:

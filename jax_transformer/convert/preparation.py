@@ -104,6 +104,8 @@ def prepare(request: Request) -> Prepared:
     settled = _settle(request, source, target, kind)
     model = None if settled is None else _model_weights(settled.config, request.architecture)
     wrong = _wrong(source, model)
+    if wrong and source.kind.is_file and model is not None:
+        _check_prefix(source, planning.foreign_prefix([*source.tensors], model.shapes["torch"]))
     inferred = settled.sizes if settled is not None else {}
     made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
     kept = settled.from_preset if settled is not None else {}
@@ -164,12 +166,16 @@ def _settle(
         return infer.Inferred(around, {}, {})
     if request.description == ModelDescription() and source.kind.is_file and kind.is_file:
         return None
-    prefix = planning.wrapper_prefix(list(source.tensors)) if source.kind.is_file else ""
+    if source.kind.is_file:
+        _check_prefix(source, planning.wrapper_prefix([*source.tensors]))
+    return request.description.settle(source, request.architecture)
+
+
+def _check_prefix(source: Pretrained, prefix: str) -> None:
     if prefix:
         raise InputError(
             f"{source.path}: every name begins with {prefix!r}: give --strip-prefix {prefix}"
         )
-    return request.description.settle(source, request.architecture)
 
 
 def _wrong(source: Pretrained, model: "ModelWeights | None") -> list[str]:
