@@ -241,7 +241,7 @@ MUTANTS = [
         _STATE,
         "jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)",
         "jnp.asarray(counts.pop() + 1 if counts else 0, fresh.count.dtype)",
-        (f"{_LIVE}::test_adamw_of_every_layout[small]",),
+        (f"{_LIVE}::test_adamw_of_every_architecture[small]",),
         met="bias correction off by one",
     ),
     Mutant(
@@ -257,7 +257,7 @@ MUTANTS = [
         _CROSS,
         "return counts, moments[0], moments[1]",
         "return counts, moments[1], {name: abs(array) for name, array in moments[0].items()}",
-        (f"{_LIVE}::test_adamw_of_every_layout[small]",),
+        (f"{_LIVE}::test_adamw_of_every_architecture[small]",),
         met="exp_avg and exp_avg_sq",
     ),
     Mutant(
@@ -265,7 +265,7 @@ MUTANTS = [
         _STATE,
         "return {name: jnp.array(arrays[name], copy=True) for name in fresh}",
         "return {name: jnp.zeros_like(array) for name, array in fresh.items()}",
-        (f"{_LIVE}::test_adamw_of_every_layout[small]",),
+        (f"{_LIVE}::test_adamw_of_every_architecture[small]",),
         met="nobody converts an optimizer's state",
     ),
     Mutant(

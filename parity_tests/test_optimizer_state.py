@@ -153,7 +153,7 @@ def case(name: str) -> TransformerConfig:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_adamw_of_every_layout(name: str):
+def test_adamw_of_every_architecture(name: str):
     """Idle blocks are in the optimizer, and have no state; buffers are not in it."""
     go_on_alike(Setting(case(name), TORCH["adamw"]), OPTAX["adamw"]())
 

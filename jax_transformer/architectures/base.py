@@ -9,11 +9,14 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.weights.rules import Table
+
+if TYPE_CHECKING:
+    from jax_transformer.architectures.huggingface import HuggingFaceFamily
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a twin's class."""
@@ -60,7 +63,7 @@ class Architecture:
 
     Raises ConfigError that names every field which the twin cannot be set to.
     """
-    huggingface: Any = None
+    huggingface: "HuggingFaceFamily | None" = None
     """The family of Hugging Face transformers that this architecture is, or None."""
 
 

@@ -118,7 +118,7 @@ def counted(shape: tuple[int, ...], start: int) -> np.ndarray:
 def test_each_tensor_reaches_the_module_of_its_name(name, sizes):
     """By hand, with distinct values: in the square case shapes cannot show a swap.
 
-    Other layouts: part by part, with their twins.
+    Other architectures: part by part, with their twins.
     """
     config = tiny(name, **(SQUARE if sizes is SQUARE else {}))
     table, d = weight_table(config), config.d_model
@@ -457,7 +457,7 @@ def test_norms_under_other_names():
     ]
 
 
-def test_a_configuration_that_a_layout_cannot_name_is_refused():
+def test_a_configuration_that_an_architecture_cannot_name_is_refused():
     with pytest.raises(
         ConfigError,
         match=r"architecture 'deep_dive' has no names for this configuration: .*output_bias",
