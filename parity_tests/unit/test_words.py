@@ -1,0 +1,74 @@
+"""The words of the code are those of JAX, Flax, PyTorch and transformers, and lines end at 100."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from parity_tests.unit import runs
+
+PACKAGES = ("jax_transformer", "torch_reference", "benchmarks", "parity_tests")
+CODE = sorted(
+    path for folder in PACKAGES for path in (runs.ROOT / folder).rglob("*.py")
+) + [runs.ROOT / "train.py"]
+PROSE = sorted(path for path in runs.ROOT.rglob("*.md") if ".git" not in path.parts)
+QUESTIONS = "what whether how where of as who which when".split()
+"""First words of a docstring that begins a sentence without saying what is returned or done."""
+REPLACED = """
+    claim Initial carried_state Journal boards places Said told said given Frame Given Around Beside
+    Asked Words dialects idle set_aside Decoding lineage ancestors found wanted kept held made how
+    whole
+""".split()
+"""Names of a language of our own, which the field's replaced."""
+EXTERNAL = {("given", "from hypothesis import given"), ("given", "@given(")}
+"""Names of libraries, each with the beginning of the lines that may use it."""
+
+
+def named(paths: list[Path]) -> list:
+    return [pytest.param(path, id=path.relative_to(runs.ROOT).as_posix()) for path in paths]
+
+
+def docstrings(tree: ast.AST) -> list[ast.Constant]:
+    """The strings that document a module, a class, a function, a field or a constant."""
+    bodies = [getattr(node, "body", None) for node in ast.walk(tree)]
+    statements = [item for body in bodies if isinstance(body, list) for item in body]
+    values = [item.value for item in statements if isinstance(item, ast.Expr)]
+    return [v for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+
+
+def is_replaced(token: tokenize.TokenInfo) -> bool:
+    line = token.line.strip()
+    return token.string in REPLACED and not any(
+        token.string == name and line.startswith(start) for name, start in EXTERNAL
+    )
+
+
+@pytest.mark.parametrize("path", named(CODE))
+def test_names_and_docstrings_are_the_field_s(path: Path):
+    text = path.read_text(encoding="utf-8")
+    problems = [
+        f"line {string.lineno}: {string.value[:40]!r}"
+        for string in docstrings(ast.parse(text))
+        if re.split(r"\W", string.value.strip(), maxsplit=1)[0].lower() in QUESTIONS
+    ]
+    if path != Path(__file__).resolve():
+        problems += [
+            f"line {token.start[0]}: {token.string}"
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.NAME and is_replaced(token)
+        ]
+    assert not problems, problems
+
+
+def is_long(line: str) -> bool:
+    """Whether a line of prose or code is too long: tables and links cannot be broken."""
+    return len(line) > 100 and not line.lstrip().startswith("|") and "](http" not in line
+
+
+@pytest.mark.parametrize("path", named(CODE + PROSE))
+def test_lines_end_at_column_100(path: Path):
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert not [f"line {number}" for number, line in enumerate(lines, 1) if is_long(line)]
