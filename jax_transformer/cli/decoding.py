@@ -20,7 +20,7 @@ class SearchOptions:
     penalty: BeamScorer | None = None
     """Divisor of a score: gnmt ((5 + length) / 6) ** exponent, or average, length ** exponent."""
     early_stopping: EarlyStopping | None = None
-    """When the average search ends: False, True, "never" in transformers (default: heuristic)."""
+    """End of the average search, as False, True, "never" in transformers (default: heuristic)."""
     no_repeat_ngram_size: int | None = None
     """Forbid repeated n-grams of this size (0: off)."""
     repetition_penalty: float | None = None

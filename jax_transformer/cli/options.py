@@ -140,7 +140,9 @@ def build(kind: type[T], values: dict[str, Any], default: T | None = None, prefi
             changes[field.name] = build(typing.cast(type, hint), values, section, inner)
         elif prefix + field.name in values:
             changes[field.name] = values[prefix + field.name]
-    return kind(**changes) if default is None else dataclasses.replace(default, **changes)  # type: ignore[type-var]
+    if default is None:
+        return kind(**changes)
+    return dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 
 def renamed(kind: type, prefix: str = "") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, its exit codes, and its refusals, each one line without a traceback."""
+"""The command line: its output, its exit codes, and its errors, one line without a traceback."""
 
 import ast
 import inspect
@@ -123,7 +123,7 @@ def console(capsys, monkeypatch) -> runs.Console:
     return runs.Console(capsys, monkeypatch)
 
 
-# Help, version and what is loaded
+# Help, version and imports
 
 
 def documented(module) -> dict[str, str]:
@@ -148,11 +148,11 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert cli.flags(cli.COMMANDS[command].kind) == FLAGS[command]
     code, out, err = console.say(command, "--help")
     assert (code, err) == (0, "")
-    said = " ".join(out.split())
+    printed = " ".join(out.split())
     positive = [f for f in FLAGS[command] if not f.startswith("--no-") and ".no-" not in f]
     positive += ["--no-repeat-ngram-size"] if "--no-repeat-ngram-size" in FLAGS[command] else []
-    spoken = said.replace("--[no-]", "--")
-    assert not [flag for flag in positive if f"{flag} " not in spoken]
+    positive_only = printed.replace("--[no-]", "--")
+    assert not [flag for flag in positive if f"{flag} " not in positive_only]
     nested = {
         "train": [options, optimizer_options, data_options],
         "translate": [decoding],
@@ -164,7 +164,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     if command == "evaluate":
         meanings = {k: text for k, text in meanings.items() if "SamplingOptions." not in k}
     assert len(meanings) >= len(positive)
-    assert not [text for text in meanings.values() if text.rstrip(".)") not in said]
+    assert not [text for text in meanings.values() if text.rstrip(".)") not in printed]
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -197,8 +197,8 @@ def test_help_shows_values_as_they_are_typed(console):
 
 def test_no_command_lists_the_commands(console):
     for arguments, code in (((), 2), (("--help",), 0), (("-h",), 0)):
-        found, out, err = console.say(*arguments)
-        assert found == code
+        exit_code, out, err = console.say(*arguments)
+        assert exit_code == code
         assert not [name for name in FLAGS if f"  {name} " not in out + err]
 
 
@@ -206,7 +206,7 @@ def test_version_prints_the_version(console):
     assert console.say("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
 
 
-def test_underscores_are_dashes():
+def test_underscores_in_flags_are_dashes():
     words = [
         "--eval_every",
         "7",
@@ -215,12 +215,12 @@ def test_underscores_are_dashes():
         "a_b",
         *"--data.train-target b".split(),
     ]
-    given = cli.parse(
+    parsed = cli.parse(
         "train",
         options.TrainOptions,
         [*words, "--data.valid_source", "c", "--data.valid-target", "d"],
     )
-    assert (given.eval_every, given.optimizer.learning_rate, given.data.train_source) == (
+    assert (parsed.eval_every, parsed.optimizer.learning_rate, parsed.data.train_source) == (
         7,
         0.5,
         ("a_b",),
@@ -238,12 +238,18 @@ def finished(*arguments: str | Path, stdin: str = "", **options) -> tuple[int, s
     return process.returncode, out, err
 
 
-LOADED = "import sys; print(sorted({name.split('.')[0] for name in sys.modules} & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
+LOADED = (
+    "import sys; packages = {name.split('.')[0] for name in sys.modules}; "
+    "print(sorted(packages & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
+)
 
 
-def test_an_error_does_not_wait_for_threads_that_never_end():
-    """A save that fails can leave some."""
-    code = "import sys, threading; threading.Thread(target=threading.Event().wait).start(); from jax_transformer import cli; cli.process('nope')"
+def test_an_error_exits_although_a_thread_waits():
+    """A failed save can leave threads of Orbax waiting."""
+    code = (
+        "import threading; threading.Thread(target=threading.Event().wait).start(); "
+        "from jax_transformer import cli; cli.process('nope')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=runs.environment(),
@@ -265,13 +271,14 @@ def test_importing_the_package_loads_neither_jax_nor_torch():
 def test_help_and_inspect_do_not_wait_for_jax(weights):
     program = (
         "import contextlib, io\nfrom jax_transformer import cli\n"
-        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        f"    assert cli.main(['inspect', {str(weights)!r}]) == 0; cli.main(['train', '--help'])\n{LOADED}"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    assert cli.main(['inspect', {str(weights)!r}]) == 0\n"
+        f"    assert cli.main(['train', '--help']) == 0\n{LOADED}"
     )
     assert finished(program=("-c", program)) == (0, "[]\n", "")
 
 
-def test_the_module_and_train_py_are_the_command(tmp_path):
+def test_the_module_and_train_py_run_the_command(tmp_path):
     assert finished("--version") == (0, f"jax-transformer {jax_transformer.__version__}\n", "")
     module, script = (
         finished("train", "--help"),

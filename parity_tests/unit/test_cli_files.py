@@ -1,4 +1,4 @@
-"""``convert`` and ``inspect``: weights go out and come back byte for byte, and nothing is guessed, overwritten or left half done."""
+"""``convert`` and ``inspect``: round trips are exact; nothing is guessed, overwritten or partial."""
 
 import json
 from pathlib import Path
@@ -66,8 +66,8 @@ def test_weights_round_trip_byte_for_byte(console, run, weights, tmp_path):
         for name, array in runs.arrays(run).items()
         if name.startswith(("params/", "frozen/"))
     }
-    for made in ("folder", "by_config"):
-        assert runs.differing(runs.arrays(tmp_path / made, 0), params) == []
+    for written in ("folder", "by_config"):
+        assert runs.differing(runs.arrays(tmp_path / written, 0), params) == []
 
 
 def test_weights_are_under_the_names_of_pytorch(weights):
@@ -208,7 +208,7 @@ def test_weights_of_another_architecture_are_refused_by_name(console, weights, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_are_read_as_they_are_typed(console, run, weights, tmp_path):
+def test_settings_keep_the_types_of_their_values(console, run, weights, tmp_path):
     settings = [
         *TINY,
         "tying=all",
@@ -222,13 +222,13 @@ def test_settings_are_read_as_they_are_typed(console, run, weights, tmp_path):
         ]
         == 0
     )
-    made, original = (
+    written, original = (
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "new", run)
     )
-    assert made == {**original, "dropout": 0.25}
+    assert written == {**original, "dropout": 0.25}
 
 
-def test_inspect_shows_a_file(console, weights):
+def test_inspect_lists_a_file(console, weights):
     code, out, err = console.say("inspect", weights)
     lines = out.splitlines()
     assert (code, err, lines[0]) == (0, "", f"{weights}: safetensors")
@@ -243,7 +243,7 @@ def test_inspect_shows_a_file(console, weights):
     assert lines[-1].startswith("sha256 ") and lines[-1].endswith("  model.safetensors")
 
 
-def test_inspect_shows_a_run(console, run):
+def test_inspect_lists_a_run(console, run):
     code, out, err = console.say("inspect", run)
     assert (code, err, out.splitlines()[0]) == (0, "", f"{run}: checkpoint of step {runs.STEPS}")
     assert not [name for name in runs.arrays(run) if f"{name} " not in out]

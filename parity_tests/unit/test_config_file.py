@@ -1,4 +1,4 @@
-"""``train --config``: flags over the file over the defaults, every trap of YAML named, and what a run keeps can be given back."""
+"""``train --config``: flags over the file over the defaults, and every trap of YAML is named."""
 
 import json
 import re
@@ -64,7 +64,8 @@ def test_a_file_overrides_defaults_and_flags_override_the_file(write):
         ("2024-01-01.tsv",),
     )
     assert options.model == TrainOptions().model
-    flags = "--steps 9 --no-tensorboard --optimizer.learning_rate=0.5 --data.train a.tsv b.tsv c.tsv --model.precision bfloat16".split()
+    flags = """--steps 9 --no-tensorboard --optimizer.learning_rate=0.5
+        --data.train a.tsv b.tsv c.tsv --model.precision bfloat16""".split()
     for command in (
         [f"--config={path}", *flags],
         [*flags, "--config", path],
@@ -91,7 +92,8 @@ def test_lists_of_files_are_separate_arguments():
 
 
 def test_the_config_saved_by_a_run_can_be_passed_again(tmp_path):
-    words = "--steps 7 --data.train café😀.tsv --data.valid v.tsv --optimizer.epsilon 1e-9 --wandb no --model.d-model 12"
+    words = """--steps 7 --data.train café😀.tsv --data.valid v.tsv --optimizer.epsilon 1e-9
+        --wandb no --model.d-model 12"""
     options = parsed(*words.split())
     (tmp_path / "train_config.json").write_text(codec.to_json(options))
     assert "\\ud83d\\ude00" in codec.to_json(
@@ -137,10 +139,10 @@ def test_an_empty_file_changes_nothing(write, content):
     ],
 )
 def test_yaml_numbers_are_parsed_as_their_field_s_type(write, text, value):
-    found = parsed(
+    number = parsed(
         "--config", write(f"optimizer: {{learning_rate: {text}}}")
     ).optimizer.learning_rate
-    assert found == value and type(found) is float
+    assert number == value and type(number) is float
 
 
 @pytest.mark.parametrize(
@@ -181,17 +183,20 @@ def test_yaml_text_stays_text(write, text):
         ("tensorboard: 1", "tensorboard must be bool, not 1"),
         (
             "wandb: off",
-            "wandb must be str, not False; YAML reads yes, no, on and off so, unless they are in quotes",
+            "wandb must be str, not False; YAML reads yes, no, on and off so, "
+            "unless they are in quotes",
         ),
         ("model: {preset: 12}", "model.preset must be str, not 12"),
         (
             "data: {train: [a.tsv, no]}",
-            "data.train[1] must be str, not False; YAML reads yes, no, on and off so, unless they are in quotes",
+            "data.train[1] must be str, not False; YAML reads yes, no, on and off so, "
+            "unless they are in quotes",
         ),
         ("data: {train: {a: b}}", "data.train must be a list, not {'a': 'b'}"),
         (
             "optimizer: {schedule: cosin}",
-            "optimizer.schedule='cosin' is not one of cosine, inverse_sqrt, linear, constant (did you mean 'cosine'?)",
+            "optimizer.schedule='cosin' is not one of cosine, inverse_sqrt, linear, constant "
+            "(did you mean 'cosine'?)",
         ),
     ],
 )
@@ -244,11 +249,11 @@ def test_help_names_the_file_and_shows_its_values(capsys, monkeypatch, write):
     code, out, err = runs.Console(capsys, monkeypatch).say(
         "train", "--config", write(FILE), "--help"
     )
-    said = " ".join(out.split())
+    printed = " ".join(out.split())
     assert (
         (code, err) == (0, "")
-        and "--config PATH YAML file of options" in said
-        and "--steps N Optimizer updates (default: 70)" in said
+        and "--config PATH YAML file of options" in printed
+        and "--steps N Optimizer updates (default: 70)" in printed
     )
 
 
@@ -267,7 +272,7 @@ def test_the_documented_example_is_valid(write):
 
 
 def test_any_options_class_can_be_read(write):
-    """The reader knows nothing of training: :class:`jax_transformer.config.TransformerConfig` is one more dataclass."""
+    """The reader is not specific to training."""
     import jax_transformer as jt
 
     config = jt.preset("lesson10", vocab_size=11)

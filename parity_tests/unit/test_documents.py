@@ -1,4 +1,4 @@
-"""The documents' presets through the commands: trained, asked, and taken to PyTorch's names and back."""
+"""The documents' presets through the commands: train, translate, and convert to PyTorch and back."""
 
 import pytest
 
@@ -27,10 +27,10 @@ def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, 
     attention = (
         ["--attention", page] if name == "blog2023" else []
     )  # whose target is padded to its source
-    told = runs.train(
+    training = runs.train(
         "--run", run, "--model.preset", name, *runs.write_text(tmp_path), *runs.OPTIONS, *FEW
     )
-    assert told.code == 0, told.err
+    assert training.code == 0, training.err
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert losses[-1] < losses[0]
 
@@ -54,7 +54,7 @@ def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, 
     assert again.read_bytes() == weights.read_bytes()
 
 
-def test_lines_too_long_for_the_positions_are_named(tmp_path, capsys):
+def test_lines_too_long_for_the_positions_are_refused(tmp_path, capsys):
     """deep_dive has rows for 50 tokens, whatever its max_length."""
     flags = runs.write_text(tmp_path)
     options = runs.with_option(runs.OPTIONS, "--model.max-length", 100)

@@ -39,13 +39,13 @@ def test_inspect_json_is_complete(console, weights, tmp_path):
         tmp_path / "a.pt",
         {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
     )
-    found = json.loads(console.say("inspect", weights, "--json")[1])
-    assert found["tensors"].keys() == state.keys() and list(found["sha256"]) == [
+    report = json.loads(console.say("inspect", weights, "--json")[1])
+    assert report["tensors"].keys() == state.keys() and list(report["sha256"]) == [
         "model.safetensors"
     ]
-    found = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
-    assert found["ties"] == [["model.x", "model.y"]] and found["values"] == {"step": 7}
-    assert found["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}
+    report = json.loads(console.say("inspect", tmp_path / "a.pt", "--json")[1])
+    assert report["ties"] == [["model.x", "model.y"]] and report["values"] == {"step": 7}
+    assert report["tensors"]["model.z"] == {"shape": [2], "dtype": "bfloat16", "bytes": 4}
     out = console.say("inspect", tmp_path / "a.pt")[1]
     assert "tied model.x = model.y" in out and "step = 7" in out and "PyTorch file" in out
 

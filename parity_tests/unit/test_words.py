@@ -11,9 +11,9 @@ import pytest
 from parity_tests.unit import runs
 
 PACKAGES = ("jax_transformer", "torch_reference", "benchmarks", "parity_tests")
-CODE = sorted(
-    path for folder in PACKAGES for path in (runs.ROOT / folder).rglob("*.py")
-) + [runs.ROOT / "train.py"]
+CODE = sorted(path for folder in PACKAGES for path in (runs.ROOT / folder).rglob("*.py")) + [
+    runs.ROOT / "train.py"
+]
 PROSE = sorted(path for path in runs.ROOT.rglob("*.md") if ".git" not in path.parts)
 QUESTIONS = "what whether how where of as who which when".split()
 """First words of a docstring that begins a sentence without saying what is returned or done."""
