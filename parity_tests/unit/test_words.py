@@ -31,7 +31,6 @@ NAMES_NOT_YET = """
     benchmarks/families_table.py
     benchmarks/input_pipeline.py
     benchmarks/mutants_compare.py
-    jax_transformer/architectures/tokenizer_recipe.py
     jax_transformer/convert/card.py
     jax_transformer/convert/conversion.py
     jax_transformer/convert/export_files.py
@@ -144,26 +143,12 @@ NAMES_NOT_YET = """
     torch_reference/from_scratch.py
 """
 LINES_NOT_YET = """
-    benchmarks/families_table.py
     benchmarks/mutants_attention.py
     benchmarks/mutants_decoding.py
     benchmarks/mutants_families.py
     benchmarks/mutants_layers.py
     benchmarks/mutants_tables.py
     jax_transformer/alignment.py
-    jax_transformer/architectures/bart.py
-    jax_transformer/architectures/blenderbot.py
-    jax_transformer/architectures/blenderbot_small.py
-    jax_transformer/architectures/huggingface.py
-    jax_transformer/architectures/huggingface_attributes.py
-    jax_transformer/architectures/huggingface_config.py
-    jax_transformer/architectures/huggingface_state.py
-    jax_transformer/architectures/m2m_100.py
-    jax_transformer/architectures/marian.py
-    jax_transformer/architectures/pegasus.py
-    jax_transformer/architectures/t5.py
-    jax_transformer/architectures/tokenizer_recipe.py
-    jax_transformer/architectures/umt5.py
     jax_transformer/convert/__init__.py
     jax_transformer/convert/card.py
     jax_transformer/convert/conversion.py
@@ -177,16 +162,6 @@ LINES_NOT_YET = """
     jax_transformer/convert/training_facts.py
     jax_transformer/convert/verify.py
     jax_transformer/convert/writing.py
-    jax_transformer/data/fast_vocabulary.py
-    jax_transformer/data/huggingface_tokenizer.py
-    jax_transformer/data/piece_vocabulary.py
-    jax_transformer/data/run_tokenizer.py
-    jax_transformer/data/sentencepiece_model.py
-    jax_transformer/data/subword_vocabulary.py
-    jax_transformer/data/tokenizer.py
-    jax_transformer/data/tokenizer_files.py
-    jax_transformer/data/tokenizer_settings.py
-    jax_transformer/data/word_bpe.py
     jax_transformer/generate/beam_search.py
     jax_transformer/generate/constraints.py
     jax_transformer/generate/generation_config.py
@@ -240,26 +215,15 @@ LINES_NOT_YET = """
     jax_transformer/training/stops.py
     jax_transformer/training/torch_checkpoint.py
     jax_transformer/training/trackers.py
-    jax_transformer/transformers_bridge.py
     jax_transformer/translation.py
     parity_tests/__init__.py
     parity_tests/cases.py
-    parity_tests/huggingface.py
     parity_tests/test_convert_command.py
     parity_tests/test_decoding.py
-    parity_tests/test_huggingface_evaluation.py
     parity_tests/test_huggingface_finetuning.py
-    parity_tests/test_huggingface_flax.py
-    parity_tests/test_huggingface_folders.py
-    parity_tests/test_huggingface_forward.py
-    parity_tests/test_huggingface_generation.py
-    parity_tests/test_huggingface_gradients.py
-    parity_tests/test_huggingface_state.py
-    parity_tests/test_huggingface_tokenizers.py
     parity_tests/test_mid_flight.py
     parity_tests/test_optimizer_state.py
     parity_tests/test_parity_plugin.py
-    parity_tests/tokenizer_models.py
     parity_tests/twins.py
     parity_tests/unit/test_alignment.py
     parity_tests/unit/test_architecture_pages.py
@@ -276,13 +240,8 @@ LINES_NOT_YET = """
     parity_tests/unit/test_corpus.py
     parity_tests/unit/test_documents.py
     parity_tests/unit/test_evaluation.py
-    parity_tests/unit/test_flax_msgpack.py
     parity_tests/unit/test_generate.py
     parity_tests/unit/test_half_done.py
-    parity_tests/unit/test_huggingface_card.py
-    parity_tests/unit/test_huggingface_config.py
-    parity_tests/unit/test_huggingface_folders.py
-    parity_tests/unit/test_huggingface_tokenizer.py
     parity_tests/unit/test_init.py
     parity_tests/unit/test_model_fields.py
     parity_tests/unit/test_optimizer_loss.py
@@ -291,7 +250,6 @@ LINES_NOT_YET = """
     parity_tests/unit/test_pt.py
     parity_tests/unit/test_resume.py
     parity_tests/unit/test_step.py
-    parity_tests/unit/test_tokenizer.py
     parity_tests/unit/test_training.py
     parity_tests/unit/test_translation.py
     torch_reference/decoding.py
