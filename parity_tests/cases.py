@@ -7,7 +7,8 @@ import jax_transformer as jt
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 
-# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which shapes then cannot.
+# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which
+# shapes then cannot.
 ODD: dict[str, Any] = dict(
     source_vocab_size=11,
     target_vocab_size=13,
@@ -62,7 +63,9 @@ def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(preset: str) -> list[Case]:
-    """A document's preset at odd and at square sizes; a feed-forward that the document makes so many times as wide as the model stays so."""
+    """A document's preset at odd and at square sizes; a feed-forward that the document makes so
+    many times as wide as the model stays so.
+    """
     ruled = "d_ff" in registry.presets()[preset].multiples
     sizes = {"": ODD, " square": SQUARE}
     return [

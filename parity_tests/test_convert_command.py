@@ -1,4 +1,6 @@
-"""``convert`` beside PyTorch itself: what torch.save wrote arrives, what is written torch.load reads, and the self-check sees a wrong weight."""
+"""``convert`` beside PyTorch itself: what torch.save wrote arrives, what is written torch.load
+reads, and the self-check sees a wrong weight.
+"""
 
 import dataclasses
 import json
@@ -65,7 +67,9 @@ def test_every_architecture_is_tried():
 
 
 def test_the_check_sees_two_weights_exchanged():
-    """Square kernels that change places fit every shape, and come back bit for bit through the same wrong table."""
+    """Square kernels that change places fit every shape, and come back bit for bit through the same
+    wrong table.
+    """
     both = pair(TIED.config)
     model = state_dict.model_weights(TIED.config)
     state = {
@@ -176,7 +180,9 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
 
 
 def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path, monkeypatch):
-    """A run that trains until the conversion gets its lock leaves a newer step, from which it would go on."""
+    """A run that trains until the conversion gets its lock leaves a newer step, from which it would
+    go on.
+    """
     folder, hold = tmp_path / "run", lock.hold
     shutil.copytree(run, folder)
     assert (

@@ -1,4 +1,7 @@
-"""Decoding against the plainest PyTorch there is: no cache, no batch of beams, hypotheses in lists. Token for token, in float64."""
+"""Decoding against the plainest PyTorch there is: no cache, no batch of beams, hypotheses in lists.
+
+Token for token, in float64.
+"""
 
 import itertools
 
@@ -23,7 +26,9 @@ SEARCHED = [
 
 
 def reader(both: Pair) -> decoding.Model:
-    """The twin; where both sides must be equally long, it reads the target padded to the source's length."""
+    """The twin; where both sides must be equally long, it reads the target padded to the source's
+    length.
+    """
     if not both.config.equal_lengths:
         return both.torch
 
@@ -55,14 +60,17 @@ def test_greedy_token_for_token(case):
 
 
 def likely_end(both: Pair) -> int:
-    """A token that some hypotheses end with early and others never: the third that the first row says greedily, if it is not padding."""
+    """A token that some hypotheses end with early and others never: the third that the first row
+    says greedily, if it is not padding.
+    """
     config = both.config
     ids = {"bos": config.bos_id, "eos": config.eos_id, "pad": config.target_pad_id}
     token = int(decoding.greedy(reader(both), as_torch(both.source[:1]), 3, **ids)[0, 2])
     return config.eos_id if token == config.target_pad_id else token
 
 
-# Each with one search, so that each search meets a quarter of them; what decides tokens one by one is compared for every case above
+# Each with one search, so that each search meets a quarter of them; what decides tokens one by one
+# is compared for every case above
 BEAMS = [
     "deep_dive",
     "lesson10",

@@ -1,4 +1,7 @@
-"""A run that changes frameworks: PyTorch, JAX, PyTorch again, as if it had stayed in either. Same batches, losses and weights, in float64."""
+"""A run that changes frameworks: PyTorch, JAX, PyTorch again, as if it had stayed in either.
+
+Same batches, losses and weights, in float64.
+"""
 
 import dataclasses
 import hashlib
@@ -101,7 +104,8 @@ SIZES: dict[str, Any] = dict(
     dropout=0.0,
     embedding_dropout=0.0,
 )
-# A tied and packed module; one with idle blocks, whose parameters the optimizer has and never updates; two batches an update
+# A tied and packed module; one with idle blocks, whose parameters the optimizer has and never
+# updates; two batches an update
 FLIGHTS = {
     "small": (
         ModelOptions("small", **SIZES, d_ff=32, attention_dropout=0.0, activation_dropout=0.0),
@@ -294,7 +298,9 @@ def data_off_by_one(state: TrainState) -> TrainState:
 def test_what_is_lost_on_the_way_shows(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
 ):
-    """Negative control: the moments, Adam's count, the schedule's position, the place in the data, each of which alone is far outside the bound."""
+    """Negative control: the moments, Adam's count, the schedule's position, the place in the data,
+    each of which alone is far outside the bound.
+    """
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
     ours = jt.convert.to_torch(
         transformer.unflatten(flight.corpus.config, state.params | state.frozen)
@@ -308,7 +314,9 @@ def test_what_is_lost_on_the_way_shows(
 def test_the_loop_by_its_command(
     flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Twice two updates are four, bit for bit; the checkpoint is one that torch.load reads without trust."""
+    """Twice two updates are four, bit for bit; the checkpoint is one that torch.load reads without
+    trust.
+    """
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
         monkeypatch.setattr(
@@ -424,7 +432,9 @@ def test_what_does_not_belong_to_the_run_is_refused(
 
 
 def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
-    """In float32, as users have it: PyTorch, then ``train`` to the end, against PyTorch to the end; then its last step as a file again."""
+    """In float32, as users have it: PyTorch, then ``train`` to the end, against PyTorch to the end;
+    then its last step as a file again.
+    """
     if flight.options.model.preset != "small":
         pytest.skip("one model is enough for the commands: what crosses is tested above")
     run = tmp_path / "run"

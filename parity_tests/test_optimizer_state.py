@@ -1,4 +1,6 @@
-"""Real torch.optim optimizers on every twin: their state crosses to Optax and back, and both go on alike. Nothing is compiled."""
+"""Real torch.optim optimizers on every twin: their state crosses to Optax and back, and both go on
+alike. Nothing is compiled.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,7 +121,9 @@ def as_optax_needs() -> Iterator[None]:
 
 
 def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
-    """Two updates in PyTorch, then two more in both frameworks from there: the same weights and the same state."""
+    """Two updates in PyTorch, then two more in both frameworks from there: the same weights and the
+    same state.
+    """
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()
@@ -251,7 +255,9 @@ def test_other_optimizers_are_refused_by_name(name: str):
 
 
 def test_moments_of_the_wrong_place_show():
-    """Negative control: first and second moments exchanged, of one bias alone, are far outside the bound."""
+    """Negative control: first and second moments exchanged, of one bias alone, are far outside the
+    bound.
+    """
     setting = Setting(case("small"), TORCH["adamw"])
     read = setting.moments
 

@@ -1,4 +1,6 @@
-"""A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how each twin's parts are called."""
+"""A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how
+each twin's parts are called.
+"""
 
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -42,7 +44,10 @@ def pair(
     source: int = 7,
     target: int = 5,
 ) -> Pair:
-    """Both with :func:`random_twin`'s weights. Where source and target must be equally long, both have the source's length."""
+    """Both with :func:`random_twin`'s weights.
+
+    Where source and target must be equally long, both have the source's length.
+    """
     target = source if config.equal_lengths else target
     module = random_twin(config, dtype, seed)
     flax = jt.convert.from_torch(module.state_dict(), config)
@@ -58,13 +63,16 @@ def pair(
 def random_twin(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> nn.Module:
-    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of positions too where it is stored."""
+    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of
+    positions too where it is stored.
+    """
     generator = torch.Generator().manual_seed(seed)
     module = torch_bridge.twin(config).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
-                # Matrices as wide as their inputs, so that values stay of order one through every layer
+                # Matrices as wide as their inputs, so that values stay of order one through every
+                # layer
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
                 tensor.copy_(
                     torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale
@@ -74,7 +82,9 @@ def random_twin(
 
 
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """Every rate 0, those of single branches and stacks too: the twin is made of the configuration itself and set to ``eval``."""
+    """Every rate 0, those of single branches and stacks too: the twin is made of the configuration
+    itself and set to ``eval``.
+    """
     rates: dict[str, Any] = dict.fromkeys(
         ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
     )
@@ -86,13 +96,17 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
 
 
 def _is_scale(name: str) -> bool:
-    """Of a norm, as the documents name them: norm1.weight, layer_norm2.weight, normalization1.weight, norm1.gamma."""
+    """Of a norm, as the documents name them: norm1.weight, layer_norm2.weight,
+    normalization1.weight, norm1.gamma.
+    """
     owner, _, leaf = name.rpartition(".")
     return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")
 
 
 def ragged(vocab: int, pad: int, batch: int, length: int, seed: int) -> np.ndarray:
-    """Ids (batch, length) without pads, then pads behind 0, 1, 2, ... fewer tokens a row; the first row is full, none is empty."""
+    """Ids (batch, length) without pads, then pads behind 0, 1, 2, ... fewer tokens a row; the first
+    row is full, none is empty.
+    """
     ids = np.random.default_rng(seed).integers(0, vocab, (batch, length))
     ids[ids == pad] = (pad + 1) % vocab
     for row in range(batch):

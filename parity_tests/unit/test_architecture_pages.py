@@ -1,4 +1,6 @@
-"""What the pages of docs/architectures say is so: modules and shapes in their diagrams, and fields and values in their tables."""
+"""What the pages of docs/architectures say is so: modules and shapes in their diagrams, and fields
+and values in their tables.
+"""
 
 import functools
 import re
@@ -16,7 +18,8 @@ from jax_transformer.transformer import Transformer
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
 DOCUMENTS = [name for name in jt.preset_names() if f"{name}_repaired" in jt.preset_names()]
 
-# No two letters of the axis legend have the same size, and none is a multiple of another but i = h·e.
+# No two letters of the axis legend have the same size, and none is a multiple of another but i =
+# h·e.
 SIZES = {"b": 3, "s": 5, "t": 7, "h": 2, "e": 11, "i": 22, "d": 26, "f": 17, "v": 19}
 
 
@@ -91,7 +94,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 @functools.cache
 def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
-    """Of every module that a call reaches, by path: the shape of its output, and of its weights where it is attention. And the letters' sizes."""
+    """Of every module that a call reaches, by path: the shape of its output, and of its weights
+    where it is attention. And the letters' sizes.
+    """
     letters = dict(SIZES)
     if jt.preset(preset).equal_lengths:
         letters["t"] = letters["s"]
@@ -144,7 +149,9 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
 
 
 def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], Shapes]]:
-    """(path, label, letters, true shapes) of every edge that leaves a module, in every preset that has the module."""
+    """(path, label, letters, true shapes) of every edge that leaves a module, in every preset that
+    has the module.
+    """
     found = []
     for diagram in diagrams(document):
         for node, path in diagram.modules().items():
@@ -250,7 +257,9 @@ def value_at(config: TransformerConfig, field: str) -> object:
 
 
 def said(value: object) -> str | None:
-    """A value as the tables write it: words in backticks, numbers without; None for what only prose can say."""
+    """A value as the tables write it: words in backticks, numbers without; None for what only prose
+    can say.
+    """
     if isinstance(value, tuple):
         return (
             "none"

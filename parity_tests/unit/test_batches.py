@@ -1,5 +1,5 @@
-"""Batches: few shapes, every pair exactly once an epoch, another order each epoch, and the same
-batch at the same step for ever.
+"""Batches: few shapes, every pair once per epoch, a new order each epoch, and always the same batch
+at the same step.
 """
 
 import itertools
@@ -22,8 +22,9 @@ IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2
 
 
 def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
-    """Pairs of random lengths whose first source token is the pair's own number, so that a row
-    tells which pair it is.
+    """Return pairs of random lengths.
+
+    The first source token is the pair's index and identifies a row.
     """
     random = np.random.default_rng(seed)
     sources = [
@@ -132,27 +133,29 @@ def test_rows_fill_the_budget():
 def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens, epoch, seed):
     encoded = corpus(count, longest)
     plan = plan_for(encoded, buckets=buckets, tokens=tokens, seed=seed)
-    made = plan.epoch_batches(epoch)
-    assert len(made) == plan.batches_per_epoch
-    assert sorted(np.concatenate([indices for _, indices in made]).tolist()) == list(range(count))
-    for bucket, indices in made:
+    epoch_batches = plan.epoch_batches(epoch)
+    assert len(epoch_batches) == plan.batches_per_epoch
+    assert sorted(np.concatenate([indices for _, indices in epoch_batches]).tolist()) == list(
+        range(count)
+    )
+    for bucket, indices in epoch_batches:
         assert 0 < len(indices) <= plan.rows[bucket]
         assert encoded.lengths[indices].max() <= plan.widths[bucket]
-    partly = [bucket for bucket, indices in made if len(indices) < plan.rows[bucket]]
+    partly = [bucket for bucket, indices in epoch_batches if len(indices) < plan.rows[bucket]]
     assert partly in ([], [len(plan.widths) - 1])
 
 
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
     plan = batch_plan.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
-    made = sorted(
+    planned = sorted(
         (bucket, tuple(sorted(lengths[indices].max(axis=1).tolist())))
         for bucket, indices in plan.epoch_batches(0)
     )
-    assert [bucket for bucket, _ in made] == [0, 0, 1, 1, 2]
-    assert made[:2] == [(0, (8, 8, 8))] * 2  # 7 = 2 x 3 + 1
-    assert sum((widths for _, widths in made[2:4]), ()).count(8) == 1  # 1 + 4 = 2 x 2 + 1
-    assert made[4] == (2, (9, 17, 17))
+    assert [bucket for bucket, _ in planned] == [0, 0, 1, 1, 2]
+    assert planned[:2] == [(0, (8, 8, 8))] * 2  # 7 = 2 x 3 + 1
+    assert sum((widths for _, widths in planned[2:4]), ()).count(8) == 1  # 1 + 4 = 2 x 2 + 1
+    assert planned[4] == (2, (9, 17, 17))
 
 
 def test_the_order_is_a_pure_function_of_seed_and_epoch():
@@ -165,8 +168,7 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
     assert order(7, 0) == order(7, 0)
     orders = [order(seed, epoch) for seed in (0, 1, 7, -1, 2**70 + 3) for epoch in (0, 1, 2)]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
-    # Not only the order of batches changes: so do the pairs that share one, and no width keeps its
-    # place.
+    # The pairs that share a batch change as well, and so do the positions of all widths.
     assert not {frozenset(batch[1:]) for batch in orders[0] if len(batch) > 2} & {
         frozenset(batch[1:]) for batch in orders[1]
     }
@@ -174,7 +176,7 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
 
 
 def test_the_order_is_the_same_in_every_version():
-    # A changed order would make every unfinished run continue on other data than it began with.
+    # A changed order would make every unfinished run continue on other data.
     plan = batch_plan.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
     assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
         [2, 1],
@@ -193,32 +195,32 @@ def test_steps_count_on_across_epochs():
     assert np.array_equal(plan_for(ENCODED).batch_indices(10**9)[1], far)
     assert np.array_equal(
         PLAN.batch_indices(0)[1], PLAN.epoch_batches(0)[0][1]
-    )  # back again, after its epoch left the cache
+    )  # an earlier step again, after its epoch left the cache
     with pytest.raises(errors.ConfigError, match="step=-1"):
         PLAN.batch_indices(-1)
 
 
 def test_epoch_plans_are_cached(monkeypatch):
-    plan, made = plan_for(ENCODED), []
+    plan, epochs = plan_for(ENCODED), []
     epoch_batches = batch_plan.BatchPlan.epoch_batches
     monkeypatch.setattr(
         batch_plan.BatchPlan,
         "epoch_batches",
-        lambda self, epoch: made.append(epoch) or epoch_batches(self, epoch),
+        lambda self, epoch: epochs.append(epoch) or epoch_batches(self, epoch),
     )
     for step in range(3 * plan.batches_per_epoch):
         plan.batch_indices(step)
         plan.batch_indices(max(0, step - 5))
-    assert made == [0, 1, 2]
+    assert epochs == [0, 1, 2]
     assert len(plan._epochs) == 2
 
 
 def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
-    plan, made, together = plan_for(ENCODED), [], threading.Barrier(4)
+    plan, epochs, together = plan_for(ENCODED), [], threading.Barrier(4)
     epoch_batches = batch_plan.BatchPlan.epoch_batches
 
     def slow(self, epoch):
-        made.append(epoch)
+        epochs.append(epoch)
         time.sleep(0.05)  # long enough for the others to ask as well
         return epoch_batches(self, epoch)
 
@@ -229,12 +231,12 @@ def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
     monkeypatch.setattr(batch_plan.BatchPlan, "epoch_batches", slow)
     with futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, range(4)))
-    assert made == [0]
+    assert epochs == [0]
     assert answers == [PLAN.batch_indices(step)[1].tolist() for step in range(4)]
 
 
 def test_fill_is_the_share_of_tokens():
-    made = [
+    stream_batches = [
         batch
         for _, batch in zip(
             range(PLAN.batches_per_epoch), taken(PLAN.batches_per_epoch, ENCODED, PLAN), strict=True
@@ -242,11 +244,12 @@ def test_fill_is_the_share_of_tokens():
     ]
     tokens = sum(
         (batch.source != IDS.source_pad).sum() + (batch.target_out != IDS.target_pad).sum()
-        for batch in made
+        for batch in stream_batches
     )
     filler = sum(PLAN.rows[bucket] - len(indices) for bucket, indices in PLAN.epoch_batches(0))
     assert PLAN.fill() == pytest.approx(
-        (tokens - filler) / sum(batch.source.size + batch.target_out.size for batch in made),
+        (tokens - filler)
+        / sum(batch.source.size + batch.target_out.size for batch in stream_batches),
         abs=1e-12,
     )
     assert batch_plan.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
@@ -275,7 +278,7 @@ def test_a_batch_has_tokens_special_tokens_and_padding():
     assert batch.target_in.tolist() == [[2, 21, 22, 23], [2, 20, 0, 0], [2, 0, 0, 0]]
     assert batch.target_out.tolist() == [[21, 22, 23, 4], [20, 4, 0, 0], [0, 0, 0, 0]]
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in batch)
-    assert isinstance(batch, tuple)  # a pytree to JAX as it is
+    assert isinstance(batch, tuple)  # already a pytree
 
 
 # The stream
@@ -373,31 +376,33 @@ def test_an_open_stream_does_not_delay_the_exit():
 def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     widths = (16, 40, 64)
     rows = batch_plan.rows_per_batch(widths, tokens)
-    made = batches.eval_batches(ENCODED, widths, rows)
-    order = np.concatenate([indices for indices, _ in made])
+    evaluated = batches.eval_batches(ENCODED, widths, rows)
+    order = np.concatenate([indices for indices, _ in evaluated])
     assert sorted(order.tolist()) == list(range(503))
     assert (np.diff(ENCODED.lengths[order].max(axis=1)) >= 0).all()
-    for indices, batch in made:
+    for indices, batch in evaluated:
         assert batch.source.shape[::-1] in set(zip(widths, rows, strict=True))
         assert pairs_in(batch) == indices.tolist()
         assert (
             pairs_in(batches.Batch(batch.source[: len(indices)], *batch[1:])) == indices.tolist()
         )  # filler comes last
         assert (batch.target_out[len(indices) :] == IDS.target_pad).all()
-    assert sum(len(indices) < len(batch.source) for indices, batch in made) <= len(widths)
+    assert sum(len(indices) < len(batch.source) for indices, batch in evaluated) <= len(widths)
     restored = np.empty(503, int)
-    for indices, batch in made:
+    for indices, batch in evaluated:
         restored[indices] = batch.source[: len(indices), 0]
     assert restored.tolist() == list(range(1000, 1503))
 
 
 def test_sources_without_targets_are_batched_as_pairs_are():
     sources = [source.tolist() for source in ENCODED.sources] + [[]]
-    made = batches.source_batches(sources, (16, 64), (5, 3), pad_id=1, eos_id=3)
-    assert sorted(np.concatenate([indices for indices, _ in made]).tolist()) == list(range(504))
+    source_batches = batches.source_batches(sources, (16, 64), (5, 3), pad_id=1, eos_id=3)
+    assert sorted(np.concatenate([indices for indices, _ in source_batches]).tolist()) == list(
+        range(504)
+    )
     lengths = np.array([len(source) for source in sources])
-    assert (np.diff(lengths[np.concatenate([indices for indices, _ in made])]) >= 0).all()
-    for indices, array in made:
+    assert (np.diff(lengths[np.concatenate([indices for indices, _ in source_batches])]) >= 0).all()
+    for indices, array in source_batches:
         assert array.dtype == np.int32 and array.shape in {(5, 16), (3, 64)}
         for row in range(len(array)):
             expected = sources[indices[row]] if row < len(indices) else []

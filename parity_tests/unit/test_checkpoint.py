@@ -1,4 +1,6 @@
-"""Checkpoints come back bit for bit, whole or not at all, and every damage is refused by the name of the file."""
+"""Checkpoints come back bit for bit, whole or not at all, and every damage is refused by the name
+of the file.
+"""
 
 import hashlib
 import json

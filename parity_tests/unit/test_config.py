@@ -1,4 +1,6 @@
-"""A configuration goes to JSON and back unchanged, and refuses what it does not know by the dotted name of the key."""
+"""A configuration goes to JSON and back unchanged, and refuses what it does not know by the dotted
+name of the key.
+"""
 
 import dataclasses
 import json
@@ -29,7 +31,9 @@ NAMES = jt.preset_names()
 
 
 def typed(value):
-    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's JSON, which ``==`` would let pass."""
+    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's
+    JSON, which ``==`` would let pass.
+    """
     if dataclasses.is_dataclass(value):
         return type(value), [
             typed(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -53,7 +57,9 @@ def random_branches(draw, parts: list[Part], residuals: list[Residual]):
 
 
 def random_config(draw):
-    """Built outside of hypothesis' strategies: the type checker that the tests run under draws random numbers of its own."""
+    """Built outside of hypothesis' strategies: the type checker that the tests run under draws
+    random numbers of its own.
+    """
     heads, vocab = draw(st.integers(1, 9)), draw(st.integers(4, 10**6))
     stacks = {
         "encoder": ([Part.SELF, Part.FFN], [Residual.INPUT], [Mask.SOURCE_PADDING], []),

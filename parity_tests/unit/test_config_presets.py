@@ -1,4 +1,6 @@
-"""Presets are configurations: their sizes by name, what follows from them, and the documents' numbers."""
+"""Presets are configurations: their sizes by name, what follows from them, and the documents'
+numbers.
+"""
 
 import dataclasses
 
@@ -27,7 +29,9 @@ CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
 def typed(value):
-    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's JSON, which ``==`` would let pass."""
+    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's
+    JSON, which ``==`` would let pass.
+    """
     if dataclasses.is_dataclass(value):
         return type(value), [
             typed(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -124,7 +128,9 @@ def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_takes_the_same_field_names(name):
-    """A preset is no form of its own: any field of the configuration may be given to any of them, and a misspelt one to none."""
+    """A preset is no form of its own: any field of the configuration may be given to any of them,
+    and a misspelt one to none.
+    """
     changed = jt.preset(
         name,
         num_layers=1,

@@ -1,4 +1,6 @@
-"""What ``convert`` carries: every bit of every dtype, from one or several files, the same input always to the same bytes."""
+"""``convert`` keeps every bit of every dtype, from one or several files, and the same input gives
+the same bytes.
+"""
 
 import importlib.util
 import json
@@ -141,8 +143,11 @@ def test_shards_are_one_source(console, config_file, weights, tmp_path):
         console.say("convert", index, tmp_path / "run", "--config", config_file, "--no-check")[0]
         == 0
     )
-    found = json.loads(console.say("inspect", index, "--json")[1])
-    assert sorted(found["tensors"]) == names and sorted(found["sha256"]) == [index.name, *parts]
+    description = json.loads(console.say("inspect", index, "--json")[1])
+    assert sorted(description["tensors"]) == names and sorted(description["sha256"]) == [
+        index.name,
+        *parts,
+    ]
     console.refused(
         2,
         ["one .safetensors file is written"],
@@ -153,10 +158,15 @@ def test_shards_are_one_source(console, config_file, weights, tmp_path):
 
 
 def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_path):
-    given = ModelDescription(str(config_file))
-    hashes = {convert(weights, tmp_path / f"{i}.pt", description=given).sha256 for i in range(2)}
-    hashes |= {
-        convert(weights, tmp_path / f"{i}.safetensors", description=given).sha256 for i in range(2)
+    description = ModelDescription(str(config_file))
+    hashes = {
+        convert(weights, tmp_path / f"{i}.pt", description=description).sha256 for i in range(2)
     }
-    folders = {convert(weights, tmp_path / f"run{i}", description=given).sha256 for i in range(2)}
+    hashes |= {
+        convert(weights, tmp_path / f"{i}.safetensors", description=description).sha256
+        for i in range(2)
+    }
+    folders = {
+        convert(weights, tmp_path / f"run{i}", description=description).sha256 for i in range(2)
+    }
     assert len(hashes) == 2 and len(folders) == 1

@@ -1,4 +1,6 @@
-"""``convert``: sizes from shapes, plans, strictness, the self-check without a twin, and the same as functions."""
+"""``convert``: sizes from shapes, plans, strictness, the self-check without a twin, and the same as
+functions.
+"""
 
 import json
 import subprocess
@@ -54,41 +56,41 @@ def config_file(small) -> Path:
     "preset", [name for name in registry.presets() if not name.endswith("_repaired")]
 )
 def test_sizes_are_read_from_the_shapes(preset):
-    """All but the number of heads; of deep_dive that too, whose heads are as wide as the model."""
+    """Every size but num_heads; in deep_dive that too, as its heads are as wide as the model."""
     config = config_of(
         preset,
         encoder_layers=3,
         **({} if "d_ff" in registry.presets()[preset].multiples else {"d_ff": 20}),
     )
     shown = state_dict.model_weights(config).shapes
-    given = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
+    sizes = {} if "head_dim" in registry.presets()[preset].multiples else {"num_heads": 3}
     hidden = (
         {}
         if any(shape[:1] == (20,) and "pos" in name for name, shape in shown["torch"].items())
         else {"max_length": 20}
     )
     for names in ("torch", "flax") if preset in ("lesson10", "deep_dive") else ("torch",):
-        found = infer.infer(
+        inferred = infer.infer(
             registry.presets()[preset],
-            given | hidden,
+            sizes | hidden,
             shown[names],
             lambda config, names=names: state_dict.model_weights(config).shapes[names],
         )
-        assert found.config == config
-        assert not found.sizes.keys() & (given | hidden).keys()
-    assert "num_heads" in found.sizes or given
+        assert inferred.config == config
+        assert not inferred.sizes.keys() & (sizes | hidden).keys()
+    assert "num_heads" in inferred.sizes or sizes
 
 
 def test_equal_sizes_are_distinguished():
     config = jt.preset("lesson10", **helpers.SQUARE)
     shapes = state_dict.model_weights(config).shapes["torch"]
-    found = infer.infer(
+    inferred = infer.infer(
         registry.presets()["lesson10"],
         {"num_heads": 4},
         shapes,
         lambda config: state_dict.model_weights(config).shapes["torch"],
     )
-    assert found.config == config
+    assert inferred.config == config
 
 
 def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
@@ -96,8 +98,8 @@ def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
     code, out, err = console.say(*command, "--set", "num_heads=3", "--dry-run")
     assert (code, err) == (0, "")
     assert (
-        "encoder.layers=1, decoder.layers=2, source_vocab_size=11, target_vocab_size=13, d_model=12, d_ff=20, max_length=20"
-        in out
+        "encoder.layers=1, decoder.layers=2, source_vocab_size=11, target_vocab_size=13, "
+        "d_model=12, d_ff=20, max_length=20" in out
     )
     console.refused(2, ["d_model=12", "num_heads=8", "from the shapes", "--set"], *command)
     code, out, err = console.say(
@@ -118,9 +120,9 @@ def test_inferred_and_missing_sizes_are_reported(console, weights, tmp_path):
 
 
 def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, weights, tmp_path):
-    how = ["--preset", "lesson10", "--set", "num_heads=3"]
+    options = ["--preset", "lesson10", "--set", "num_heads=3"]
     code, out, err = console.say(
-        "convert", weights, tmp_path / "new", *how, "--dry-run", "--json", "--dtype", "float16"
+        "convert", weights, tmp_path / "new", *options, "--dry-run", "--json", "--dtype", "float16"
     )
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     plan = json.loads(out)["plan"]
@@ -141,10 +143,10 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
     ]
     assert packed["after"] == [{"shape": [12, 12], "dtype": "float16"}] * 3
     assert plan["bytes"] == 2 * sum(int(np.prod(shape)) for shape in model.shapes["flax"].values())
-    text = console.say("convert", weights, tmp_path / "new", *how, "--dry-run")[1]
+    text = console.say("convert", weights, tmp_path / "new", *options, "--dry-run")[1]
     assert (
-        "  pos_enc.pe [20x1x12 float32] -> encoder.positions.table + decoder.positions.table [20x12 float32]: copy to each, squeeze axis 1"
-        in text
+        "  pos_enc.pe [20x1x12 float32] -> encoder.positions.table + decoder.positions.table "
+        "[20x12 float32]: copy to each, squeeze axis 1" in text
     )
     assert text.endswith("nothing was written\n")
 
@@ -152,12 +154,12 @@ def test_a_dry_run_names_every_tensor_once_and_writes_nothing(console, config, w
 def test_a_plan_names_the_copies_of_tied_weights(tmp_path):
     config = config_of("small", d_ff=20)
     source = write(tmp_path / "tied.safetensors", state_of(config))
-    there = jt.convert.plan(source, tmp_path / "new", preset="small", num_heads=3, max_length=20)
-    assert [note.name for note in there.dropped] == [
+    plan = jt.convert.plan(source, tmp_path / "new", preset="small", num_heads=3, max_length=20)
+    assert [note.name for note in plan.dropped] == [
         "src_emb.weight",
         "linear.weight",
-    ] and there.derived == ()
-    assert there.ties == (("tgt_emb.weight", "src_emb.weight", "linear.weight"),)
+    ] and plan.derived == ()
+    assert plan.ties == (("tgt_emb.weight", "src_emb.weight", "linear.weight"),)
     convert(
         source,
         tmp_path / "new",
@@ -186,8 +188,10 @@ def test_one_error_names_everything_and_nothing_is_written(console, tmp_path):
     words = [
         "5 problems",
         "missing encoder.layers.0.linear1.weight (20, 12)",
-        "unexpected encoder.layers.0.linear1.weigth (20, 12) (did you mean 'encoder.layers.0.linear1.weight'?)",
-        "mis-shaped encoder.layers.0.linear2.weight: the checkpoint has (20, 12), the model (12, 20)",
+        "unexpected encoder.layers.0.linear1.weigth (20, 12) "
+        "(did you mean 'encoder.layers.0.linear1.weight'?)",
+        "mis-shaped encoder.layers.0.linear2.weight: the checkpoint has (20, 12), "
+        "the model (12, 20)",
         "decoder.norm.bias is int64",
         "linear.weight differs from tgt_emb.weight, but the model ties them",
     ]
@@ -273,12 +277,12 @@ def test_the_library_reads_and_writes_what_the_command_does(config, weights, tmp
     assert jt.convert.save(model, tmp_path / "a.safetensors").read_bytes() == weights.read_bytes()
     jt.convert.save(model, tmp_path / "run")
     jt.convert.save(model, tmp_path / "b.pt")
-    found = [
+    models = [
         jt.convert.load(tmp_path / "run"),
         jt.convert.load(tmp_path / "b.pt", preset="lesson10", num_heads=3),
     ]
-    found.append(jt.convert.load(tmp_path / "run/checkpoints/0"))
-    for other in found:
+    models.append(jt.convert.load(tmp_path / "run/checkpoints/0"))
+    for other in models:
         assert other.config == config
         assert runs.differing(jt.convert.to_torch(other), jt.convert.to_torch(model)) == []
     assert (

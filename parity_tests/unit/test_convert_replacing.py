@@ -1,4 +1,4 @@
-"""``convert`` onto what is there: --force, what a refusal leaves, and what a kill leaves, of a file and of a folder."""
+"""``convert`` onto existing files and folders: --force, and the state after a refusal or a kill."""
 
 import os
 import shutil
@@ -85,7 +85,8 @@ if "--config" in sys.argv:  # a folder is written
 
 def counted(event, arguments):
     global calls
-    written = event == "open" and isinstance(arguments[0], str) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+    flags = os.O_WRONLY | os.O_RDWR
+    written = event == "open" and isinstance(arguments[0], str) and bool(arguments[2] & flags)
     exchanging = event == "ctypes.dlsym" and arguments[1] == "renameat2"
     if exchanging or ((written or event in WATCHED) and FOLDER in str(arguments[0])):
         calls += 1
@@ -110,7 +111,9 @@ for line in sys.stdin:  # a kill at a call, each in a copy of this process
 
 
 class Forks:
-    """``convert`` again and again, killed at the call that is asked for, without beginning Python and its imports each time."""
+    """Run ``convert`` repeatedly in forks that are killed at a chosen call, without restarting
+    Python.
+    """
 
     def __init__(self, *command: str | Path):
         program = [
@@ -134,14 +137,16 @@ class Forks:
         self.process.communicate(timeout=100)
 
     def kill_at(self, number: int) -> dict[str, int]:
-        """What it told: its exit ``code``, at which call it came to the ``exchange``, and how many ``calls`` it made to its end."""
+        """Return the exit ``code``, the number of the ``exchange`` call, and the number of
+        ``calls``.
+        """
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
-        told = {}
-        while "code" not in told:
+        report = {}
+        while "code" not in report:
             word, value = self.process.stdout.readline().split()
-            told[word] = int(value)
-        return told
+            report[word] = int(value)
+        return report
 
 
 def test_killed_at_any_call_it_leaves_the_old_file_or_the_new_one(weights, tmp_path):
@@ -166,12 +171,14 @@ def test_killed_at_any_call_it_leaves_the_old_file_or_the_new_one(weights, tmp_p
 
 
 def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, config_file, tmp_path):
-    """Before the first call, while it writes, right before the exchange of the names, right behind it, and while the old one is removed."""
-    target, kept = tmp_path / "here" / "folder", tmp_path / "kept"
+    """Killed before the first call, while writing, right before and after the exchange of names,
+    and while removing the old one.
+    """
+    target, copy = tmp_path / "here" / "folder", tmp_path / "kept"
     target.parent.mkdir()
     convert(weights, target, description=ModelDescription(str(config_file)))
-    shutil.copytree(target, kept)
-    old = (kept / MANIFEST).read_bytes()
+    shutil.copytree(target, copy)
+    old = (copy / MANIFEST).read_bytes()
     command = [
         "convert",
         weights,
@@ -184,20 +191,20 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
         "--force",
     ]
     with Forks(*command) as forks:
-        whole = forks.kill_at(0)
+        complete = forks.kill_at(0)
         assert (
-            whole["code"] == 0
+            complete["code"] == 0
             and checkpoint.open(target / "checkpoints", 0).tensors["params/output.kernel"].dtype
             == "float16"
         )
-        at = whole["exchange"]
-        assert 5 < at < whole["calls"]
-        for number in (1, at // 3, 2 * at // 3, at, at + 1, whole["calls"]):
+        at = complete["exchange"]
+        assert 5 < at < complete["calls"]
+        for number in (1, at // 3, 2 * at // 3, at, at + 1, complete["calls"]):
             shutil.rmtree(target)
-            shutil.copytree(kept, target)
+            shutil.copytree(copy, target)
             assert forks.kill_at(number)["code"] == -signal.SIGKILL
             checkpoint.open(target / "checkpoints", 0)
-            assert (target / "config.json").read_bytes() == (kept / "config.json").read_bytes()
+            assert (target / "config.json").read_bytes() == (copy / "config.json").read_bytes()
             assert ((target / MANIFEST).read_bytes() == old) == (number <= at), number
             assert [
                 path.name for path in target.parent.iterdir() if not path.name.startswith(".")
@@ -205,10 +212,10 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
 
 
 def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
-    """At the moments before and after the call, what has the name is whole."""
+    """Before and after the call the folder of that name is complete."""
     folder, seen = tmp_path / "folder", []
-    given = ModelDescription(str(config_file))
-    convert(weights, folder, description=given)
+    description = ModelDescription(str(config_file))
+    convert(weights, folder, description=description)
     exchange_names = atomic._exchange
 
     def watched(one: Path, other: Path) -> bool:
@@ -218,7 +225,7 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
         return exchanged
 
     monkeypatch.setattr(atomic, "_exchange", watched)
-    convert(weights, folder, description=given, dtype="float16", force=True)
+    convert(weights, folder, description=description, dtype="float16", force=True)
     assert seen == [{"float32"}, {"float16"}] and [path.name for path in tmp_path.iterdir()] == [
         "folder"
     ]
@@ -226,19 +233,19 @@ def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkey
 
 @pytest.mark.parametrize("kind", ["file.pt", "file.safetensors", "folder", "12"])
 def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, monkeypatch, kind):
-    target, given = tmp_path / kind, ModelDescription(str(config_file))
-    outcome = convert(weights, target, description=given)
+    target, description = tmp_path / kind, ModelDescription(str(config_file))
+    outcome = convert(weights, target, description=description)
 
     def different(*_):
         raise verify.DifferentError("different")
 
     monkeypatch.setattr(verify, "check", different)
     with pytest.raises(verify.DifferentError):
-        convert(weights, target, description=given, dtype="float16", force=True, check=True)
+        convert(weights, target, description=description, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()
     again = convert(
-        target, tmp_path / "again.safetensors", description=given if kind == "12" else None
+        target, tmp_path / "again.safetensors", description=description if kind == "12" else None
     )
     assert (
         "float32" in again.summary

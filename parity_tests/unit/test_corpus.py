@@ -1,4 +1,6 @@
-"""From options to a corpus: every source of pairs gives the same, the vocabularies fit the model, and what cannot be is refused early."""
+"""From options to a corpus: all data sources agree, vocabularies fit the model, and invalid input
+is refused early.
+"""
 
 import dataclasses
 import gzip
@@ -35,17 +37,17 @@ SMALL = {"vocab_size": 300, "tokens_per_batch": 128, "buckets": 2}
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
     choose = random.Random(seed)
-    found = [
+    sampled = [
         [choose.choice(list(WORDS)) for _ in range(choose.randint(1, 6))] for _ in range(count)
     ]
-    return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in found]
+    return [(" ".join(words), " ".join(WORDS[word] for word in words)) for words in sampled]
 
 
 TRAIN, VALID = sentences(60, 0), sentences(8, 1)
 
 
 def write_lines(folder: Path, **splits: list[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """The options of two files of lines for each split."""
+    """Write two files of lines per split and return their options."""
     named = {}
     for split, pairs in splits.items():
         for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
@@ -72,7 +74,7 @@ def prepared(folder: Path, *arguments, rows_multiple: int = 1, **data) -> corpus
 
 @pytest.fixture
 def no_training(monkeypatch):
-    """What costs time must not have begun."""
+    """Fail if the tokenizer's training starts."""
 
     def begun(*_, **__):
         raise AssertionError("the tokenizer is being trained")
@@ -80,7 +82,7 @@ def no_training(monkeypatch):
     monkeypatch.setattr(Tokenizer, "train", begun)
 
 
-# Where pairs come from
+# Sources of pairs
 
 
 def table(path: Path, pairs: list[tuple[str, str]]) -> str:
@@ -121,7 +123,7 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
     assert (expected.about["train_pairs"], expected.about["valid_pairs"]) == (60, 8)
     assert expected.valid_pairs == VALID
     mixed = (table(tmp_path / "a.tsv.gz", TRAIN[:31]), objects(tmp_path / "b.jsonl", TRAIN[31:]))
-    for kind, given in (
+    for kind, changes in (
         (DataSource.LINES, {**lines, **several}),
         (
             DataSource.PAIRS,
@@ -129,8 +131,8 @@ def test_all_sources_of_pairs_give_the_same_corpus(tmp_path, lines, monkeypatch)
         ),
         (DataSource.DATASET, {"dataset": "house/words", "valid_split": "dev", **FIELDS}),
     ):
-        assert options(**given).data.kind is kind
-        assert prepared(tmp_path, **given).about == expected.about
+        assert options(**changes).data.kind is kind
+        assert prepared(tmp_path, **changes).about == expected.about
 
 
 def test_the_built_in_task_is_the_default():
@@ -142,46 +144,69 @@ def test_the_built_in_task_is_the_default():
 
 
 def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
-    long = ("7" * 40, "y")  # digits are a token each
-    given = write_lines(
+    long = ("7" * 40, "y")  # each digit is a token
+    files = write_lines(
         tmp_path, train=[*TRAIN, ("", "leer"), long], valid=[("empty", " "), *VALID, long, long]
     )
-    found = prepared(tmp_path, **given)
-    assert [found.about[name] for name in ("dropped_empty", "dropped_long", "cut_long")] == [
+    loaded = prepared(tmp_path, **files)
+    assert [loaded.about[name] for name in ("dropped_empty", "dropped_long", "cut_long")] == [
         2,
         3,
         0,
     ]
-    assert found.valid_pairs == VALID
+    assert loaded.valid_pairs == VALID
 
 
-# What is refused before anything is trained or compiled
+# Refusals before anything is trained or compiled
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
-        ({"train_source": ("a",), "valid_source": ("b",)}, ["data.train_target", "data.valid_target"]),
+        (
+            {"train_source": ("a",), "valid_source": ("b",)},
+            ["data.train_target", "data.valid_target"],
+        ),
         ({"train": ("a.tsv",)}, ["not given: data.valid"]),
         ({"valid": ("a.tsv",)}, ["not given: data.train"]),
         ({"train": ("a.txt",), "valid": ("b.tsv",)}, ["a.txt", ".tsv or .jsonl"]),
-        ({"train": ("a.tsv",), "valid": ("b.tsv",), "dataset": "c"}, ["data.train or data.dataset"]),
+        (
+            {"train": ("a.tsv",), "valid": ("b.tsv",), "dataset": "c"},
+            ["data.train or data.dataset"],
+        ),
         ({"train": ("a.tsv",), "valid_source": ("b",)}, ["data.valid_source or data.train"]),
-        ({"train_source": ("a",), "train_target": ("b", "c"), "valid_source": ("d",), "valid_target": ("e",)}, ["names 1 files", "train_target 2"]),
+        (
+            {
+                "train_source": ("a",),
+                "train_target": ("b", "c"),
+                "valid_source": ("d",),
+                "valid_target": ("e",),
+            },
+            ["names 1 files", "train_target 2"],
+        ),
         ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
         ({"train": ("a.tsv",), "valid": ("b.tsv",), "train_split": "a"}, ["data.train_split='a'"]),
-        ({"train": ("a.tsv",), "valid": ("b.tsv.gz",), "source_field": "en"}, ["data.source_field='en'", ".jsonl"]),
+        (
+            {"train": ("a.tsv",), "valid": ("b.tsv.gz",), "source_field": "en"},
+            ["data.source_field='en'", ".jsonl"],
+        ),
         ({"dataset": "a", "source_field": "en", "target_field": "en"}, ["both 'en'"]),
         ({"target_tokenizer": "a"}, ["data.vocabularies=separate"]),
-        ({"vocabularies": Vocabularies.SEPARATE, "target_tokenizer": "a"}, ["not given: data.tokenizer"]),
-        ({"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"}, ["not given: data.target_tokenizer"]),
+        (
+            {"vocabularies": Vocabularies.SEPARATE, "target_tokenizer": "a"},
+            ["not given: data.tokenizer"],
+        ),
+        (
+            {"vocabularies": Vocabularies.SEPARATE, "tokenizer": "a"},
+            ["not given: data.target_tokenizer"],
+        ),
         ({"max_source_length": 1}, ["data.max_source_length=1", "at least 2"]),
         ({"buckets": 0}, ["data.buckets=0"]),
     ],
-)  # fmt: skip
-def test_options_that_contradict_each_other_are_refused(given, words):
+)
+def test_options_that_contradict_each_other_are_refused(options, words):
     with pytest.raises(ConfigError) as caught:
-        DataOptions(**given)
+        DataOptions(**options)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
@@ -200,12 +225,12 @@ def test_faults_in_the_text_are_reported_before_the_tokenizer_is_trained(
 ):
     path = Path(lines[f"{split}_target"][0])
     good = path.read_bytes()
-    for content, said in (
+    for content, message in (
         (good + b"one more\n", r"has \d+ lines"),
         (good.replace(b"\n", b"\xff\n", 1), "line 1 is not valid UTF-8"),
     ):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             prepared(tmp_path, **lines)
 
 
@@ -227,17 +252,18 @@ def test_swapped_validation_files_are_refused(tmp_path, lines, no_training, monk
 
 
 def test_less_than_one_batch_is_refused_with_a_size_that_works(tmp_path):
-    given = write_lines(tmp_path, train=TRAIN[:9], valid=VALID)
+    files = write_lines(tmp_path, train=TRAIN[:9], valid=VALID)
     with pytest.raises(
         InputError,
-        match=r"9 training pairs are less than one batch of \d+ rows of 12 tokens; lower .*tokens_per_batch to 108 ",
+        match=r"9 training pairs are less than one batch of \d+ rows of 12 tokens; "
+        r"lower .*tokens_per_batch to 108 ",
     ):
-        prepared(tmp_path, **given, tokens_per_batch=1000, buckets=1)
-    assert prepared(tmp_path, **given, tokens_per_batch=108, buckets=1).plan.rows == (9,)
+        prepared(tmp_path, **files, tokens_per_batch=1000, buckets=1)
+    assert prepared(tmp_path, **files, tokens_per_batch=108, buckets=1).plan.rows == (9,)
     with pytest.raises(
         InputError, match=r"less than one batch of 10 rows .* lower devices, 10 now"
     ):
-        prepared(tmp_path, **given, tokens_per_batch=108, buckets=1, rows_multiple=10)
+        prepared(tmp_path, **files, tokens_per_batch=108, buckets=1, rows_multiple=10)
 
 
 @pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
@@ -256,20 +282,22 @@ def test_long_pairs_are_dropped_or_cut_and_a_huge_line_changes_nothing_else(tmp_
         train=[*TRAIN, ("7" * 10_000_000, "y"), ("z", "7" * 30)],
         valid=[*VALID, ("7" * 50, "y")],
     )
-    found = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
+    loaded = prepared(tmp_path, **lines, max_target_length=20, too_long=too_long)
     cut = too_long is TooLong.CUT
-    assert (found.about["dropped_long"], found.about["cut_long"], found.about["train_pairs"]) == (
-        (1, 2, 62) if cut else (3, 0, 60)
-    )
-    assert found.valid_pairs == VALID  # a reference that is cut is no reference
-    assert found.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
-    assert found.plan.widths[-1] == (40 if cut else 16)
+    assert (
+        loaded.about["dropped_long"],
+        loaded.about["cut_long"],
+        loaded.about["train_pairs"],
+    ) == ((1, 2, 62) if cut else (3, 0, 60))
+    assert loaded.valid_pairs == VALID  # references are never cut
+    assert loaded.train.lengths.max(axis=0).tolist() == ([40, 20] if cut else [14, 14])
+    assert loaded.plan.widths[-1] == (40 if cut else 16)
 
 
 def test_rows_are_a_multiple_of_the_devices(tmp_path, lines):
-    found = prepared(tmp_path, **lines, rows_multiple=3)
-    assert found.about["rows"] == list(found.plan.rows)
-    assert all(rows % 3 == 0 for rows in found.plan.rows) and not all(
+    loaded = prepared(tmp_path, **lines, rows_multiple=3)
+    assert loaded.about["rows"] == list(loaded.plan.rows)
+    assert all(rows % 3 == 0 for rows in loaded.plan.rows) and not all(
         rows % 3 == 0 for rows in prepared(tmp_path, **lines).plan.rows
     )
 
@@ -280,26 +308,29 @@ OUTPUT = dataclasses.replace(MODEL, tying="output")
 
 
 def test_separate_vocabularies_have_their_own_sizes_and_files(tmp_path, lines):
-    found = prepared(tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999)
-    assert isinstance(found.tokenizer, TokenizerPair) and found.config.tying is Tying.OUTPUT
+    loaded = prepared(
+        tmp_path, OUTPUT, **lines, vocabularies=Vocabularies.SEPARATE, vocab_size=9999
+    )
+    assert isinstance(loaded.tokenizer, TokenizerPair) and loaded.config.tying is Tying.OUTPUT
     sizes = (
-        found.tokenizer.source.vocab_size,
-        found.tokenizer.target.vocab_size,
-    )  # the text has no more to learn
-    assert (found.config.source_vocab_size, found.config.target_vocab_size) == sizes and 259 < min(
-        sizes
-    ) < max(sizes) < 400
-    first = TRAIN[found.train.indices[0]]
-    assert found.tokenizer.source.decode(found.train.sources[0]) == first[0]
-    assert found.tokenizer.target.decode(found.train.targets[0]) == first[1]
-    assert len(found.tokenizer.source.encode("sees")) < len(found.tokenizer.target.encode("sees"))
+        loaded.tokenizer.source.vocab_size,
+        loaded.tokenizer.target.vocab_size,
+    )  # the text has no more merges
+    assert (
+        loaded.config.source_vocab_size,
+        loaded.config.target_vocab_size,
+    ) == sizes and 259 < min(sizes) < max(sizes) < 400
+    first = TRAIN[loaded.train.indices[0]]
+    assert loaded.tokenizer.source.decode(loaded.train.sources[0]) == first[0]
+    assert loaded.tokenizer.target.decode(loaded.train.targets[0]) == first[1]
+    assert len(loaded.tokenizer.source.encode("sees")) < len(loaded.tokenizer.target.encode("sees"))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    corpus.record(found, folder)
+    corpus.record(loaded, folder)
     assert {"tokenizer.source.json", "tokenizer.target.json"} <= {
         path.name for path in folder.path.iterdir()
     }
-    assert run_tokenizer.load_folder(folder.path).hash == found.tokenizer.hash
+    assert run_tokenizer.load_folder(folder.path).hash == loaded.tokenizer.hash
     with pytest.raises(InputError, match=r"its tokenizer does not fit data\.vocabularies=shared"):
         prepared(tmp_path, **lines)
 
@@ -320,9 +351,9 @@ def given_tokenizer(path: Path, pairs: list[tuple[str, str]], **ids: int) -> str
 
 def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
     path = given_tokenizer(tmp_path / "mine.json", TRAIN)
-    found = prepared(tmp_path, **lines, tokenizer=path, vocab_size=999)
-    config = found.config
-    assert found.tokenizer.hash == Tokenizer.load(path).hash
+    loaded = prepared(tmp_path, **lines, tokenizer=path, vocab_size=999)
+    config = loaded.config
+    assert loaded.tokenizer.hash == Tokenizer.load(path).hash
     assert (config.source_vocab_size, config.target_vocab_size) == (290, 290)
     assert (config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id) == (
         5,
@@ -330,7 +361,7 @@ def test_a_given_tokenizer_is_used_unchanged(tmp_path, lines):
         7,
         3,
     )
-    assert found.train.ids == (5, 3, 5, 7, 3)
+    assert loaded.train.ids == (5, 3, 5, 7, 3)
 
 
 def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
@@ -338,7 +369,7 @@ def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
         given_tokenizer(tmp_path / "s.json", TRAIN),
         given_tokenizer(tmp_path / "t.json", VALID, pad_id=0, bos_id=1, eos_id=2),
     )
-    found = prepared(
+    loaded = prepared(
         tmp_path,
         OUTPUT,
         **lines,
@@ -347,19 +378,19 @@ def test_two_given_tokenizers_give_each_side_its_ids(tmp_path, lines):
         target_tokenizer=paths[1],
     )
     assert (
-        found.config.source_pad_id,
-        found.config.target_pad_id,
-        found.config.bos_id,
-        found.config.eos_id,
+        loaded.config.source_pad_id,
+        loaded.config.target_pad_id,
+        loaded.config.bos_id,
+        loaded.config.eos_id,
     ) == (5, 0, 1, 2)
-    assert found.train.ids == (5, 3, 0, 1, 2)
-    assert (found.config.source_vocab_size, found.config.target_vocab_size) == (
+    assert loaded.train.ids == (5, 3, 0, 1, 2)
+    assert (loaded.config.source_vocab_size, loaded.config.target_vocab_size) == (
         290,
-        found.tokenizer.target.vocab_size,
+        loaded.tokenizer.target.vocab_size,
     )
 
 
-# Going on
+# Resuming
 
 
 @pytest.fixture
@@ -426,7 +457,8 @@ def test_a_run_keeps_its_rows_if_they_divide_over_other_devices(tmp_path, lines)
     assert prepared(tmp_path / "new", **lines).plan.rows != six.plan.rows
     seven = prepared(tmp_path, **lines, rows_multiple=7)
     assert all(rows % 7 == 0 for rows in seven.plan.rows)
-    assert corpus.changes(seven, folder)[0].startswith("rows (")  # and what follows from them
+    # and other settings that follow from rows
+    assert corpus.changes(seven, folder)[0].startswith("rows (")
 
 
 @pytest.mark.parametrize("rows", [[], [6], ["6", "6"], [6, 0], None, "66"])

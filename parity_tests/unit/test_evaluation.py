@@ -1,4 +1,6 @@
-"""What becomes of each pair of a test set: scored, left out of the loss, or left out altogether; all of it said."""
+"""Each pair of a test set is scored, excluded from the loss, or excluded completely, and
+counted.
+"""
 
 import math
 import os
@@ -37,8 +39,8 @@ def _as_a_user(tmp_path_factory):
 
 @pytest.fixture
 def evaluate(translator, monkeypatch, tmp_path):
-    """Evaluates on these lines, with the translations said by a table."""
-    said = {"one two": "two one", "three": "three", "four five": "five"}
+    """Evaluate on these lines, with translations from a table."""
+    translations = {"one two": "two one", "three": "three", "four five": "five"}
     opened = types.SimpleNamespace(weights="last", step=7)
     monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
     monkeypatch.setattr(
@@ -47,7 +49,7 @@ def evaluate(translator, monkeypatch, tmp_path):
     monkeypatch.setattr(
         translation.Translator,
         "__call__",
-        lambda self, lines, **options: [said[line] for line in lines],
+        lambda self, lines, **options: [translations[line] for line in lines],
     )
 
     def run(sources: list[str], targets: list[str], **options) -> evaluation.Evaluation:
@@ -100,7 +102,7 @@ def test_intervals_by_resampling(evaluate):
 
 
 def test_text_may_come_from_pipes(evaluate, tmp_path):
-    """As the shell's <(...): what was read once is gone."""
+    """Pipes, as of the shell's <(...), can be read only once."""
     expected, pipes = evaluate(SOURCES, TARGETS), []
     for side in ("source", "target"):
         ours, theirs = os.pipe()

@@ -15,7 +15,7 @@ NAMES = [preset + suffix for preset in faults.FAULTS for suffix in ("", faults.R
 
 
 def result(preset: str, seed: int, **figures: float) -> faults.Result:
-    """A result whose other figures are 1."""
+    """Return a result whose other figures are 1."""
     return (
         faults.identity(preset, seed, 20)
         | dict.fromkeys(faults.FIGURES, 1.0)

@@ -1,4 +1,4 @@
-"""Files of flax's serialization: read as flax reads them, and refused if they are damaged."""
+"""Files of flax's serialization: read as flax reads them, and refused if they are malformed."""
 
 import json
 import struct
@@ -34,7 +34,7 @@ def tree() -> dict[str, Any]:
         },
         "scalar": {
             "scale": np.array(2.5, np.float32)
-        },  # sixteen bytes: the format has a form of its own for these
+        },  # sixteen bytes have their own form in the format
         "empty": {"scale": np.zeros((0, 3))},
         "flags": {"bias": np.array([True, False])},
         "long": {"bias": np.arange(300)},
@@ -42,7 +42,7 @@ def tree() -> dict[str, Any]:
 
 
 def small() -> bytes:
-    """A file that is changed at every byte."""
+    """A file to be changed at every byte."""
     kernel = np.arange(4, dtype=ml_dtypes.bfloat16).reshape(2, 2)
     return serialization.msgpack_serialize(
         {"a": {"kernel": kernel, "bias": np.ones(1, np.int8)}, "b": {"scale": np.array(True)}}
@@ -59,9 +59,9 @@ def read(path: Path) -> dict[tuple[str, ...], np.ndarray]:
     return {keys: msgpack.read(described) for keys, described in msgpack.header(path).items()}
 
 
-def same(found: dict[Any, np.ndarray], wanted: dict[Any, np.ndarray]) -> None:
-    assert {name: (a.shape, a.dtype, a.tobytes()) for name, a in found.items()} == {
-        name: (a.shape, a.dtype, a.tobytes()) for name, a in wanted.items()
+def same(actual: dict[Any, np.ndarray], expected: dict[Any, np.ndarray]) -> None:
+    assert {name: (a.shape, a.dtype, a.tobytes()) for name, a in actual.items()} == {
+        name: (a.shape, a.dtype, a.tobytes()) for name, a in expected.items()
     }
 
 
@@ -70,21 +70,21 @@ def test_files_of_flax_are_read_as_flax_reads_them(tmp_path, monkeypatch, chunk)
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", chunk)
     content = serialization.msgpack_serialize(tree())
     assert (b"__msgpack_chunked_array__" in content) == (chunk == 24)
-    found = read(written(tmp_path, content))
-    same(found, traverse_util.flatten_dict(serialization.msgpack_restore(content)))
-    same(found, traverse_util.flatten_dict(tree()))
+    loaded = read(written(tmp_path, content))
+    same(loaded, traverse_util.flatten_dict(serialization.msgpack_restore(content)))
+    same(loaded, traverse_util.flatten_dict(tree()))
 
 
 def test_a_numpy_scalar_is_an_array_without_dimensions(tmp_path):
-    found = read(
+    loaded = read(
         written(tmp_path, serialization.msgpack_serialize({"a": {"scale": np.float32(3)}}))
     )
-    same(found, {("a", "scale"): np.array(3, np.float32)})
+    same(loaded, {("a", "scale"): np.array(3, np.float32)})
 
 
 def test_arrays_own_their_memory(tmp_path):
-    found = read(written(tmp_path, serialization.msgpack_serialize(tree())))
-    assert all(array.flags.writeable for array in found.values())
+    loaded = read(written(tmp_path, serialization.msgpack_serialize(tree())))
+    assert all(array.flags.writeable for array in loaded.values())
 
 
 def test_describing_a_file_reads_no_array(tmp_path):
@@ -116,15 +116,15 @@ def test_a_changed_byte_is_refused_or_changes_only_a_value_or_a_name(tmp_path):
             changed = bytearray(content)
             changed[at] ^= bits
             try:
-                found = read(written(tmp_path, bytes(changed)))
+                loaded = read(written(tmp_path, bytes(changed)))
             except Refusal as error:
                 assert str(error).isprintable()
                 continue
-            values[at] = sum(array.nbytes for array in found.values())
-            names += sorted((array.shape, array.dtype.name) for array in found.values()) == shapes
+            values[at] = sum(array.nbytes for array in loaded.values())
+            names += sorted((array.shape, array.dtype.name) for array in loaded.values()) == shapes
     assert (
         max(values.values()) < len(content) and names >= 3 * 9
-    )  # the nine bytes of values, one of them of a truth value
+    )  # the nine bytes of values, one of them a bool
     assert len(values) < len(content) / 2
 
 
@@ -402,7 +402,7 @@ def test_all_unknown_weights_are_one_error():
 
 
 def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
-    """Write two files and their index, as transformers 4 wrote them."""
+    """Write two files with their index, as transformers 4 did, and return the index."""
     flat = traverse_util.flatten_dict(arrays, sep="/")
     shards = {
         f"flax_model-0000{i + 1}-of-00002.msgpack": dict(list(flat.items())[i::2]) for i in range(2)
@@ -418,11 +418,11 @@ def sharded(folder: Path, arrays: dict[str, Any]) -> Path:
 
 
 def test_shards_are_read_as_one_file(tmp_path):
-    whole = flax_msgpack.read(written(tmp_path, serialization.msgpack_serialize(tree())))
+    single = flax_msgpack.read(written(tmp_path, serialization.msgpack_serialize(tree())))
     index = sharded(tmp_path, tree())
-    same(flax_msgpack.read(index), whole)
+    same(flax_msgpack.read(index), single)
     assert flax_msgpack.describe(index) == {
-        name: TensorInfo(a.shape, a.dtype.name) for name, a in whole.items()
+        name: TensorInfo(a.shape, a.dtype.name) for name, a in single.items()
     }
     assert [file.name for file in flax_msgpack.files(index)] == [
         f"flax_model-0000{i}-of-00002.msgpack" for i in (1, 2)
@@ -431,16 +431,16 @@ def test_shards_are_read_as_one_file(tmp_path):
 
 def test_shards_with_other_tensors_are_refused(tmp_path):
     index = sharded(tmp_path, tree())
-    told = json.loads(index.read_text())
-    del told["weight_map"]["scalar/scale"]
-    told["weight_map"]["more/scale"] = "flax_model-00001-of-00002.msgpack"
-    index.write_text(json.dumps(told))
+    content = json.loads(index.read_text())
+    del content["weight_map"]["scalar/scale"]
+    content["weight_map"]["more/scale"] = "flax_model-00001-of-00002.msgpack"
+    index.write_text(json.dumps(content))
     with pytest.raises(InputError, match="without 'more/scale', with unexpected 'scalar/scale'"):
         flax_msgpack.read(index)
 
 
 def test_jax_arrays_are_written_as_numpys(tmp_path):
-    found = read(
+    loaded = read(
         written(tmp_path, serialization.to_bytes({"a": {"bias": jnp.ones(3, jnp.bfloat16)}}))
     )
-    same(found, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})
+    same(loaded, {("a", "bias"): np.ones(3, ml_dtypes.bfloat16)})

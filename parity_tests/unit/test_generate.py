@@ -1,4 +1,6 @@
-"""Decoding with a cache is decoding without one, and beam search is what a plain loop over lists computes."""
+"""Decoding with a cache is decoding without one, and beam search is what a plain loop over lists
+computes.
+"""
 
 import dataclasses
 import functools
@@ -23,7 +25,9 @@ PAD, BOS, EOS = 1, 2, 3  # lesson10's
 
 @pytest.fixture(scope="module", autouse=True)
 def steps():
-    """A list that grows by one with every step of a decoding loop: what is compiled here calls back, and nothing was compiled before."""
+    """A list that grows by one with every step of a decoding loop: what is compiled here calls
+    back, and nothing was compiled before.
+    """
     jax.clear_caches()
     seen: list[int] = []
     decode_step = transformer.Transformer.decode_step
@@ -50,8 +54,10 @@ def forward(model: transformer.Transformer):
 
 
 def width(config: jt.TransformerConfig, source: np.ndarray, places: int) -> int:
-    """How wide the target is from the first step on: as wide as the result, or as the source where both must be equally long. Where a decoder is
-    causal, what stands behind a token changes nothing before it (see test_model)."""
+    """How wide the target is from the first step on: as wide as the result, or as the source where
+    both must be equally long. Where a decoder is causal, what stands behind a token changes
+    nothing before it (see test_model).
+    """
     return source.shape[1] if config.equal_lengths else places
 
 
@@ -139,7 +145,8 @@ def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
-# As T5 and M2M100 have them. Of the second, padding within a target counts as a token where there is a cache, as it does in transformers
+# As T5 and M2M100 have them. Of the second, padding within a target counts as a token where there
+# is a cache, as it does in transformers
 BY_DISTANCE = PRE_NORM.with_sizes(
     **{
         f"{stack}.{field}": value
@@ -208,7 +215,9 @@ UNCACHED = {
 
 @pytest.mark.parametrize("name", UNCACHED)
 def test_greedy_without_a_cache_is_the_plain_loop(name):
-    """Each step sees the tokens so far, and padding in the places to come: this is what the numbers mean where the future is not hidden."""
+    """Each step sees the tokens so far, and padding in the places to come: this is what the numbers
+    mean where the future is not hidden.
+    """
     config, seen = UNCACHED[name], []
     for seed in range(4):
         model, source = loud(config, seed), sources(config, seed)
@@ -370,7 +379,9 @@ def plain_beam(
     alpha: float,
     places: int = PLACES,
 ) -> tuple[list[int], float]:
-    """One row by lists: of the 2k best continuations those that end are finished (k are kept), the k best others go on."""
+    """One row by lists: of the 2k best continuations those that end are finished (k are kept), the
+    k best others go on.
+    """
     logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
@@ -398,7 +409,8 @@ def plain_beam(
     return tokens + [config.target_pad_id] * (places - len(tokens)), score
 
 
-# Seed, length penalty, what is added to the end token's logit. With the last two, going on pays although every step costs.
+# Seed, length penalty, what is added to the end token's logit. With the last two, going on pays
+# although every step costs.
 SEARCHES = [
     (0, 0.0, 2.0),
     (1, 0.6, 2.0),
@@ -427,7 +439,9 @@ def test_beam_is_the_plain_search(size):
             lengths.add(expected.index(EOS) + 1 if EOS in expected else None)
         if (
             eos < 0 and size == 1
-        ):  # with no end in reach; otherwise a beam of one weighs an early end against going on, and greedy does not
+            # with no end in reach; otherwise a beam of one weighs an early end against going on, and
+            # greedy does not
+        ):
             assert (
                 np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=PLACES))
             ).all()

@@ -1,4 +1,6 @@
-"""What a killed process leaves half done is undone, or done, by the next one: in the run folder, its metrics and its checkpoints."""
+"""What a killed process leaves half done is undone, or done, by the next one: in the run folder,
+its metrics and its checkpoints.
+"""
 
 import json
 import shutil

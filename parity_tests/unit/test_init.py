@@ -1,4 +1,6 @@
-"""A run that begins from another run: what it takes over, what may be changed, and that it is read at the start alone."""
+"""A run that begins from another run: what it takes over, what may be changed, and that it is read
+at the start alone.
+"""
 
 import json
 import shutil

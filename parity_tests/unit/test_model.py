@@ -1,6 +1,4 @@
-"""The model as a whole: what a call may see and refuses, what its dtypes decide, and which arrays
-it is made of.
-"""
+"""The model: visibility in a call, refusals, dtypes and arrays."""
 
 import math
 
@@ -27,7 +25,7 @@ def model() -> transformer.Transformer:
     return random_model(CONFIG)
 
 
-# What a call may see
+# Visibility of tokens
 
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
@@ -64,7 +62,7 @@ def test_other_rows_of_a_batch_change_nothing(model):
 
 
 def test_the_faithful_lesson10_sees_source_padding():
-    """The document's decoder attends to it, so there the padding of a batch changes its
+    """The document's decoder attends to padding, so the padding of a batch changes its
     translations.
     """
     model = random_model(tiny("lesson10"))
@@ -130,11 +128,11 @@ def test_a_call_without_rngs_is_deterministic(model):
     assert furthest(model(SOURCE, TARGET, rngs=jax.random.fold_in(key, 1)), dropped) > 1e-3
     rngs = nnx.Rngs(dropout=5)
     first, second = model(SOURCE, TARGET, rngs=rngs), model(SOURCE, TARGET, rngs=rngs)
-    assert furthest(first, second) > 1e-3  # the stream goes on
+    assert furthest(first, second) > 1e-3  # the stream advances
     assert furthest(first, model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=5).dropout())) == 0
 
 
-# What a call refuses
+# Refusals of a call
 
 
 def edited(ids: np.ndarray, value: int) -> np.ndarray:
@@ -157,7 +155,7 @@ def edited(ids: np.ndarray, value: int) -> np.ndarray:
         (SOURCE, np.tile(TARGET, 5), "target is 25 tokens long, over max_length=20"),
     ],
 )
-def test_ids_that_cannot_be_read_are_refused(model, source, target, message):
+def test_invalid_ids_are_refused(model, source, target, message):
     with pytest.raises(InputError) as error:
         model(source, target)
     assert str(error.value) == message
@@ -211,12 +209,12 @@ def test_jit_gives_the_same_and_skips_the_check_of_id_values(model):
     assert furthest(call(state, SOURCE, TARGET), model(SOURCE, TARGET)) < 1e-12
     assert np.isfinite(
         call(state, edited(SOURCE, 99), edited(TARGET, -1))
-    ).all()  # traced: no values to check, and no NaN for them
+    ).all()  # traced ids have no values to check, and give no NaN
     with pytest.raises(InputError, match=r"^source is 21 tokens long, over max_length=20"):
         jax.eval_shape(call, state, np.tile(SOURCE, 3), TARGET)
 
 
-# Arrays and their types
+# Arrays and their dtypes
 
 LEARNED = {f"{stack}.positions": "learned" for stack in ("encoder", "decoder")}
 
@@ -267,9 +265,7 @@ def test_arithmetic_is_in_the_dtype_of_the_parameters_unless_configured():
     exact = transformer.unflatten(
         CONFIG, {name: array.astype(jnp.float64) for name, array in arrays.items()}
     )(ids, ids)
-    assert (
-        1e-3 < furthest(logits, exact) < 0.3
-    )  # bfloat16 throughout: its rounding shows, and no more than that
+    assert 1e-3 < furthest(logits, exact) < 0.3  # bfloat16 everywhere: only its rounding shows
 
 
 def test_flatten_and_unflatten_are_inverse(model):

@@ -1,4 +1,6 @@
-"""A field of the configuration is there because it changes something: each is flipped, and the same random weights must give something else."""
+"""Each configuration field has an effect: flipping it must change the result of the same random
+weights.
+"""
 
 import dataclasses
 import functools
@@ -35,14 +37,14 @@ SOURCE, TARGET = batch(BASE)
 SOURCE[0, 2], TARGET[0, 2] = (
     BASE.source_pad_id,
     BASE.target_pad_id,
-)  # inside a row: behind its end, the causal mask hides padding from every token
+)  # inside a row: after its end, the causal mask hides padding from every token
 
 
 @functools.cache
 def logits(
     config: TransformerConfig, *, seed: int | None = None, source_length: int = 7
 ) -> np.ndarray:
-    """Those of a call with dropout where there is a seed."""
+    """Return the logits, with dropout if there is a seed."""
     return np.asarray(
         random_model(config)(
             SOURCE[:, :source_length], TARGET, rngs=None if seed is None else jax.random.key(seed)
@@ -119,7 +121,7 @@ def changes_computed_positions(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
-    """So few buckets that a row of seven, or five, reaches those of several distances."""
+    """Few buckets, so that a row of seven, or five, reaches buckets of several distances."""
     relative = dict.fromkeys(POSITIONS, "relative")
     sizes = {"encoder": 8, "decoder": 4}
     few = {
@@ -131,7 +133,7 @@ def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerConfig):
-    """Of an embedding by itself; that a whole model's are transformers' is in test_huggingface_gradients."""
+    """Return one embedding's gradients; test_huggingface_gradients tests a whole model's."""
     ids = jnp.asarray([[3, old.target_pad_id, 5]])
 
     def gradient(config: TransformerConfig) -> np.ndarray:
@@ -164,7 +166,7 @@ def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: Transf
 
 
 def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig):
-    """Of three sources the second is nothing but padding."""
+    """Return logits for three sources, the second only padding."""
     assert furthest(logits(old), logits(new)) == 0
     source = np.where(np.arange(3)[:, None] == 1, old.source_pad_id, SOURCE)
     first, second = (np.asarray(random_model(config)(source, TARGET)) for config in (old, new))
@@ -174,7 +176,7 @@ def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig)
     else:
         assert (
             furthest(first[1], second[1]) > 1e-3
-        )  # which of the two the mean of all values is: see test_a_query_without_visible_keys_follows_the_fill
+        )  # see test_a_query_without_visible_keys_follows_the_fill
 
 
 def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
@@ -184,7 +186,7 @@ def changes_what_is_refused(old: TransformerConfig, new: TransformerConfig):
 
 
 def changes_decoding(old: TransformerConfig, new: TransformerConfig):
-    """The program alone, uncompiled; what it does with the ids is in test_generate."""
+    """Trace the program without compiling it; test_generate tests its handling of ids."""
     programs = [
         str(
             jax.make_jaxpr(
@@ -202,30 +204,31 @@ def changes_dtype(old: TransformerConfig, new: TransformerConfig):
 
 
 def others(name: str, owner=BASE) -> list[dict]:
-    """The field set to every other member of its enum."""
+    """Return flips of the field to every other member of its enum."""
     current = getattr(owner, name)
     return [{name: member} for member in type(current) if member is not current]
 
 
 def stack(name: str, *several: dict) -> list[dict]:
-    """An ``encoder`` or ``decoder`` with fields changed."""
+    """Return a configuration whose ``encoder`` or ``decoder`` has fields changed."""
     return [{name: replace(getattr(BASE, name), **changes)} for changes in several]
 
 
 def branches(name: str, **changes) -> list[dict]:
-    """Each branch of a stack in turn with fields changed."""
-    found = getattr(BASE, name).branches
+    """Return configurations with fields of one branch of a stack changed, for each branch."""
+    branches = getattr(BASE, name).branches
     return [
         {
             name: replace(
-                getattr(BASE, name), branches=(*found[:k], replace(b, **changes), *found[k + 1 :])
+                getattr(BASE, name),
+                branches=(*branches[:k], replace(b, **changes), *branches[k + 1 :]),
             )
         }
-        for k, b in enumerate(found)
+        for k, b in enumerate(branches)
     ]
 
 
-# Each field with what a flip of it does, and the flips.
+# Each field with the effect of a flip, and the flips.
 FLIPS = {
     "source_vocab_size": (changes_what_is_refused, [dict(source_vocab_size=9)]),
     "target_vocab_size": (changes_what_is_refused, [dict(target_vocab_size=9)]),
@@ -344,13 +347,16 @@ FLIPS = {
     "encoder.branches.dropout": (changes_training_alone, branches("encoder", dropout=0.3)),
     "decoder.branches.dropout": (changes_training_alone, branches("decoder", dropout=0.0)),
 }
-# Fields without a flip, and why.
+# Fields without a flip, and the reason.
 EXEMPT = {
     "encoder": "its fields are flipped one by one",
     "decoder": "its fields are flipped one by one",
-    "architecture": "it names a PyTorch twin and its weights; the Flax model is the same, and the parity tests compare the two",
-    "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, see the test below",
-    "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, see test_config_checks",
+    "architecture": "it names a PyTorch twin and its weights; the Flax model is the same, "
+    "and the parity tests compare the two",
+    "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, "
+    "see the test below",
+    "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, "
+    "see test_config_checks",
 }
 
 
@@ -381,17 +387,17 @@ def test_flipping_a_field_changes_its_effect(field):
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_a_stack_s_own_value_overrides_the_model_s(name):
-    """Of what a stack may have for itself, None is the model's."""
+    """None in a stack's own field means the model's value."""
     for field, value in (("attention_dropout", 0.3), ("init", Init.XAVIER)):
         own = replace(
             BASE,
             encoder=replace(BASE.encoder, **{field: value}),
             decoder=replace(BASE.decoder, **{field: value}),
         )
-        whole = replace(BASE, **{field: value})
+        everywhere = replace(BASE, **{field: value})
         one = replace(BASE, **{name: getattr(own, name)})
         if field == "init":
-            assert changed_new_arrays(own, whole) == {
+            assert changed_new_arrays(own, everywhere) == {
                 "output.kernel",
                 "output.bias",
             }  # outside the stacks
@@ -401,9 +407,9 @@ def test_a_stack_s_own_value_overrides_the_model_s(name):
             )
         else:
             assert (
-                furthest(logits(own, seed=0), logits(whole, seed=0))
+                furthest(logits(own, seed=0), logits(everywhere, seed=0))
                 == 0
-                < furthest(logits(one, seed=0), logits(whole, seed=0))
+                < furthest(logits(one, seed=0), logits(everywhere, seed=0))
             )
 
 
@@ -422,15 +428,17 @@ def test_attention_can_have_its_own_bias_setting():
 
 @pytest.mark.parametrize("fill", MaskFill)
 def test_a_query_without_visible_keys_follows_the_fill(fill):
-    """A query that may see no key gets 0, the mean of all values, or NaN; a query beside it is as ever."""
+    """A query without visible keys gets 0, the mean of all values, or NaN; other queries are
+    unaffected.
+    """
     random = np.random.default_rng(0)
     q, k, v = (jnp.asarray(random.normal(size=(2, 3, 2, 5))) for _ in range(3))
     mask = np.ones((2, 1, 3, 3), bool)
     mask[1, 0, 2] = False
     mixed, weights = map(np.asarray, attend(q, k, v, jnp.asarray(mask), scale=0.3, fill=fill))
-    whole = np.asarray(attend(q, k, v, None, scale=0.3)[0])
+    unmasked = np.asarray(attend(q, k, v, None, scale=0.3)[0])
     seen = mask[:, 0, :, 0]
-    assert furthest(mixed[seen], whole[seen]) < 1e-14
+    assert furthest(mixed[seen], unmasked[seen]) < 1e-14
     mean = np.asarray(v)[1].mean(axis=0)
     expected = {
         MaskFill.EXCLUDED: 0 * mean,
@@ -449,7 +457,7 @@ def test_an_encoder_has_no_cross_mask():
             replace(BASE, encoder=replace(BASE.encoder, cross_mask=(mask,)))
 
 
-# What new parameters are drawn from
+# Distributions of new parameters
 
 D, F = 64, 96
 SIZES = dict(
@@ -458,7 +466,7 @@ SIZES = dict(
 
 
 def bound(xavier: float, torch: float) -> dict[Init, float]:
-    """Of a matrix of the stacks: each scheme's."""
+    """Bounds of a matrix of the stacks in each scheme."""
     return {Init.XAVIER: xavier, Init.TORCH_TRANSFORMER: xavier, Init.TORCH: torch}
 
 

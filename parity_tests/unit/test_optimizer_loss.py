@@ -118,7 +118,9 @@ def test_clipping_keeps_dtypes():
 def adamw(
     parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
 ) -> list[dict]:
-    """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by the learning rate, as torch has it."""
+    """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by
+    the learning rate, as torch has it.
+    """
     p = {name: np.array(value) for name, value in parameters.items()}
     m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
     history = []
@@ -201,7 +203,9 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
 
 
 def test_weight_decay_is_decoupled_from_the_gradient():
-    """With no gradient a parameter only shrinks, by the learning rate times the decay; as an L2 term Adam would make it one of size 1."""
+    """With no gradient a parameter only shrinks, by the learning rate times the decay; as an L2
+    term Adam would make it one of size 1.
+    """
     options = OptimizerOptions(
         learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
     )
@@ -222,7 +226,9 @@ def test_the_moments_have_the_dtype_of_the_parameters():
 
 
 def expected_loss(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> tuple[float, int]:
-    """Token by token: the cross-entropy of (1 - smoothing) on the target plus smoothing / v on every token."""
+    """Token by token: the cross-entropy of (1 - smoothing) on the target plus smoothing / v on
+    every token.
+    """
     total, count = 0.0, 0
     for row, ids in zip(logits, targets, strict=True):
         for scores, target in zip(row, ids, strict=True):

@@ -1,4 +1,6 @@
-"""A torch.optim state_dict as plain arrays: there and back by the table, into any Optax chain, and all that is refused. Needs no torch."""
+"""A torch.optim state_dict as plain arrays: there and back by the table, into any Optax chain, and
+all that is refused. Needs no torch.
+"""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +18,8 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import optimizer_state
 from jax_transformer.weights import rules
 
-# Packed, fused by head, transposed, tied, carried along, and a square one: everything that a table does to a tensor
+# Packed, fused by head, transposed, tied, carried along, and a square one: everything that a table
+# does to a tensor
 TABLE = [
     *rules.embedding("emb", "target_embedding"),
     rules.Alias("src.weight", "emb.weight"),
@@ -46,7 +49,8 @@ SHAPES |= {
     for name in ("query", "key", "value", "out")
 }
 ALL_SHAPES = SHAPES | {"idle.kernel": (D, D), "idle.bias": (D,), "positions.table": (9, D)}
-# As a module would have them: the tied embedding first under its other name, what is never trained in the middle, no buffer
+# As a module would have them: the tied embedding first under its other name, what is never trained
+# in the middle, no buffer
 NAMES = "norm.weight norm.bias src.weight unused.weight unused.bias attn.in_proj_weight attn.in_proj_bias attn.out_proj.weight".split()
 NAMES += "attn.out_proj.bias mix.qkv.weight mix.qkv.bias mix.linear_layer.weight mix.linear_layer.bias up.weight up.bias".split()
 GROUPS = {

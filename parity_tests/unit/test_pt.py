@@ -1,4 +1,6 @@
-"""Our .pt files by themselves: written, described and read without PyTorch, and the same again to the byte."""
+"""Our .pt files by themselves: written, described and read without PyTorch, and the same again to
+the byte.
+"""
 
 import ast
 import collections
@@ -279,7 +281,9 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
 
 
 def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
-    """The control of the comparison: a reader that gets one bit wrong, a tuple as a list, -0.0 as 0.0."""
+    """The control of the comparison: a reader that gets one bit wrong, a tuple as a list, -0.0 as
+    0.0.
+    """
     read = pt.read
     for value, wrong in (
         ({"a": WEIGHT}, {"a": -WEIGHT}),
@@ -381,7 +385,9 @@ def test_reading_needs_neither_torch_nor_jax(path):
 
 
 OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder"}
-"""Files of storage/ that handle our own runs, or ask the hub; all others read what somebody else has written."""
+"""Files of storage/ that handle our own runs, or ask the hub; all others read what somebody else
+has written.
+"""
 
 
 def test_no_reader_can_run_code():

@@ -1,4 +1,6 @@
-"""One update: from several batches, on several devices, in half precision, and with a moving average."""
+"""One update: from several batches, on several devices, in half precision, and with a moving
+average.
+"""
 
 import subprocess
 import sys

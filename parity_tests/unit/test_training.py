@@ -187,7 +187,9 @@ def test_changed_text_is_refused(whole, tmp_path, flag, named):
 
 
 def test_patience_averaging_and_the_best_checkpoint_work_together(whole, tmp_path, monkeypatch):
-    """The losses of the validations are told here: training stops after two without a new best, and the best two are averaged."""
+    """The losses of the validations are told here: training stops after two without a new best, and
+    the best two are averaged.
+    """
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = validation.Validation.__call__
 
@@ -251,7 +253,9 @@ def test_a_huge_learning_rate_ends_the_run(whole, tmp_path):
 def test_arrays_that_are_not_finite_are_never_saved(
     whole, tmp_path, monkeypatch, log_every, spoiled, kept
 ):
-    """A step spoils the parameters, the loss of the next is the first to show it, and there is a checkpoint at 100 and at 200."""
+    """A step spoils the parameters, the loss of the next is the first to show it, and there is a
+    checkpoint at 100 and at 200.
+    """
     make_step = step.make_step
 
     def poisoned(*arguments, **options):
