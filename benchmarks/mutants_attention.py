@@ -90,7 +90,7 @@ MUTANTS = [
         met="-1e20 and float16, whose largest number is 65504",
     ),
     Mutant(
-        "keys in the place of queries",
+        "keys instead of queries",
         _FILE,
         "self._heads(self.query(x)),",
         "self._heads(self.key(x)),",
@@ -143,7 +143,7 @@ MUTANTS = [
         met="dropout inside a fused kernel, forgotten outside",
     ),
     Mutant(
-        "weights given before dropout",
+        "weights returned before dropout",
         _FILE,
         "        weights = dropout(weights, rate)\n    if mixing",
         (
@@ -153,7 +153,7 @@ MUTANTS = [
         (
             "parity_tests/unit/test_dropout.py::test_attention_drops_its_weights_and_reports_them_so",
         ),
-        met="torch gives them after dropout, others before",
+        met="torch returns them after dropout, others before",
     ),
     Mutant(
         "a token does not see itself",

@@ -18,7 +18,7 @@ _STOP = (f"{_UNIT}::test_an_end_token_is_followed_by_padding_and_the_loop_stops_
 
 MUTANTS = [
     Mutant(
-        "the cache written a place late",
+        "the cache written a position late",
         _CACHE,
         "start = length * keys.shape[1]",
         "start = (length + 1) * keys.shape[1]",
@@ -39,7 +39,7 @@ MUTANTS = [
         "position = jnp.broadcast_to(length, beams)",
         "position = jnp.broadcast_to(length + 1, beams)",
         _LEARNED,
-        met="off-by-one positions, in decoding alone",
+        met="off-by-one positions, only in decoding",
     ),
     Mutant(
         "the cache forgets what is padding",
@@ -66,7 +66,7 @@ MUTANTS = [
         met="a cache that is not reordered",
     ),
     Mutant(
-        "beams inherit a place too few",
+        "beams inherit a position too few",
         _CACHE,
         "jnp.where(positions < self.length, past,",
         "jnp.where(positions < self.length - 1, past,",
@@ -82,7 +82,7 @@ MUTANTS = [
         met="beams of a row in one cache",
     ),
     Mutant(
-        "the start token said at every step",
+        "the start token fed at every step",
         _SEARCH,
         "jnp.where(length == 0, static_args.bos_id, last)",
         "jnp.where(length >= 0, static_args.bos_id, last)",
@@ -134,7 +134,7 @@ MUTANTS = [
         ),
         "worst = beams.finished_scores.max(axis=1, keepdims=True)",
         ("parity_tests/test_decoding.py::test_beam_token_for_token",),
-        met="early stop, which a list of several shows alone",
+        met="early stop, which only n-best lists show",
     ),
     Mutant(
         "a row stops by the length so far",
@@ -148,7 +148,7 @@ MUTANTS = [
         met="early stop, as a heuristic",
     ),
     Mutant(
-        "all beams speak at first",
+        "all beams continued at first",
         _SEARCH,
         "scores.at[:, 0].set(0)",
         "jnp.zeros(shape, scores.dtype)",
@@ -156,23 +156,23 @@ MUTANTS = [
         met="beams that are copies of each other",
     ),
     Mutant(
-        "ended hypotheses go on",
+        "finished hypotheses continue",
         _SEARCH,
         "jax.lax.top_k(scorer.mask(log_probs, ends), ",
         "jax.lax.top_k(log_probs, ",
         _BEAM,
-        met="tokens behind the end",
+        met="tokens after the end",
     ),
     Mutant(
-        "an ended row goes on speaking",
+        "a finished row continues",
         _LOOP,
         "jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))",
         "choose(scores[:, 0], i)",
         (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
-        met="tokens behind the end",
+        met="tokens after the end",
     ),
     Mutant(
-        "greedy runs to the last place",
+        "greedy runs to the last position",
         _LOOP,
         "(step < length) & ~done.all()",
         "step < length",

@@ -21,7 +21,7 @@ MUTANTS = [
         met="relative positions: key minus query, or query minus key",
     ),
     Mutant(
-        "distance 0 counted as behind",
+        "distance 0 counted as after",
         _RELATIVE,
         "after = distances > 0",
         "after = distances >= 0",
@@ -94,7 +94,7 @@ MUTANTS = [
         met="T5's shared table, applied in no layer",
     ),
     Mutant(
-        "the first block's bias alone",
+        "only the first block's bias",
         _STACKS,
         "block(x, context, dropout",
         "block(x, context if i == 0 else context._replace(self_bias=None), dropout",

@@ -18,7 +18,7 @@ _SELF = "encoder.blocks.0.self_attention"
 
 MUTANTS = [
     Mutant(
-        "the mean taken off",
+        "the mean subtracted",
         _NORM,
         ("return x * jax.lax.rsqrt(\n        jnp.square(x)"),
         (
@@ -62,7 +62,7 @@ MUTANTS = [
         met="a v1.1 checkpoint in v1.0's code",
     ),
     Mutant(
-        "erf in the place of tanh",
+        "erf instead of tanh",
         _FEED,
         "Activation.GELU_TANH: lambda x: jax.nn.gelu(x, approximate=True)",
         "Activation.GELU_TANH: lambda x: jax.nn.gelu(x, approximate=False)",
@@ -127,7 +127,7 @@ MUTANTS = [
         family("m2m_100"),
         "encoder",
         case="m2m_100",
-        met="positions from the count of tokens, and from the place",
+        met="positions by count of tokens, and by index",
     ),
     Mutant(
         "padding has a position",
@@ -167,7 +167,7 @@ MUTANTS = [
         family("bart"),
         None,
         case="bart",
-        met="a buffer that is no parameter, left behind",
+        met="a buffer that is no parameter, dropped",
     ),
     Mutant(
         "table transposed for logits",
@@ -180,7 +180,7 @@ MUTANTS = [
         met="transposed embedding, which a square table does not show",
     ),
     Mutant(
-        "table transposed by the look-up",
+        "table transposed by the lookup",
         _EMBEDDING,
         "jnp.take(self._table(), ids, axis=0",
         "jnp.take(self._table().T, ids, axis=0",

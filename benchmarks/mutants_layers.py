@@ -36,7 +36,7 @@ MUTANTS = [
         "centered / (jnp.sqrt(variance) + jnp.asarray(epsilon, x.dtype))",
         level("norm"),
         _FIRST_NORM,
-        met="a norm written by hand, as the Annotated Transformer's",
+        met="a hand-written norm, as in the Annotated Transformer",
     ),
     Mutant(
         "unbiased variance",
@@ -45,7 +45,7 @@ MUTANTS = [
         "jnp.square(centered).sum(axis=-1, keepdims=True) / (x.shape[-1] - 1)",
         level("norm"),
         _FIRST_NORM,
-        met="torch.std in a norm written by hand",
+        met="torch.std in a hand-written norm",
     ),
     Mutant(
         "variance as a difference of means",
@@ -75,7 +75,7 @@ MUTANTS = [
         met="bfloat16 without the cast up",
     ),
     Mutant(
-        "tanh in the place of erf",
+        "tanh instead of erf",
         _FEED,
         "Activation.GELU: lambda x: jax.nn.gelu(x, approximate=False)",
         "Activation.GELU: lambda x: jax.nn.gelu(x, approximate=True)",
@@ -141,7 +141,7 @@ MUTANTS = [
         met="off-by-one positions",
     ),
     Mutant(
-        "stored table computed anew",
+        "stored table recomputed",
         _PLACE,
         ("if self.kind is Positions.SINUSOIDAL\n            else self.table[...]"),
         ("if self.kind is not Positions.LEARNED\n            else self.table[...]"),
@@ -149,7 +149,7 @@ MUTANTS = [
         met="buffer regenerated",
     ),
     Mutant(
-        "a document's truncated index put in order",
+        "a document's truncated index repaired",
         _PLACE,
         "position_row(self.index, i) for i",
         "i for i",

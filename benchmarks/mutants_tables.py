@@ -20,7 +20,7 @@ MUTANTS = [
         level("logits", "lesson10 square"),
         f"{_SELF}.out",
         case="lesson10 square",
-        met="untransposed square kernel, whose shape tells nothing",
+        met="untransposed square kernel, whose shape reveals nothing",
     ),
     Mutant(
         "a packed square kernel not transposed",
@@ -48,7 +48,7 @@ MUTANTS = [
         '[Rule(f"{torch}.in_proj_bias", (biases[0], biases[2], biases[1]))]',
         level("attention"),
         _SELF,
-        met="swapped Q/K/V, in the biases alone",
+        met="swapped Q/K/V, only in the biases",
     ),
     Mutant(
         "fused heads read as three matrices",
@@ -68,7 +68,7 @@ MUTANTS = [
         level("encoder", "part2_encoder_repaired"),
         _SELF,
         case="part2_encoder_repaired",
-        met="head order, in the biases alone",
+        met="head order, only in the biases",
     ),
     Mutant(
         "fused heads counted the other way",
@@ -110,7 +110,7 @@ MUTANTS = [
         met="transposed embedding",
     ),
     Mutant(
-        "tensors that nobody asked for are ignored",
+        "unexpected tensors ignored",
         _FIT,
         "sorted(tensors.keys() - expected.keys())",
         "sorted(tensors.keys() - tensors.keys())",
@@ -159,7 +159,7 @@ MUTANTS = [
         'return [np.array(self.each.to_flax(part), order="C") for part in parts]',
         "return [self.each.to_flax(part) for part in parts]",
         (f"{_UNIT}::test_converted_arrays_are_contiguous_and_share_no_memory",),
-        met="an update in place that changes both models",
+        met="an in-place update that changes both models",
     ),
     Mutant(
         "tensors are strided views",
@@ -175,15 +175,15 @@ MUTANTS = [
         "return np.concatenate(parts)",
         "return np.concatenate(parts[::-1])",
         (f"{_BITS}[lesson10-torch.float64]",),
-        met="one direction of a converter alone is right",
+        met="only one direction of a converter is right",
     ),
     Mutant(
-        "restricted to whatever overlaps",
+        "rules restricted by overlap",
         _RULES,
         "names.issuperset(rule.flax)",
         "not names.isdisjoint(rule.flax)",
         (f"{_UNIT}::test_restrict_keeps_the_rules_of_the_trained_arrays",),
-        met="a moment of what is not trained",
+        met="moments of arrays that are not trained",
     ),
     Mutant(
         "cross-attention's keys and values swapped",
@@ -233,7 +233,7 @@ MUTANTS = [
         met="two rules for one array",
     ),
     Mutant(
-        "queries and values named for each other",
+        "queries and values named as each other",
         f"{_PAGES}/from_scratch.py",
         (
             '"query": "queries_transform",\n'

@@ -88,7 +88,7 @@ MUTANTS = [
         met="bias correction left out, as in BERT's Adam",
     ),
     Mutant(
-        "the first step has no rate",
+        "a learning rate of 0 at the first step",
         _RULE,
         "peak * (count + 1) / (warmup + 1)",
         "peak * count / warmup",
@@ -120,7 +120,7 @@ MUTANTS = [
         met="schedule off by one",
     ),
     Mutant(
-        "clipping by the norm alone",
+        "clipping by the norm without 1e-6",
         _RULE,
         "(optax.tree.norm(updates) + 1e-6)",
         "optax.tree.norm(updates)",
@@ -154,7 +154,7 @@ MUTANTS = [
         met="label-smoothing form: tensor2tensor's and torch's",
     ),
     Mutant(
-        "smoothing added to the whole",
+        "smoothing added to the full loss",
         _LOSS,
         "(1 - label_smoothing) *",
         "1.0 *",
@@ -167,7 +167,7 @@ MUTANTS = [
         "counted.sum()",
         "jnp.asarray(targets.size, jnp.int32)",
         _SMOOTHED,
-        met="mean over all places",
+        met="mean over all positions",
     ),
     Mutant(
         "padding has a loss",
@@ -186,7 +186,7 @@ MUTANTS = [
         met="bfloat16 without the cast up",
     ),
     Mutant(
-        "the last batch alone counts",
+        "only the last batch counts",
         _STEP,
         "return jax.tree.map(jnp.add, summed, more)",
         "return more",
@@ -213,7 +213,7 @@ MUTANTS = [
         met="decay and its complement",
     ),
     Mutant(
-        "every step drops the same",
+        "the same dropout at every step",
         _STEP,
         "return update(state, sums(state, batch, jax.random.fold_in(key, state.step)))",
         "return update(state, sums(state, batch, key))",
@@ -221,7 +221,7 @@ MUTANTS = [
         met="a key that is never folded",
     ),
     Mutant(
-        "all accumulated batches drop the same",
+        "the same dropout in all accumulated batches",
         _STEP,
         "jax.random.fold_in(jax.random.fold_in(key, state.step), i)",
         "jax.random.fold_in(key, state.step)",
@@ -266,7 +266,7 @@ MUTANTS = [
         "return {name: jnp.array(arrays[name], copy=True) for name in fresh}",
         "return {name: jnp.zeros_like(array) for name, array in fresh.items()}",
         (f"{_LIVE}::test_adamw_of_every_architecture[small]",),
-        met="nobody converts an optimizer's state",
+        met="converters drop the optimizer's state",
     ),
     Mutant(
         "the count written a step ahead",
@@ -301,7 +301,7 @@ MUTANTS = [
         met="a setting lost",
     ),
     Mutant(
-        "amsgrad carried as if it were Adam",
+        "amsgrad converted as Adam",
         _GROUPS,
         '"amsgrad": "Optax\'s Adam keeps',
         '"ams_grad": "Optax\'s Adam keeps',

@@ -48,7 +48,7 @@ MUTANTS = [
         met="torch.nn.Transformer has one beyond the paper's",
     ),
     Mutant(
-        "source padding told by the target's id",
+        "source padding by the target's id",
         _WHOLE,
         "self._decode(memory, source != self.config.source_pad_id, target, dropout)",
         "self._decode(memory, source != self.config.eos_id, target, dropout)",
@@ -58,16 +58,16 @@ MUTANTS = [
         met="two vocabularies, one pad id",
     ),
     Mutant(
-        "target padding told by another id",
+        "target padding by another id",
         _WHOLE,
         "valid = target != self.config.target_pad_id",
         "valid = target != self.config.eos_id",
         level("logits"),
         "decoder.blocks.0.self_attention",
-        met="pad id and end token taken for one",
+        met="pad id and end token confused",
     ),
     Mutant(
-        "self-attention's weights shown as cross-attention's",
+        "self-attention's weights returned as cross-attention's",
         _WHOLE,
         "[r.cross_weights for r in decoded]",
         "[r.self_weights for r in decoded]",
@@ -113,7 +113,7 @@ MUTANTS = [
         met="a residual left out",
     ),
     Mutant(
-        "input added for the memory",
+        "input added instead of the memory",
         _RESIDUAL,
         "memory if self.source is Residual.MEMORY else x",
         "x",
@@ -136,10 +136,10 @@ MUTANTS = [
         "config.dropout if branch.dropout is None else branch.dropout",
         "config.dropout",
         (f"{_SAME_MASKS}[blog2023]",),
-        met="a rate that stands in the code",
+        met="a hard-coded rate",
     ),
     Mutant(
-        "kept values not scaled up",
+        "surviving values not scaled up",
         _DROPOUT,
         "x * (1.0 / (1.0 - rate))",
         "x",
@@ -147,7 +147,7 @@ MUTANTS = [
         met="inverted dropout",
     ),
     Mutant(
-        "kept and dropped exchanged",
+        "keep and drop exchanged",
         _DROPOUT,
         "jnp.where(self.keep(x.shape, rate), x *",
         "jnp.where(~self.keep(x.shape, rate), x *",
@@ -163,7 +163,7 @@ MUTANTS = [
         met="one key for all layers",
     ),
     Mutant(
-        "rate taken for its opposite",
+        "keep probability used as the rate",
         _DROPOUT,
         "jax.random.bernoulli(key, 1.0 - rate,",
         "jax.random.bernoulli(key, rate,",
