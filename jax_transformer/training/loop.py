@@ -1,4 +1,4 @@
-"""The loop: steps, records, validations and checkpoints, from any step on."""
+"""The training loop: steps, metrics, validations and checkpoints, from any step on."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import averaging, curves, optimizer, resume, selection, step
+from jax_transformer.training import averaging, curves, optimizer, run, selection, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.mesh import Devices
 from jax_transformer.training.metrics_logger import MetricsLogger
@@ -24,19 +24,20 @@ from jax_transformer.training.validation import Validation, choose_examples
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
-"""How many steps may be under way: enough to keep a device busy, and few enough to be finished soon when the run is asked to stop."""
+"""Steps that may be running at once: enough to keep a device busy, few enough to end soon after a
+request to stop."""
 
 
 def start(
     options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None
 ) -> TrainState:
-    """The state of the checkpoint of step ``intact``, or a fresh one where None, on all devices."""
-    rule = optimizer.make(options.optimizer, options.steps)
+    """The state of the checkpoint of step ``intact`` on all devices; a new one if None."""
+    tx = optimizer.make(options.optimizer, options.steps)
     if intact is None and corpus.init_source is not None:
         model = corpus.init_source.model()
     else:
         model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
-    state = step.initial_state(model, rule, ema=options.optimizer.ema > 0)
+    state = step.initial_state(model, tx, ema=options.optimizer.ema > 0)
     if intact is not None:
         state = checkpoint.load(folder.checkpoints, intact, state)
         if int(state.step) != intact:
@@ -47,7 +48,7 @@ def start(
 
 
 class Run:
-    """One process's part of a run: from the state that it is given to the end, or to the step where it was asked to stop."""
+    """One process's part of a run: from a state to the last step, or to a request to stop."""
 
     def __init__(
         self,
@@ -58,20 +59,14 @@ class Run:
         stop: Stop,
         began: int,
     ):
-        self.options, self.corpus, self.folder, self.devices, self.stop = (
-            options,
-            corpus,
-            folder,
-            devices,
-            stop,
-        )
+        self.options, self.corpus, self.folder = options, corpus, folder
+        self.devices, self.stop = devices, stop
         self.validation = Validation(options, corpus, devices)
         about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
         average = checkpoint.steps(folder.averaged)
-        checkpoint.prune(
-            folder.averaged, [step for step in average if step <= began]
-        )  # of steps that are made again
+        # Averages of later steps are out of date: those steps are made again
+        checkpoint.prune(folder.averaged, [step for step in average if step <= began])
         folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
         self.logger = MetricsLogger(options, folder, began, about.get("unrecorded", []))
         self.progress = self.logger.progress
@@ -79,8 +74,8 @@ class Run:
     def train(self, state: TrainState) -> None:
         """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
         try:
-            self._prune()  # it was interrupted between saving and this
-            if not self.validated:  # it was stopped between the step and its validation
+            self._prune()  # the last process may have ended between saving and pruning
+            if not self.validated:  # it ended between the step and its validation
                 self._pause(state)
             if not self._patience_ended():
                 state = self._steps(state)
@@ -90,22 +85,18 @@ class Run:
 
     def _steps(self, state: TrainState) -> TrainState:
         options = self.options
-        rule = optimizer.make(options.optimizer, options.steps)
+        tx = optimizer.make(options.optimizer, options.steps)
         train_step = step.make_step(
-            self.corpus.config, rule, options.optimizer.label_smoothing, options.optimizer.ema
+            self.corpus.config, tx, options.optimizer.label_smoothing, options.optimizer.ema
         )
         key = self.devices.replicate(jax.random.key(options.seed))
         for group in _groups(self.corpus, int(state.step), options):
-            state, measured = train_step(
-                state, [self.devices.divide(batch) for batch in group], key
-            )
+            state, metrics = train_step(state, [self.devices.divide(batch) for batch in group], key)
             self.progress.advance()
-            self.logger.pending.append(measured)
+            self.logger.pending.append(metrics)
             jax.block_until_ready(self.logger.pending[-AHEAD - 1 : -AHEAD])
-            now, stop = (
-                self.progress.step,
-                self.stop.asked,
-            )  # asked once: what is said at the end of a step holds for all of it
+            # Read once: a request that comes later is for the next step
+            now, stop = self.progress.step, self.stop.asked
             if now % options.log_every == 0 or now == options.steps:
                 self.logger.flush(now)
             if self._validates(now) or stop:
@@ -121,37 +112,36 @@ class Run:
         return selection.stops_early(self.options, self.folder.validations())
 
     def _pause(self, state: TrainState) -> None:
-        """Validate where the step asks for it, save, and stop where that was asked for."""
+        """Validate if this step is due, save, and stop if requested."""
         now = self.progress.step
-        self.logger.wait(now)  # nothing is saved behind a loss that is not finite
-        about = {**resume.environment(), "unrecorded": self.logger.values}
+        self.logger.wait(now)  # a state after a loss that is not finite is never saved
+        about = {**run.environment(), "unrecorded": self.logger.values}
         if self._validates(now):
-            with contextlib.suppress(
-                Preempted
-            ):  # a validation that is cut short is made when the run goes on
+            # A validation that is cut short is made when the run is resumed
+            with contextlib.suppress(Preempted):
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
         self.logger.sync()
         checkpoint.save(self.folder.checkpoints, now, state, about=about)
         self._prune()
         self.logger.restart_clock()
-        over = "figures" in about and (now == self.options.steps or self._patience_ended())
-        if self.stop.asked and not over:
+        ended = "figures" in about and (now == self.options.steps or self._patience_ended())
+        if self.stop.asked and not ended:
             raise Preempted(
-                f"stopped at step {now}, saved in {self.folder.path}; the same command goes on from there"
+                f"stopped at step {now}, saved in {self.folder.path}; "
+                "the same command continues from there"
             )
 
     def _prune(self) -> None:
         """Remove the checkpoints that need not be kept."""
-        kept = checkpoint.steps(self.folder.checkpoints)
-        if kept:
-            checkpoint.prune(
-                self.folder.checkpoints,
-                selection.to_keep(self.options, self.folder.figures(), kept),
-            )
+        steps = checkpoint.steps(self.folder.checkpoints)
+        if steps:
+            keep = selection.to_keep(self.options, self.folder.figures(), steps)
+            checkpoint.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
+        """Validate, record and show; returns the figures. Raises Preempted on a request to stop."""
         with self.stop.at_once(
-            f"stopped behind step {entry['step']}; the same command goes on from there"
+            f"stopped after step {entry['step']}; the same command continues from there"
         ):
             report = self.validation(weights)
         now = entry["step"]
@@ -167,7 +157,7 @@ class Run:
         return report.figures
 
     def _average(self, state: TrainState) -> None:
-        """Average, validate and save the weights of several checkpoints, where the options ask for it and it is not done yet."""
+        """Average, validate and save the weights of several checkpoints, unless already done."""
         now = int(state.step)
         steps = selection.to_average(self.options, self.folder.figures())
         if not steps or now in checkpoint.steps(self.folder.averaged):
@@ -175,7 +165,7 @@ class Run:
         weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
         figures = self._validate(weights | state.frozen, name, {"step": now, "weights": "averaged"})
-        about = {**resume.environment(), "of": steps, "figures": figures}
+        about = {**run.environment(), "of": steps, "figures": figures}
         checkpoint.save(
             self.folder.averaged, now, {"params": weights, "frozen": state.frozen}, about=about
         )
@@ -183,7 +173,7 @@ class Run:
 
 
 def _groups(corpus: Corpus, began: int, options: TrainOptions) -> Iterator[list[Batch]]:
-    """The batches of each update from step ``began`` on."""
+    """The batches of each update after step ``began``."""
     each = options.optimizer.accumulate
     stream = batches.train_stream(corpus.train, corpus.plan, began * each, options.steps * each)
     try:

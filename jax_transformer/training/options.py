@@ -1,4 +1,5 @@
-"""What ``train`` can be told: these dataclasses are its command line, and the text under a field is that flag's help."""
+"""The options of ``train``: these dataclasses are its command line, and the text under a field is
+that flag's help."""
 
 import dataclasses
 import enum
@@ -14,7 +15,7 @@ from jax_transformer.training.optimizer_options import OptimizerOptions
 
 
 class Precision(enum.StrEnum):
-    """What the model computes in. Parameters, loss and optimizer stay float32."""
+    """The dtype of the computation. Parameters, loss and optimizer are float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -30,22 +31,23 @@ class Criterion(enum.StrEnum):
 
 
 class Resume(enum.StrEnum):
-    """Whether to go on with a run that is there."""
+    """Continuing a run that exists."""
 
-    AUTO = "auto"  # where there is one
-    NEVER = "never"  # a new run; refused where --run names one
-    MUST = "must"  # refused where there is none with a checkpoint
+    AUTO = "auto"  # if there is one
+    NEVER = "never"  # always a new run; refused if --run names one that exists
+    MUST = "must"  # refused unless there is one with a checkpoint
 
 
 class AverageOf(enum.StrEnum):
-    """Which checkpoints are averaged."""
+    """The checkpoints that are averaged."""
 
     LAST = "last"
     BEST = "best"
 
 
 RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
-"""What may be changed of a model that is there already, beside its precision: what acts in training alone."""
+"""The options that a pretrained model can be trained with, next to its precision: they act in
+training only."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class ModelOptions:
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
     ) -> TransformerConfig:
-        """The preset with these sizes, and with special ids (``source_pad_id`` and so on) where they are not the preset's."""
+        """The preset with these sizes; ``ids`` replace its special ids, as ``source_pad_id``."""
         sizes = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -159,16 +161,16 @@ class TrainOptions:
         self._check_init()
 
     def _check_init(self) -> None:
-        """What a model and a tokenizer that are there already leave to be told."""
+        """Raise ConfigError for options that contradict ``init``, or need it."""
         if self.init is None:
-            given = [
+            languages = [
                 f"data.{name}"
                 for name in ("source_lang", "target_lang")
                 if getattr(self.data, name) is not None
             ]
-            if given:
+            if languages:
                 raise ConfigError(
-                    f"{', '.join(given)} mean nothing without init: they are languages of its tokenizer"
+                    f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
                 )
             return
         free = (*RATES, "precision")
@@ -186,7 +188,8 @@ class TrainOptions:
         if changed:
             can = ", ".join(f"model.{name}" for name in free)
             raise ConfigError(
-                f"{', '.join(changed)} cannot be changed: model and tokenizer are those of init={self.init}; what can be is {can}"
+                f"{', '.join(changed)} cannot be changed: model and tokenizer are those of "
+                f"init={self.init}; {can} can be"
             )
 
     def names(self) -> set[str]:
@@ -194,18 +197,22 @@ class TrainOptions:
         return set(_flat(dataclasses.asdict(self)))
 
     def differences(self, other: "TrainOptions") -> dict[str, str]:
-        """The dotted fields in which two sets of options differ, each with ``name (other's value -> own value)``."""
+        """The dotted fields that differ, each with ``name (other's value -> own value)``."""
         mine, theirs = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
         return {
-            name: f"{name} ({theirs[name]!r} -> {mine[name]!r})"
+            name: f"{name} ({_shown(theirs[name])} -> {_shown(mine[name])})"
             for name in mine
             if mine[name] != theirs[name]
         }
 
 
 def read_options(folder: RunFolder) -> TrainOptions:
-    """The options that the run in ``folder`` was started with. Raises InputError naming the file."""
+    """The options of the run in ``folder``. Raises InputError naming the file."""
     return parsed(folder.train_config, lambda text: codec.from_json(TrainOptions, text))
+
+
+def _shown(value: Any) -> str:
+    return repr(value.value if isinstance(value, enum.Enum) else value)
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.positions import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import optimizer, optimizer_state, resume, step
+from jax_transformer.training import optimizer, optimizer_state, run, step
 from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
@@ -220,5 +220,5 @@ def load(folder: RunFolder, at: int) -> TrainState:
 
 def save(folder: RunFolder, state: TrainState) -> Path:
     """Write the state as the checkpoint of its step, from which ``train`` goes on. Raises CheckpointError where the disk does not take it."""
-    about = {**resume.environment(), "unrecorded": []}
+    about = {**run.environment(), "unrecorded": []}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

@@ -130,7 +130,9 @@ def test_options_that_init_decides_are_refused(more, words):
 
 
 def test_languages_without_init_are_refused():
-    with pytest.raises(ConfigError, match=r"data\.target_lang mean nothing without init"):
+    with pytest.raises(
+        ConfigError, match=r"data\.target_lang: languages of a tokenizer that init brings"
+    ):
         TrainOptions(data=DataOptions(target_lang="fr"))
 
 

@@ -15,7 +15,7 @@ from benchmarks.interruptions_runs import ProcessResult, Sandbox
 from jax_transformer.storage import checkpoint, manifest
 from parity_tests.unit.runs import ROOT
 
-RESUMES = "the same command goes on from there"
+RESUMES = "the same command continues from there"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jax_transformer.training import resume, selection
+from jax_transformer.training import run, selection
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
@@ -98,11 +98,11 @@ BEFORE = TrainOptions(run="a", steps=100)
     ],
 )
 def test_harmless_changes_of_options_are_silent(changed):
-    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
+    assert run.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([], [])
 
 
 def test_changed_options_are_named():
-    assert resume.changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
+    assert run.option_changes(dataclasses.replace(BEFORE, steps=200), BEFORE) == (
         [],
         ["steps (100 -> 200)"],
     )
@@ -119,12 +119,12 @@ def test_changed_options_are_named():
     ],
 )
 def test_changes_that_break_a_resumed_run_are_refused(changed, message):
-    assert resume.changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([message], [])
+    assert run.option_changes(dataclasses.replace(BEFORE, **changed), BEFORE) == ([message], [])
 
 
 def test_every_rule_names_an_option():
-    assert BEFORE.names() >= resume.FREE | resume.NAMED
-    assert not resume.FREE & resume.NAMED
+    assert BEFORE.names() >= run.FREE | run.WARNED
+    assert not run.FREE & run.WARNED
 
 
 def test_the_documented_table_of_options_is_complete():
@@ -134,21 +134,21 @@ def test_the_documented_table_of_options_is_complete():
         for line in text.splitlines()
         if line.startswith("| `")
     ]
-    assert resume.FREE in rows and resume.NAMED in rows
+    assert run.FREE in rows and run.WARNED in rows
 
 
 def test_versions_and_machines_are_compared():
-    now = resume.environment()
-    assert resume.environment_changes(now, now) == []
+    now = run.environment()
+    assert run.environment_changes(now, now) == []
     before = {
         **now,
         "versions": {**now["versions"], "jax": "0.1"},
         "machine": {**now["machine"], "cores": 96},
     }
-    assert resume.environment_changes(now, before) == [
+    assert run.environment_changes(now, before) == [
         f"jax 0.1 -> {now['versions']['jax']}",
         f"cores 96 -> {now['machine']['cores']}",
     ]
-    assert len(resume.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
+    assert len(run.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
         "a checkpoint that does not say"
     )

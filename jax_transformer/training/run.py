@@ -1,0 +1,200 @@
+"""The run that a process trains: its folder, opened or created and locked, and whether the options
+and the environment of a resumed run are still those that it began with."""
+
+import contextlib
+import itertools
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Refusal
+from jax_transformer.storage import checkpoint, lock
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import selection
+from jax_transformer.training.options import Resume, TrainOptions, read_options
+
+RUNS = Path("runs")
+
+# These do not affect the result, or it is content that counts, which its hash checks
+FREE = frozenset(
+    "run resume log_every samples tensorboard wandb compilation_cache keep "
+    "data.train_source data.train_target data.valid_source data.valid_target "
+    "data.train data.valid data.dataset data.dataset_config data.train_split data.valid_split "
+    "data.source_field data.target_field data.tokenizer data.target_tokenizer".split()
+)
+# The run continues with a warning: it may not end where the uninterrupted one would
+WARNED = frozenset(
+    "steps eval_every eval_pairs keep_best best_by patience average average_of devices".split()
+)
+
+
+# The folder
+
+
+@contextmanager
+def open_run(options: TrainOptions) -> Iterator[RunFolder]:
+    """The folder to train in, locked.
+
+    It is the named one, or the newest unfinished one of the same options, or a new number under
+    runs/.
+
+    Raises:
+        ConfigError: the named folder holds a run of other options, or something else, or
+            ``options.resume`` forbids to continue it.
+        CheckpointError: ``options.resume`` demands a run to continue, and there is none.
+        LockedError: another process is training the named run.
+    """
+    with ExitStack() as stack:
+        folder = _named(options, stack) if options.run is not None else _numbered(options, stack)
+        folder.remove_unfinished()
+        if options.resume is Resume.MUST and folder.last_step() is None:
+            raise CheckpointError(
+                f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
+            )
+        yield folder
+
+
+def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
+    folder = RunFolder(Path(options.run or ""))
+    if folder.train_config.exists():
+        if options.resume is Resume.NEVER:
+            raise ConfigError(
+                f"{folder.path} holds a run already, and --resume never forbids to continue it; "
+                "give another --run"
+            )
+        refused, _ = option_changes(options, read_options(folder))
+        if refused:
+            raise ConfigError(
+                f"{folder.path} is a run of other options: {', '.join(refused)}; give another --run"
+            )
+    elif folder.path.exists() and (not folder.path.is_dir() or _visible(folder.path)):
+        raise ConfigError(f"{folder.path} exists and is not a run folder; give another --run")
+    elif not (parent := _nearest_parent(folder.path)).is_dir():
+        raise ConfigError(f"cannot create {folder.path}: {parent} is a file")
+    elif options.resume is Resume.MUST:
+        raise CheckpointError(f"{folder.path}: no such run to continue, as --resume must demands")
+    stack.callback(_remove_empty, folder.path, _missing(folder.path))
+    stack.enter_context(lock.hold(folder.path))
+    return folder
+
+
+def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
+    name = "phrases" if options.data.builtin else "text"
+    earlier = sorted(RUNS.glob(f"{name}-[0-9][0-9][0-9]"))
+    if options.resume is not Resume.NEVER:
+        for path in reversed(earlier):
+            if _can_continue(options, RunFolder(path)):
+                with contextlib.suppress(LockedError):  # another process is training it
+                    stack.enter_context(lock.hold(path))
+                    return RunFolder(path)
+    if options.resume is Resume.MUST:
+        raise CheckpointError(
+            f"{RUNS}: no unfinished run of these options to continue, as --resume must demands"
+        )
+    for number in itertools.count(int(earlier[-1].name.rsplit("-", 1)[1]) + 1 if earlier else 1):
+        path = RUNS / f"{name}-{number:03d}"
+        missing = _missing(path)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # created by another run in the meantime
+            continue
+        stack.callback(_remove_empty, path, missing)
+        stack.enter_context(lock.hold(path))
+        return RunFolder(path)
+    raise AssertionError("unreachable")
+
+
+def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
+    """True if the folder holds an unfinished run of the same options that can be read."""
+    try:
+        refused, warned = option_changes(options, read_options(folder))
+        return not refused and not warned and not finished(options, folder)
+    except Refusal:
+        return False
+
+
+def finished(options: TrainOptions, folder: RunFolder) -> bool:
+    """True if the last step or the end of patience was reached, and the average is saved."""
+    last = folder.last_step()
+    if last is None or not (
+        last >= options.steps or selection.stops_early(options, folder.validations())
+    ):
+        return False
+    return not options.average or last in checkpoint.steps(folder.averaged)
+
+
+def _visible(path: Path) -> list[str]:
+    """The files of a folder except locks and temporary files of a killed process."""
+    return [name for name in os.listdir(path) if not name.startswith(".")]
+
+
+def _nearest_parent(path: Path) -> Path:
+    return next(parent for parent in path.absolute().parents if parent.exists())
+
+
+def _missing(path: Path) -> list[Path]:
+    """The folders that do not exist yet, innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _remove_empty(path: Path, created: list[Path]) -> None:
+    """Remove the folders that were created for a run that was then refused."""
+    if path.is_dir() and not _visible(path):
+        for name in lock.FILES:
+            (path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty after all
+            for folder in created:
+                folder.rmdir()
+
+
+# Options and environment of a resumed run
+
+
+def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], list[str]]:
+    """The changed options that are refused, and those that get a warning.
+
+    Each is ``name (before -> now)``.
+    """
+    changed = now.differences(before)
+    refused = [text for name, text in changed.items() if name not in FREE | WARNED]
+    return refused, [text for name, text in changed.items() if name in WARNED]
+
+
+def environment() -> dict[str, Any]:
+    """Everything outside the run folder that a bit-exact continuation depends on.
+
+    Versions, device, number of cores, and XLA's flags.
+    """
+    import jax
+
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = {
+        "device": jax.devices()[0].device_kind,
+        "cores": cores,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+        "machine": machine,
+    }
+
+
+def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """The differences between two :func:`environment`, each as ``name before -> now``."""
+    changed = []
+    for group in ("versions", "machine"):
+        mine, theirs = now[group], before.get(group, {})
+        changed += [
+            f"{name} {theirs.get(name)} -> {mine[name]}"
+            for name in mine
+            if theirs.get(name) != mine[name]
+        ]
+    return changed
