@@ -242,7 +242,7 @@ ARGUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory) -> tuple[Path, runs.Told, list[str]]:
+def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
     """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what
     it was told to do.
     """

@@ -124,7 +124,7 @@ class Scripted(stops.Stop):
         pass
 
 
-def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Told:
+def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.CommandResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stops, "requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)

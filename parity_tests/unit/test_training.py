@@ -41,7 +41,7 @@ def whole(_as_a_user, tmp_path_factory) -> runs.Trained:
 
 
 def test_a_run_prints_only_its_path_on_stdout(whole):
-    run, told = whole.path, whole.told
+    run, told = whole.path, whole.result
     assert told.code == 0
     assert told.out == f"{run}\n"
     files = {
@@ -91,7 +91,7 @@ def test_the_loss_falls(whole):
 
 
 def test_progress_and_translated_samples_are_on_stderr(whole):
-    told = whole.told
+    told = whole.result
     assert f"step {runs.STEPS}/{runs.STEPS}  loss " in told.err
     assert told.err.count("validation loss") == len(runs.CHECKPOINTS)
     assert told.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
@@ -101,7 +101,7 @@ def test_progress_and_translated_samples_are_on_stderr(whole):
 def test_one_program_is_compiled_for_each_bucket(whole):
     widths = json.loads((whole.path / "data.json").read_text())["widths"]
     assert len(widths) == 2
-    assert whole.told.programs == [len(widths)]
+    assert whole.result.programs == [len(widths)]
 
 
 def test_the_manifest_records_the_inputs_of_a_run(whole):
@@ -132,7 +132,7 @@ def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_finished_run_is_not_changed(whole):
-    run, first = whole.path, whole.told
+    run, first = whole.path, whole.result
     before, metrics = snapshot(run), (run / "metrics.jsonl").read_bytes()
     told = runs.train("--run", run, *whole.arguments)
     assert (told.code, told.out) == (0, first.out)
