@@ -124,14 +124,14 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """Differences after file → file → the other kind of file, by the weight table only."""
     model, before = state_dict.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
-    flax = conversion.moved(
+    flax = conversion.renamed(
         safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False
     )
-    pt.write(folder / "b.pt", conversion.moved(flax, model, from_torch=False, to_torch=True))
-    again = conversion.moved(pt.read(folder / "b.pt"), model, from_torch=True, to_torch=False)
+    pt.write(folder / "b.pt", conversion.renamed(flax, model, from_torch=False, to_torch=True))
+    again = conversion.renamed(pt.read(folder / "b.pt"), model, from_torch=True, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
     safetensors.write(
-        folder / "c.safetensors", conversion.moved(again, model, from_torch=False, to_torch=True)
+        folder / "c.safetensors", conversion.renamed(again, model, from_torch=False, to_torch=True)
     )
     wrong += (
         []

@@ -63,7 +63,7 @@ def test_training_state_comes_out_of_the_run_as_v0_1_wrote_it(tmp_path):
 def test_export_of_v0_1_runs_beside_its_pytorch_twin(tmp_path):
     told = v0_1.expected()["deep_dive"]
     said = v0_1.command("convert", v0_1.HERE / "deep_dive.pt", tmp_path / "run", *told)
-    assert "ran beside the PyTorch twin" in said
+    assert "ran next to the PyTorch twin" in said
 
 
 @pytest.mark.parametrize("name", ["marian", "t5"])

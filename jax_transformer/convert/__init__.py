@@ -1,4 +1,6 @@
-"""Weights between PyTorch and Flax. Importing this loads no jax: what only reads files does not wait for it."""
+"""Weights between PyTorch and Flax. Importing this loads no jax: what only reads files does not
+wait for it.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

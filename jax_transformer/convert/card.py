@@ -1,6 +1,8 @@
-"""The model card of an exported folder: README.md, with front matter that the hub reads. Standard library only.
+"""The model card of an exported folder: README.md, with front matter that the hub reads. Standard
+library only.
 
-The licence is not guessed: who publishes a model chooses one. Keys of the front matter are those of the hub's documentation of model cards.
+The licence is not guessed: who publishes a model chooses one. Keys of the front matter are those of
+the hub's documentation of model cards.
 """
 
 import json
@@ -19,7 +21,7 @@ _SCORES = {
 
 @dataclass(frozen=True)
 class Training:
-    """What a run tells of how its weights were made."""
+    """Facts about a run's training."""
 
     step: int
     data: tuple[str, ...]
@@ -29,31 +31,33 @@ class Training:
     options: Mapping[str, Any]
     """The options, by their dotted names."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Of the validation text: ``bleu``, ``signatures`` and so on; empty where there was no validation."""
+    """Of the validation text: ``bleu``, ``signatures`` and so on; empty where there was no
+    validation.
+    """
     languages: tuple[str, ...] = ()
-    """Codes, source first, where they are known."""
-    asked: tuple[str, str] | None = None
-    """What the tokenizer was told of source and target."""
+    """Codes, source first, as far as they are known."""
+    tokenizer_languages: tuple[str, str] | None = None
+    """Source and target as the tokenizer names them."""
     begun_from: str = ""
-    """The name of the model that it was trained further from."""
+    """The name of the model that was fine-tuned."""
     base_model: str = ""
-    """The same on the hub, ``owner/name``, where it is known to be there."""
+    """The same on the hub, ``owner/name``, if it is known to be there."""
     datasets: tuple[str, ...] = ()
     """Names of data sets on the hub."""
     validated_on: tuple[str, ...] = ()
-    """Names of what the figures are of."""
+    """Names of the texts that the figures are of."""
 
 
 def new(name: str, family: str, parameters: int, training: Training | None) -> str:
-    """The whole card of a model without one. ``name`` is the folder's, ``family`` the model_type."""
+    """A card for a model without one. ``name`` is the folder's, ``family`` the model_type."""
     front = {
         "library_name": "transformers",
         "pipeline_tag": "translation",
         "tags": ["translation", family],
     }
-    asked = training.asked if training else None
+    named = training.tokenizer_languages if training else None
     languages = (
-        f", src_lang={json.dumps(asked[0])}, tgt_lang={json.dumps(asked[1])}" if asked else ""
+        f", src_lang={json.dumps(named[0])}, tgt_lang={json.dumps(named[1])}" if named else ""
     )
     lines = [
         "---",
@@ -62,7 +66,8 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
         "",
         f"# {name}",
         "",
-        f"An encoder-decoder of the family `{family}` with {parameters:,} parameters, exported by jax-transformer.",
+        f"An encoder-decoder of the family `{family}` with {parameters:,} parameters, exported by "
+        "jax-transformer.",
         "",
         "No licence is given yet: add `license:` to the front matter above before publishing.",
         "",
@@ -79,20 +84,21 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
 
 
 def appended(card: str, name: str, training: Training) -> str:
-    """A card that the model came with, and behind it how the model was trained further.
+    """The card of the original model with a section on fine-tuning at its end.
 
-    Its text stays as it is. Its front matter does but for what is of the weights that it came with: their scores give way to ours, and
-    ``base_model`` to what training began from, where that is known; languages and data sets are added where it has none.
+    Its text stays as it is. In its front matter our scores replace those of the original weights,
+    and ``base_model`` becomes the model that training began from, if that is known; languages and
+    data sets are added if it has none.
     """
     front, body = _opened(card)
     ours = _front(name, training)
-    kept = [
+    original = [
         text
         for key, text in front
         if key != "model-index" and (key != "base_model" or not training.base_model)
     ]
     there = {key for key, _ in front} - {"model-index", "base_model"}
-    lines = [*kept, *_lines({key: value for key, value in ours.items() if key not in there})]
+    lines = [*original, *_lines({key: value for key, value in ours.items() if key not in there})]
     head = "\n".join(["---", *lines, "---", ""]) if lines else ""
     return head + body.rstrip("\n") + "\n" + "\n".join(_section("Fine-tuning", training)) + "\n"
 
@@ -101,7 +107,9 @@ _KEY = re.compile(r"([A-Za-z][\w-]*)\s*:")
 
 
 def _opened(card: str) -> tuple[list[tuple[str, str]], str]:
-    """The front matter of a card, key by key with the lines that are its value, and the text behind it."""
+    """The front matter of a card, key by key with the lines that are its value, and the text after
+    it.
+    """
     lines = card.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     ends = (
         next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), 0)
@@ -110,15 +118,17 @@ def _opened(card: str) -> tuple[list[tuple[str, str]], str]:
     )
     parts: list[tuple[str, str]] = []
     for line in lines[1:ends]:
-        if (found := _KEY.match(line)) or not parts:
-            parts.append((found[1] if found else "", line))
+        if (match := _KEY.match(line)) or not parts:
+            parts.append((match[1] if match else "", line))
         else:
             parts[-1] = (parts[-1][0], f"{parts[-1][1]}\n{line}")
     return parts, "\n".join(lines[ends + 1 :] if ends else lines)
 
 
 def _front(name: str, training: Training) -> dict[str, Any]:
-    """What front matter says of training, empty where it is not known. The hub's languages have no script or country: deu_Latn is deu."""
+    """Front matter about training, with empty values if unknown. The hub's languages have no script
+    or country: deu_Latn is deu.
+    """
     return {
         "language": list(dict.fromkeys(code.partition("_")[0] for code in training.languages)),
         "base_model": training.base_model,
@@ -169,8 +179,8 @@ def _section(title: str, training: Training) -> Iterator[str]:
         yield from ("", "On the validation text:", "", "| | |", "|---|---|")
         for key, (_, name) in _SCORES.items():
             if key in training.figures:
-                said = f" (`{signatures[key]}`)" if key in signatures else ""
-                yield f"| {name}{said} | {training.figures[key]:.2f} |"
+                signature = f" (`{signatures[key]}`)" if key in signatures else ""
+                yield f"| {name}{signature} | {training.figures[key]:.2f} |"
     yield from (
         "",
         "Options:",

@@ -19,46 +19,44 @@ State = dict[str, np.ndarray]
 
 
 def convert(prepared: Prepared) -> Outcome:
-    """Make it: the destination is there whole, or as it was. Raises InputError with everything that does not fit, and nothing is written."""
+    """Convert; the destination appears complete, or stays as it was.
+
+    Raises InputError with everything that does not fit, before anything is written.
+    """
     request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
+    from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
     state = source.read()
-    names_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
-    aliases = rules.aliases(model.table) if model is not None and names_torch else {}
-    ties = fit.differing_ties(aliases, state)
-    fit.refuse([*prepared.problems, *ties])
+    aliases = rules.aliases(model.table) if model is not None and from_torch else {}
+    fit.refuse([*prepared.problems, *fit.differing_ties(aliases, state)])
     loss = None
     if request.dtype is not None:
         state, loss = casting.cast(state, request.dtype)
         if model is not None:
             state = states.computed_again(state, model.config)
-    result = moved(state, model, to_torch=to_torch, from_torch=names_torch)
-    written = (
-        states.saved(result, model.config)
-        if kind is Kind.HUGGINGFACE and model is not None
-        else result
-    )
-    checked = verify.Checked(
-        "read back bit for bit; not run: no architecture was given"
-        if model is None
-        else "read back bit for bit; not run"
-    )
+    result = renamed(state, model, from_torch=from_torch, to_torch=to_torch)
+    written = result
+    if kind is Kind.HUGGINGFACE and model is not None:
+        written = states.saved(result, model.config)
+    reason = "no architecture was given" if model is None else "--no-check"
+    checked = verify.Checked(f"read back bit for bit; not run: {reason}")
 
-    def check(again: Mapping[str, np.ndarray]) -> None:
+    def check(read_back: Mapping[str, np.ndarray]) -> None:
         nonlocal checked
         if request.check and model is not None:
-            again = _whole(model, result, again) if kind is Kind.HUGGINGFACE else again
-            theirs, ours = _sides(model, state, again, from_torch=names_torch, to_torch=to_torch)
-            checked = verify.check(model.config, model.table, theirs, ours)
+            if kind is Kind.HUGGINGFACE:
+                read_back = _completed(model, result, read_back)
+            sides = _sides(model, state, read_back, from_torch=from_torch, to_torch=to_torch)
+            checked = verify.check(model.config, model.table, *sides)
 
-    config = model.config if model is not None else None
-    frozen = model.frozen if model is not None else frozenset()
+    config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
     writing.write(prepared.target, kind, written, config, frozen, check, prepared.extra_files)
     dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
-    summary = f"{source.title} -> {prepared.target}: {len(written)} tensors, {sum(array.size for array in written.values()):,} numbers, {dtypes}"
+    numbers = sum(array.size for array in written.values())
     sha256 = report.file_sha256(prepared.target) if kind.is_file else report.content_sha256(written)
     return Outcome(
         prepared.plan,
-        summary,
+        f"{source.title} -> {prepared.target}: {len(written)} tensors, {numbers:,} numbers, "
+        f"{dtypes}",
         prepared.preset_sizes,
         loss,
         checked,
@@ -67,29 +65,34 @@ def convert(prepared: Prepared) -> Outcome:
     )
 
 
-def moved(state: State, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool) -> State:
-    """The weights under the names of the destination; what the model ties is one array."""
-    if model is not None and from_torch != to_torch:
-        state = (
-            rules.to_torch(model.table, state)
-            if to_torch
-            else rules.to_flax(model.table, state, model.shapes["flax"])
-        )
-    if model is not None and to_torch:
-        state = {name: state[name] for rule in model.table for name in (rule.torch,)}
+def renamed(
+    state: State, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
+) -> State:
+    """The weights under the names of the destination; tensors that the model ties are one array."""
+    if model is None:
+        return state
+    if from_torch and not to_torch:
+        return rules.to_flax(model.table, state, model.shapes["flax"])
+    if not from_torch and to_torch:
+        state = rules.to_torch(model.table, state)
+    if to_torch:
+        state = {rule.torch: state[rule.torch] for rule in model.table}
         for first, *others in planning.ties_of(model.table):
             state |= dict.fromkeys(others, state[first])
     return state
 
 
-def _whole(model: "ModelWeights", state: State, again: Mapping[str, np.ndarray]) -> State:
-    """What was read back under all names of the module. Positions that a file leaves out are taken as they were: transformers computes them, and
-    how near they are is checked before they are left out."""
-    found = states.complete(again, model.config)
+def _completed(model: "ModelWeights", state: State, read_back: Mapping[str, np.ndarray]) -> State:
+    """The tensors of a folder under all names of the module.
+
+    Positions that the file leaves out, because transformers computes them, are taken from
+    ``state``; that they are near enough was checked before they were left out.
+    """
     tied = {name for names in planning.ties_of(model.table) for name in names}
-    return found | {
-        name: array for name, array in state.items() if name not in again and name not in tied
+    left_out = {
+        name: array for name, array in state.items() if name not in read_back and name not in tied
     }
+    return states.complete(read_back, model.config) | left_out
 
 
 def _sides(
@@ -100,9 +103,8 @@ def _sides(
     from_torch: bool,
     to_torch: bool,
 ) -> tuple[State, State]:
-    """The same weights under PyTorch's names and under Flax's, one of them from what was written."""
+    """The weights under PyTorch's names and under Flax's; the destination's are those read back."""
     if to_torch:
-        return dict(after), rules.to_flax(
-            model.table, before, model.shapes["flax"]
-        ) if from_torch else before
+        flax = rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
+        return dict(after), flax
     return before if from_torch else rules.to_torch(model.table, before), dict(after)

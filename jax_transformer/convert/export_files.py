@@ -1,4 +1,6 @@
-"""The files next to the weights: those of a new Hugging Face folder, and those that a run keeps of one."""
+"""The files next to the weights: those of a new Hugging Face folder, and those that a run keeps of
+one.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +17,13 @@ from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION
 from jax_transformer.storage.tensors import Note, is_float
 
 
-def kept(source: Pretrained, dtype: str | None) -> dict[str, bytes]:
-    """The files that a run keeps of a folder, verbatim but for the dtype of weights that were cast."""
+def for_run(source: Pretrained, dtype: str | None) -> dict[str, bytes]:
+    """The files of a Hugging Face folder for a run: verbatim, but for the dtype of weights that
+    were cast.
+    """
     files = folders.contents(source.extra_files)
     if dtype is not None and CONFIG in files:
-        files[CONFIG] = folders.text(_with_dtype(_model_config(source), {dtype}))
+        files[CONFIG] = folders.to_json(_with_dtype(_model_config(source), {dtype}))
     return files
 
 
@@ -27,12 +31,14 @@ def _model_config(source: Pretrained) -> Mapping[str, Any]:
     return folders.configuration(source.extra_files[CONFIG].parent)
 
 
-def exported(
+def for_huggingface(
     source: Pretrained, config: TransformerConfig, name: str, dtype: str | None
 ) -> dict[str, bytes]:
-    """The files of a new Hugging Face folder: those that were kept, verbatim, and those that are made or changed.
+    """The files of a new Hugging Face folder: those of the source, verbatim, and those that are
+    created or changed.
 
-    ``name`` is the folder's; ``dtype`` is what the weights are cast to. Raises ConfigError where no model of the families is this one.
+    ``name`` is the folder's; ``dtype`` is what the weights are cast to. Raises ConfigError if no
+    Hugging Face family has this model.
     """
     files = folders.contents(source.extra_files)
     training = training_facts.of(source)
@@ -42,9 +48,9 @@ def exported(
         stored = {tensor.dtype for tensor in source.tensors.values() if is_float(tensor.dtype)}
         data = _with_dtype(data, stored if dtype is None else {dtype})
     if data != original:
-        files[CONFIG] = folders.text(data)
+        files[CONFIG] = folders.to_json(data)
     if original is None:
-        files[GENERATION] = folders.text(_generation(config))
+        files[GENERATION] = folders.to_json(_generation(config))
     if not any(name in files for name in folders.TOKENIZER):
         files |= _tokenizer(source, config)
     if CARD not in files:
@@ -59,7 +65,9 @@ def exported(
 
 
 def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
-    """The dtype that transformers gives the parameters where it is not told another; ``torch_dtype`` in files from before its version 5."""
+    """config.json with the dtype that transformers loads by default: ``dtype``, or ``torch_dtype``
+    in files from before version 5.
+    """
     if len(dtypes) != 1:
         return dict(data)
     name = "torch_dtype" if "torch_dtype" in data else "dtype"
@@ -67,7 +75,7 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
-    """How transformers decodes as this project does: from the model's start token to its end token."""
+    """generation_config.json: from the model's start token to its end token."""
     ids = {
         "decoder_start_token_id": config.bos_id,
         "eos_token_id": config.eos_id,
@@ -77,10 +85,10 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
 
 
 def left_behind(source: Pretrained) -> tuple[Note, ...]:
-    """The two vocabularies of a run, for which transformers has no such file."""
+    """Notes on the two vocabularies of a run, for which transformers has no file."""
     from jax_transformer.data import run_tokenizer
 
-    there = [
+    names = [
         name
         for name in run_tokenizer.SIDE_FILES
         if source.path.is_dir() and (source.path / name).is_file()
@@ -88,21 +96,24 @@ def left_behind(source: Pretrained) -> tuple[Note, ...]:
     return tuple(
         Note(
             name,
-            "one of two vocabularies, for which transformers has no file; train with --data.vocabularies shared",
+            "one of two vocabularies, for which transformers has no file; train with "
+            "--data.vocabularies shared",
         )
-        for name in there
+        for name in names
     )
 
 
 def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes]:
-    """A run's own tokenizer as transformers loads it, which ends each line itself; none where the source has none."""
+    """A run's own tokenizer in transformers' form, which ends each line itself; empty if the source
+    has none.
+    """
     from jax_transformer.data import run_tokenizer, tokenizer
 
     path = source.path / run_tokenizer.SHARED_FILE
     if source.path.is_file() or not path.is_file():
         return {}
-    found = tokenizer.Tokenizer.load(path)
-    if (found.pad_id, found.eos_id) != (config.source_pad_id, config.eos_id):
+    own = tokenizer.Tokenizer.load(path)
+    if (own.pad_id, own.eos_id) != (config.source_pad_id, config.eos_id):
         raise InputError(f"{path}: its special ids are not those of {source.path / CONFIG}")
     end = [{"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}]
     ends_line = {
@@ -115,10 +126,10 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
             *end,
         ],
         "special_tokens": {
-            tokenizer.EOS: {"id": tokenizer.EOS, "ids": [found.eos_id], "tokens": [tokenizer.EOS]}
+            tokenizer.EOS: {"id": tokenizer.EOS, "ids": [own.eos_id], "tokens": [tokenizer.EOS]}
         },
     }
-    about = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": tokenizer.PAD,
         "bos_token": tokenizer.BOS,
@@ -128,6 +139,6 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
     }
     data = json_text.read(path) | {"post_processor": ends_line}
     return {
-        run_tokenizer.SHARED_FILE: folders.text(data),
-        "tokenizer_config.json": folders.text(about),
+        run_tokenizer.SHARED_FILE: folders.to_json(data),
+        "tokenizer_config.json": folders.to_json(settings),
     }

@@ -1,4 +1,6 @@
-"""What is in a file or folder of weights: names, shapes, dtypes, ties, sizes and hashes. No weights are loaded, and for a file no jax."""
+"""The content of a file or folder of weights: names, shapes, dtypes, ties, sizes and hashes. Loads
+no weights, and for files no jax.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,16 +18,16 @@ from jax_transformer.storage.untrusted import plain
 
 @dataclass(frozen=True)
 class Contents:
-    """What was found."""
+    """The content of a file or folder, without numbers."""
 
     path: str
     kind: str
     tensors: dict[str, TensorInfo]
     values: dict[str, Any]
-    """What is no tensor, in a PyTorch file; the attributes of a Hugging Face folder's model."""
+    """Values of a PyTorch file that are no tensors; attributes in a Hugging Face config.json."""
     ties: list[tuple[str, ...]]
     sha256: dict[str, str]
-    """Of every file."""
+    """By file name."""
 
     def lines(self) -> Iterator[str]:
         yield from map(plain, self._lines())
@@ -33,18 +35,18 @@ class Contents:
     def _lines(self) -> Iterator[str]:
         yield f"{self.path}: {self.kind}"
         width = max(map(len, self.tensors), default=0)
-        for name, found in sorted(self.tensors.items()):
-            yield f"{name:{width}}  {'x'.join(map(str, found.shape)) or 'scalar':>14}  {found.dtype}"
+        for name, tensor in sorted(self.tensors.items()):
+            yield f"{name:{width}}  {'x'.join(map(str, tensor.shape)) or 'scalar':>14}  {tensor.dtype}"
         yield from (f"{name} = {value!r}"[:200] for name, value in self.values.items())
         yield from (f"tied {' = '.join(names)}" for names in self.ties)
         yield f"{len(self.tensors)} arrays, {sum(tensor.size for tensor in self.tensors.values()):,} numbers"
-        yield f"{sum(found.nbytes for found in self.tensors.values()):,} bytes"
+        yield f"{sum(tensor.nbytes for tensor in self.tensors.values()):,} bytes"
         yield from (f"sha256 {digest}  {name}" for name, digest in self.sha256.items())
 
     def to_data(self) -> dict[str, Any]:
         arrays = {
-            name: {"shape": list(found.shape), "dtype": found.dtype, "bytes": found.nbytes}
-            for name, found in self.tensors.items()
+            name: {"shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.nbytes}
+            for name, tensor in self.tensors.items()
         }
         values = {
             name: value if isinstance(value, bool | int | float | str | None) else repr(value)
@@ -61,7 +63,9 @@ class Contents:
 
 
 def inspect(path: str | Path) -> Contents:
-    """What lies at ``path``. Raises InputError where it is no kind of weights that is known, UnsafeFileError where it asks for more than that."""
+    """The content at ``path``. Raises InputError if it is of no known kind, UnsafeFileError if a
+    file asks for more than it may.
+    """
     path = hub.local(path)
     kind = kinds.of(path)
     if kind is Kind.PT:
@@ -84,8 +88,7 @@ def inspect(path: str | Path) -> Contents:
 def _pt(path: Path) -> Contents:
     from jax_transformer.storage import pt
 
-    whole = pt.describe(path)
-    leaves = dict(pt.leaves(whole))
+    leaves = dict(pt.leaves(pt.describe(path)))
     tensors = {
         name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for name, leaf in leaves.items()
@@ -98,20 +101,20 @@ def _pt(path: Path) -> Contents:
 
 
 def _huggingface(path: Path) -> Contents:
-    found = folders.find(path)
+    folder = folders.find(path)
     values = {
         name: value
-        for name, value in found.data.items()
+        for name, value in folder.data.items()
         if value is not None and not isinstance(value, dict | list)
     }
-    files = [*found.files, *(path / name for name in found.kept)]
+    files = [*folder.files, *(path / name for name in folder.kept)]
     hashes = {file.name: file_sha256(file) for file in files}
     return Contents(
         str(path),
         Kind.HUGGINGFACE.value,
-        folders.describe(found),
+        folders.describe(folder),
         values,
-        folders.ties(found),
+        folders.ties(folder),
         hashes,
     )
 
@@ -120,16 +123,16 @@ def _checkpoint(path: Path, kind: Kind) -> Contents:
     from jax_transformer.storage import checkpoint, run_folder
 
     if kind is Kind.STEP:
-        where = path.absolute()
-        if not where.name.isdecimal():
+        path = path.absolute()
+        if not path.name.isdecimal():
             raise InputError(f"{path}: a single checkpoint has its step as its name")
-        root, step = where.parent, int(where.name)
+        root, step = path.parent, int(path.name)
     else:
-        folder = run_folder.RunFolder(path)
-        last = folder.last_step()
+        run = run_folder.RunFolder(path)
+        last = run.last_step()
         if last is None:
             raise InputError(f"{path}: holds no checkpoint")
-        root, step = folder.checkpoints, last
+        root, step = run.checkpoints, last
     opened = checkpoint.open(root, step)
     return Contents(
         str(path),

@@ -30,32 +30,37 @@ def load(
     architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Any:
-    """The ``Transformer`` whose weights lie at ``path``: a .safetensors file or an index of several, a PyTorch file, a run folder, or one checkpoint.
+    """The ``Transformer`` at ``path``: any file or folder that
+    :func:`jax_transformer.pretrained.open` opens.
 
     Args:
-        path: it is known by its content; nothing in it is run.
+        path: its kind is known by its content; nothing in it is run.
         config: the model, or
-        preset: the name of one, with ``sizes`` as by :func:`jax_transformer.preset`; the others are read from the shapes. A run folder needs neither.
-        dtype: cast every array to this; they keep their own where None.
+        preset: the name of one, with ``sizes`` as by :func:`jax_transformer.preset`; the others are
+            read from the shapes. A run folder needs neither.
+        dtype: cast every array to this; if None they keep their own.
         weights: which of a run folder's, as for ``translate --weights``.
-        key: where in a PyTorch file the state_dict is, as ``model``; found where there is only one.
+        key: the key of the state_dict in a PyTorch file, as ``model``; found if there is only one.
         strip_prefix: taken from the beginning of every name, as ``module.``.
         architecture: whose names PyTorch weights have, an Architecture or a registered name; that
             of the configuration if None.
 
     Raises:
-        ConfigError: the model is not said, or said twice.
-        InputError: one message with everything missing, unexpected, mis-shaped, tied and different; or float64 in JAX's 32-bit mode.
-        UnsafeFileError: the file asks for something to be run, or for more memory than it has bytes.
+        ConfigError: the model is not given, or given twice.
+        InputError: one message with everything missing, unexpected, mis-shaped, tied and different;
+            or float64 in JAX's 32-bit mode.
+        UnsafeFileError: the file asks for something to be run, or for more memory than it has
+            bytes.
     """
     casting.check(dtype)
     source = pretrained.open(path, weights, key=key, strip_prefix=strip_prefix)
     if source.config is not None and (config is not None or preset is not None or sizes):
         raise ConfigError(
-            f"{path} has a config.json of its own: config, preset and sizes are for bare files of weights"
+            f"{path} has its own config.json: config, preset and sizes are for bare files of "
+            "weights"
         )
     if source.config is None and (config is None) == (preset is None):
-        raise ConfigError(f"{path} does not say its architecture: give either config or preset")
+        raise ConfigError(f"{path} does not tell its architecture: give either config or preset")
     if config is None and preset is not None:
         config = ModelDescription(None, preset, sizes).settle(source, architecture).config
     elif sizes:
@@ -70,18 +75,19 @@ def save(
     force: bool = False,
     architecture: Architecture | str | None = None,
 ) -> Path:
-    """Write a ``Transformer``: to a .safetensors or PyTorch file under PyTorch's names, or to a new run folder, by the name of ``path``.
+    """Write a ``Transformer``: to a .safetensors or PyTorch file under PyTorch's names, or to a new
+    run folder, by the name of ``path``.
 
-    The same weights give the same bytes of a file. What is written is read back, compared, synced and renamed: ``path`` is there whole or as it
-    was. Raises InputError where it exists and ``force`` is not given.
+    The same weights give the same bytes of a file. ``path`` appears after it was read back and
+    compared, or stays as it was. Raises InputError if it exists and ``force`` is not given.
     """
     from jax_transformer import state_dict, transformer
 
     target = Path(path)
     kind = kinds.to_write(target)
     writing.check_free(target, kind, force=force)
-    about = state_dict.model_weights(model.config, architecture)
+    names = state_dict.model_weights(model.config, architecture)
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    state = conversion.moved(arrays, about, from_torch=False, to_torch=kind.is_file)
-    writing.write(target, kind, state, model.config, about.frozen, lambda again: None)
+    state = conversion.renamed(arrays, names, from_torch=False, to_torch=kind.is_file)
+    writing.write(target, kind, state, model.config, names.frozen, lambda again: None)
     return target

@@ -1,4 +1,4 @@
-"""What a conversion would do: every tensor that there is and every one that there shall be, once, with what becomes of it. NumPy only."""
+"""Plans of conversions: every tensor of the source and of the target once. NumPy only."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +24,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole conversion."""
+    """A conversion, tensor by tensor."""
 
     source: str
     target: str
@@ -32,7 +32,7 @@ class Plan:
     derived: tuple[Note, ...] = ()
     """Tensors of the target that repeat others of it."""
     dropped: tuple[Note, ...] = ()
-    """What of the source is not carried."""
+    """Parts of the source that are not converted."""
     ties: tuple[tuple[str, ...], ...] = ()
     """Names of the source that are one tensor."""
     inferred: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Of all that is moved, as it will be."""
+        """Bytes of all that is moved, in the target."""
         return sum(part.nbytes for move in self.moves for part in move.after)
 
     def lines(self) -> Iterator[str]:
@@ -65,20 +65,23 @@ class Plan:
 
 
 def to_flax(
-    table: Table, found: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
+    table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
 ) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """How PyTorch's tensors become Flax's, and which repeat others and are dropped."""
+    """Moves from PyTorch's tensors to Flax's, and notes on those that repeat others and are
+    dropped.
+    """
     moves, dropped = [], []
     for rule in table:
         if isinstance(rule, Alias):
             dropped.append(
                 Note(
                     rule.torch,
-                    f"repeats {rule.of}, with which the model ties it; that the two are equal is checked",
+                    f"repeats {rule.of}, with which the model ties it; that the two are equal is "
+                    "checked",
                 )
             )
             continue
-        before = found[rule.torch]
+        before = tensors[rule.torch]
         after = tuple(
             TensorInfo(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax
         )
@@ -95,16 +98,16 @@ def to_flax(
 
 
 def to_torch(
-    table: Table, found: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
+    table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
 ) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """How Flax's arrays become PyTorch's tensors, and which of these repeat others."""
+    """Moves from Flax's arrays to PyTorch's tensors, and notes on those that repeat others."""
     shapes = torch_shapes(table, flax_shapes)
     moves, derived = [], []
     for rule in table:
         if isinstance(rule, Alias):
             derived.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it"))
             continue
-        before = tuple(found[name] for name in rule.flax)
+        before = tuple(tensors[name] for name in rule.flax)
         after = TensorInfo(shapes[rule.torch], cast(before[0].dtype, dtype))
         moves.append(
             Move(
@@ -118,10 +121,10 @@ def to_torch(
     return tuple(moves), tuple(derived)
 
 
-def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
-    """Every tensor under its own name."""
+def unchanged(tensors: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
+    """Moves of every tensor to its own name."""
     moves = []
-    for name, before in found.items():
+    for name, before in tensors.items():
         after = TensorInfo(before.shape, cast(before.dtype, dtype))
         moves.append(
             Move((name,), (name,), "same" if after == before else "cast", (before,), (after,))
@@ -130,9 +133,11 @@ def unchanged(found: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
 
 
 def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
-    """The plan of what is really there: a move of a tensor that the source does not hold is a note of what it is made of."""
+    """The plan for stored tensors only: a move of one that the source leaves out becomes a note of
+    what it is computed from.
+    """
     reasons = {note.name: note.reason for note in completed}
-    made = [
+    computed = [
         Note(name, reasons[move.source[0]])
         for move in plan.moves
         if move.source[0] in reasons
@@ -140,11 +145,11 @@ def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
     ]
     moves = tuple(move for move in plan.moves if move.source[0] not in reasons)
     dropped = tuple(note for note in plan.dropped if note.name not in reasons)
-    return replace(plan, moves=moves, derived=(*plan.derived, *made), dropped=dropped)
+    return replace(plan, moves=moves, derived=(*plan.derived, *computed), dropped=dropped)
 
 
 def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
-    """The plan where the target does not hold these tensors of its own, which whoever loads it makes for himself."""
+    """The plan without tensors that the target leaves out, because its reader computes them."""
     lost = [
         Note(name, reasons[move.target[0]])
         for move in plan.moves
@@ -160,9 +165,9 @@ def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
     )
 
 
-def cast(dtype: str, wanted: str | None) -> str:
-    """What a tensor's dtype becomes: integers and booleans stay as they are."""
-    return dtype if wanted is None or not is_float(dtype) else wanted
+def cast(dtype: str, target: str | None) -> str:
+    """The dtype after a cast: integers and booleans stay as they are."""
+    return dtype if target is None or not is_float(dtype) else target
 
 
 def _operation(rule: Rule, *, back: bool, changes: bool) -> str:
@@ -206,7 +211,9 @@ def foreign_prefix(names: Sequence[str], expected: Iterable[str]) -> str:
 
 
 def wrapper_prefix(names: Sequence[str]) -> str:
-    """What DataParallel and torch.compile have put before every name, as ``module.`` and ``_orig_mod.``; nothing where they have not."""
+    """The prefix that DataParallel and torch.compile put before every name, ``module.`` and
+    ``_orig_mod.``; may be empty.
+    """
     prefix = ""
     while names:
         more = next(

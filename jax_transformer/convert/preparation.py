@@ -59,10 +59,12 @@ def plan(
     architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Plan:
-    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` would, without reading a weight.
+    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` would, without
+    reading a weight.
 
-    ``config`` is the path of a config.json, and the rest as for :func:`jax_transformer.convert.load`. Raises what the
-    conversion would raise; only that tied copies are equal is seen when they are read.
+    ``config`` is the path of a config.json, and the rest as for
+    :func:`jax_transformer.convert.load`. Raises what the conversion would raise; only that tied
+    copies are equal is seen when they are read.
     """
     description = ModelDescription(config, preset, sizes)
     request = Request(
@@ -82,13 +84,16 @@ def plan(
 
 
 def prepare(request: Request) -> Prepared:
-    """Find both ends, settle the model and plan; no weights are read. Raises ConfigError or InputError where the request cannot be meant."""
+    """Open the source, settle the model and plan; no weights are read. Raises ConfigError or
+    InputError for contradictions.
+    """
     casting.check(request.dtype)
     target = Path(request.destination)
     kind = kinds.to_write(target, request.to)
     if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
         raise ConfigError(
-            f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf makes"
+            f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf "
+            "makes"
         )
     shard_size = (
         folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
@@ -103,12 +108,13 @@ def prepare(request: Request) -> Prepared:
         raise ConfigError(f"{target}: is the source, too")
     settled = _settle(request, source, target, kind)
     model = None if settled is None else _model_weights(settled.config, request.architecture)
-    wrong = _wrong(source, model)
-    if wrong and source.kind.is_file and model is not None:
+    problems = _problems(source, model)
+    if problems and source.kind.is_file and model is not None:
         _check_prefix(source, planning.foreign_prefix([*source.tensors], model.shapes["torch"]))
     inferred = settled.sizes if settled is not None else {}
-    made = _plan(request, source, kind, model) if not wrong else Plan(source.title, str(target), ())
-    kept = settled.from_preset if settled is not None else {}
+    planned = Plan(source.title, str(target), ())
+    if not problems:
+        planned = _plan(request, source, kind, model)
     files = _files(request, source, target, kind, model)
     return Prepared(
         request,
@@ -116,9 +122,9 @@ def prepare(request: Request) -> Prepared:
         target,
         kind,
         model,
-        replace(made, inferred=inferred),
-        kept,
-        wrong,
+        replace(planned, inferred=inferred),
+        settled.from_preset if settled is not None else {},
+        problems,
         ExtraFiles(files, shard_size),
     )
 
@@ -126,16 +132,18 @@ def prepare(request: Request) -> Prepared:
 def _files(
     request: Request, source: Pretrained, target: Path, kind: Kind, model: "ModelWeights | None"
 ) -> Mapping[str, bytes]:
-    """What goes into a folder beside the weights."""
+    """The files of a folder next to the weights."""
     if kind is Kind.HUGGINGFACE and model is not None:
-        return export_files.exported(source, model.config, target.absolute().name, request.dtype)
+        return export_files.for_huggingface(
+            source, model.config, target.absolute().name, request.dtype
+        )
     if kind is Kind.RUN and source.extra_files:
-        return export_files.kept(source, request.dtype)
+        return export_files.for_run(source, request.dtype)
     return {}
 
 
 def _check_dtypes(source: Pretrained, target: Path) -> None:
-    """Raises InputError that names every tensor of a dtype that a .safetensors file has no name for."""
+    """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
     known = {dtype.name for dtype in safetensors.DTYPES.values()}
     odd = [
         f"{name} is {tensor.dtype}"
@@ -149,10 +157,11 @@ def _check_dtypes(source: Pretrained, target: Path) -> None:
 def _settle(
     request: Request, source: Pretrained, target: Path, kind: Kind
 ) -> infer.Inferred | None:
-    """The configuration, where one is needed or given."""
+    """The configuration; None if files become files and none is given."""
     if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
         raise ConfigError(
-            f"{target}: lies in a run that was trained, which could not go on from weights alone: give --training"
+            f"{target}: is in a trained run, which cannot be resumed from weights only: give "
+            "--training"
         )
     around = source.config or (
         pretrained_files.config_around(target) if kind is Kind.STEP else None
@@ -161,7 +170,8 @@ def _settle(
         if request.description != ModelDescription():
             whose = request.source if source.config is not None else target.absolute().parent.parent
             raise ConfigError(
-                f"{whose} has a config.json of its own: --config, --preset and --set are for bare files of weights"
+                f"{whose} has its own config.json: --config, --preset and --set are for bare files "
+                "of weights"
             )
         return infer.Inferred(around, {}, {})
     if request.description == ModelDescription() and source.kind.is_file and kind.is_file:
@@ -178,7 +188,7 @@ def _check_prefix(source: Pretrained, prefix: str) -> None:
         )
 
 
-def _wrong(source: Pretrained, model: "ModelWeights | None") -> list[str]:
+def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
     return (
         fit.problems(
             source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]
@@ -209,19 +219,19 @@ def _plan(request: Request, source: Pretrained, kind: Kind, model: "ModelWeights
             Note(name, f"goes with folders, and {request.destination} is a {kind.value}")
             for name in source.extra_files
         )
-    made = planning.without_completed(
+    planned = planning.without_completed(
         Plan(source.title, request.destination, moves, derived, dropped, ties), source.derived
     )
     if kind is not Kind.HUGGINGFACE or model is None:
-        return made
-    made = replace(made, dropped=made.dropped + export_files.left_behind(source))
-    held = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
+        return planned
+    planned = replace(planned, dropped=planned.dropped + export_files.left_behind(source))
+    stored = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
     return planning.left_out(
-        made,
+        planned,
         {
             name: states.why_completed(name, model.config)
             for name in model.shapes["torch"]
-            if name not in held
+            if name not in stored
         },
     )
 

@@ -1,4 +1,4 @@
-"""What a conversion says of itself, for people and for machines."""
+"""Reports of a conversion, for people and for machines."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -16,40 +16,44 @@ from jax_transformer.weights import casting
 
 @dataclass(frozen=True)
 class Planned:
-    """What would be done."""
+    """A conversion that is planned only (``--dry-run``)."""
 
     plan: Plan
-    kept: Mapping[str, Any]
+    preset_sizes: Mapping[str, Any]
     """Sizes that no shape shows."""
 
     def lines(self) -> Iterator[str]:
-        yield from said_of_sizes(self.plan, self.kept)
+        yield from _size_lines(self.plan, self.preset_sizes)
         yield from self.plan.lines()
         yield "nothing was written"
 
     def to_data(self) -> dict[str, Any]:
-        return {"plan": self.plan.to_data(), "kept": dict(self.kept)}
+        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was done."""
+    """A conversion that was made."""
 
     plan: Plan
     summary: str
-    kept: Mapping[str, Any]
+    preset_sizes: Mapping[str, Any]
     loss: casting.Loss | None
     checked: verify.Checked
     sha256: str
-    """Of the file; of a folder, whose bytes hold the time of writing, of its weights by name, dtype, shape and bytes."""
+    """Of the file. Of a folder, whose bytes hold the time of writing: of its weights by name,
+    dtype, shape and bytes.
+    """
     files: tuple[str, ...] = ()
-    """What was written beside the weights."""
+    """Files that were written with the weights."""
 
     def lines(self) -> Iterator[str]:
         yield self.summary
-        yield from said_of_sizes(self.plan, self.kept)
+        yield from _size_lines(self.plan, self.preset_sizes)
         yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
-        yield from (f"not carried: {plain(note.name)}: {note.reason}" for note in self.plan.dropped)
+        yield from (
+            f"not converted: {plain(note.name)}: {note.reason}" for note in self.plan.dropped
+        )
         yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
         yield from self.loss.lines() if self.loss is not None else ()
         yield self.checked.line()
@@ -57,21 +61,21 @@ class Outcome:
 
     def to_data(self) -> dict[str, Any]:
         loss = vars(self.loss) if self.loss is not None else None
-        made = {
+        extra = {
             "cast": loss,
             "check": vars(self.checked),
             "sha256": self.sha256,
             "files": list(self.files),
         }
-        return {"plan": self.plan.to_data(), "kept": dict(self.kept)} | made
+        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)} | extra
 
 
-def said_of_sizes(what: Plan, kept: Mapping[str, Any]) -> Iterator[str]:
-    """Which sizes were read, and which were not."""
-    if what.inferred:
-        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in what.inferred.items())}"
-    if kept:
-        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in kept.items())}"
+def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
+    """Lines about sizes that were read from the shapes, and about those that are the preset's."""
+    if plan.inferred:
+        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in plan.inferred.items())}"
+    if preset_sizes:
+        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
 
 
 def file_sha256(path: Path) -> str:
@@ -81,9 +85,9 @@ def file_sha256(path: Path) -> str:
 
 def content_sha256(state: Mapping[str, np.ndarray]) -> str:
     """Of every array's name, dtype, shape and bytes, in the order of names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(state):
         array = state[name]
-        found.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -25,7 +25,8 @@ class ModelDescription:
     def settle(
         self, source: Pretrained, architecture: Architecture | str | None = None
     ) -> infer.Inferred:
-        """The configuration; a preset's sizes are read from the shapes, under the names of ``architecture``.
+        """The configuration; a preset's sizes are read from the shapes, under the names of
+        ``architecture``.
 
         Raises ConfigError unless either a file or a preset is given.
         """

@@ -15,7 +15,8 @@ from jax_transformer.storage import hub
 from jax_transformer.storage.huggingface import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
-# A folder that was loaded from this machine is named by its path there; a step of a training is not on the hub
+# A folder that was loaded from this machine is named by its path there; a step of a training is not
+# on the hub
 _HUB_NAME = re.compile(r"(?!.*checkpoint-\d+$)[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -36,9 +37,9 @@ def _training(folder: RunFolder, step: int) -> Training:
     on_hub = data.dataset is not None and not (
         Path(data.dataset).exists() or data.dataset.startswith(("/", ".", "~"))
     )
-    found = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
+    dataset = data.dataset if data.dataset is None or on_hub else Path(data.dataset).name
     names, valid = (
-        tuple(dict.fromkeys(Path(name).name for name in files)) or (found or data.kind.value,)
+        tuple(dict.fromkeys(Path(name).name for name in files)) or (dataset or data.kind.value,)
         for files in (
             (*data.train_source, *data.train_target, *data.train),
             (*data.valid_source, *data.valid_target, *data.valid),
@@ -56,7 +57,9 @@ def _training(folder: RunFolder, step: int) -> Training:
         for name, value in _json(folder.data).items()
         if name in ("train_pairs", "valid_pairs")
     }
-    asked = (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
+    tokenizer_languages = (
+        (data.source_lang, data.target_lang) if data.source_lang and data.target_lang else None
+    )
     return Training(
         step,
         names,
@@ -64,7 +67,7 @@ def _training(folder: RunFolder, step: int) -> Training:
         flags,
         folder.validations().get(step, {}),
         _languages(data),
-        asked,
+        tokenizer_languages,
         begun_from="" if init is None else _on_hub(init) or Path(init).absolute().name,
         base_model=_base_model(folder, init),
         datasets=names if on_hub else (),
@@ -73,18 +76,20 @@ def _training(folder: RunFolder, step: int) -> Training:
 
 
 def _languages(data: DataOptions) -> tuple[str, ...]:
-    """As the tokenizer was told, else as the files are named by custom: train.en and train.de.gz."""
+    """The languages that the tokenizer was given, or the suffixes of the files by custom: train.en
+    and train.de.gz.
+    """
     if data.builtin:
         return ("en", "de", "fr", "es")
-    found = []
-    for told, files in (
+    languages = []
+    for given, files in (
         (data.source_lang, data.train_source),
         (data.target_lang, data.train_target),
     ):
         named = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
-        code = told or (named.pop() if len(named) == 1 and named <= published_codes() else None)
-        found += [code] if code else []
-    return tuple(found)
+        code = given or (named.pop() if len(named) == 1 and named <= published_codes() else None)
+        languages += [code] if code else []
+    return tuple(languages)
 
 
 def _on_hub(init: str) -> str:
@@ -92,7 +97,9 @@ def _on_hub(init: str) -> str:
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
-    """Its name on the hub: of ``hf:owner/name``, of the run that it is, or of the folder's config.json."""
+    """The name on the hub of the model that training began from: by ``hf:owner/name``, by the
+    earlier run, or by config.json.
+    """
     if init is None:
         return ""
     before = RunFolder(Path(init))
@@ -102,8 +109,8 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         and before.path.resolve() != folder.path.resolve()
     ):
         return _base_model(before, before.train_options().get("init"))
-    told = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
-    return _on_hub(init) or (told if isinstance(told, str) and _HUB_NAME.fullmatch(told) else "")
+    name = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
+    return _on_hub(init) or (name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else "")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""After a conversion: do the two sides still say the same? They are run where the PyTorch twin can be made, and carried there and back always."""
+"""Check a conversion: convert it back bit for bit, and run both sides if the PyTorch twin can be
+built.
+"""
 
 import importlib.util
 from collections.abc import Mapping
@@ -18,14 +20,14 @@ _ROWS, _SOURCE, _TARGET = 3, 7, 5
 
 
 class DifferentError(Refusal):
-    """Two models that should be one give different numbers (exit code 1)."""
+    """Two models that should be equal give different numbers (exit code 1)."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was done, and the largest difference in each place."""
+    """The check that was made, and the largest difference of each output."""
 
     how: str
     errors: dict[str, float] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class Checked:
 def check(
     config: TransformerConfig, table: rules.Table, torch_state: State, flax_state: State
 ) -> Checked:
-    """Raises DifferentError where the two sides of a conversion are not one model."""
+    """Raise DifferentError if the two sides of a conversion are not equal."""
     back = rules.to_torch(table, flax_state)
     wrong = [
         name for name in back if name not in torch_state or not same(back[name], torch_state[name])
@@ -55,11 +57,11 @@ def check(
     if reason is None:
         try:
             return Checked(
-                "ran beside the PyTorch twin in float64, ragged random batches",
+                "ran next to the PyTorch twin in float64, ragged random batches",
                 _run(config, table, torch_state, flax_state),
             )
         except ConfigError as error:
-            reason = f"the twin cannot be made: {error}"
+            reason = f"the twin cannot be built: {error}"
     return Checked(f"there and back bit for bit ({reason})")
 
 
@@ -87,12 +89,14 @@ def _run(
         )  # some twins put the length first
         if found.shape != other.shape:
             raise DifferentError(
-                f"self-check: {name} is {found.shape} in PyTorch and {other.shape} here; nothing was changed"
+                f"self-check: {name} is {found.shape} in PyTorch and {other.shape} here; nothing "
+                "was changed"
             )
         errors[name] = float(np.abs(found - other).max())
         if not errors[name] <= _BOUND * max(1.0, float(np.abs(found).max())):
             raise DifferentError(
-                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; nothing was changed"
+                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; "
+                "nothing was changed"
             )
     return errors
 
@@ -117,7 +121,7 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
 
 
 def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids (b, s) and (b, t), padded behind rows of different lengths."""
+    """Random ids (b, s) and (b, t), padded after rows of different lengths."""
     random = np.random.default_rng(0)
     lengths = [
         min(_SOURCE, config.longest),
@@ -144,7 +148,7 @@ def _outputs(
     target: np.ndarray,
     blocks: list[str],
 ) -> dict[str, np.ndarray]:
-    """The logits, and what every block gives, in float64 on the CPU."""
+    """The logits and the output of every block, in float64 on the CPU."""
     from dataclasses import replace
 
     import jax

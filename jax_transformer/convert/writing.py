@@ -1,4 +1,6 @@
-"""Write weights to any kind of file or folder, read them back, and compare them bit for bit before they get their name."""
+"""Write weights to any kind of file or folder, and compare them bit for bit before they get their
+name.
+"""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -10,25 +12,27 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, safetensors
+from jax_transformer.storage import atomic, checkpoint, manifest, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import CONFIG, Kind
+from jax_transformer.storage.tensors import same
 
 State = Mapping[str, np.ndarray]
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
-    """Raises InputError unless something may be written there; with ``force`` it may replace what is of the same kind.
+    """Raise InputError unless ``target`` may be written; with ``force`` it may replace its own
+    kind.
 
-    The folder above a run or a Hugging Face folder need not be there yet, as ``runs``.
+    The folder above a run or a Hugging Face folder is created if needed, as ``runs``.
     """
-    above = target.absolute().parent
-    makes = (
+    parent = target.absolute().parent
+    creates_parent = (
         kind in (Kind.RUN, Kind.HUGGINGFACE)
-        and not os.path.lexists(above)
-        and above.parent.is_dir()
+        and not os.path.lexists(parent)
+        and parent.parent.is_dir()
     )
-    if not above.is_dir() and not makes:
+    if not parent.is_dir() and not creates_parent:
         raise InputError(f"{target.parent}: no such folder")
     if target.is_symlink():
         raise InputError(f"{target}: is a link, and is not written through")
@@ -37,37 +41,39 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
     if not force:
         raise InputError(f"{target}: exists already, and is not overwritten without --force")
     if target.is_file() != kind.is_file:
-        raise InputError(
-            f"{target}: is {'a file' if target.is_file() else 'a folder'}, and --force replaces only the like of a {kind.value}"
-        )
+        there = "a file" if target.is_file() else "a folder"
+        raise InputError(f"{target}: is {there}, and --force replaces only a {kind.value}")
     if target.is_dir():
         _check_replaceable(target, kind)
 
 
 def _check_replaceable(target: Path, kind: Kind) -> None:
-    """--force replaces what a conversion has made, and no run that was trained: that has more to lose than weights."""
-    there = sorted(path.name for path in target.iterdir())
-    more = {
-        Kind.RUN: [name for name in there if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
-        Kind.HUGGINGFACE: [name for name in there if not folders.is_written(name)],
+    """Let --force replace what a conversion wrote, but no run that was trained: it has more to
+    lose.
+    """
+    names = sorted(path.name for path in target.iterdir())
+    others = {
+        Kind.RUN: [name for name in names if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
+        Kind.HUGGINGFACE: [name for name in names if not folders.is_written(name)],
         Kind.STEP: [],
     }[kind]
-    if more:
+    if others:
         raise InputError(
-            f"{target}: holds more than weights ({', '.join(more)}), and --force does not replace that"
+            f"{target}: holds more than weights ({', '.join(others)}), "
+            f"and --force does not replace that"
         )
-    if kind is Kind.STEP and not (target / "manifest.json").is_file() and any(target.iterdir()):
+    if kind is Kind.STEP and names and manifest.FILE not in names:
         raise InputError(f"{target}: is no checkpoint, and --force does not replace it")
 
 
 @dataclass(frozen=True)
 class ExtraFiles:
-    """What goes into a folder with the weights."""
+    """Files that go into a folder with the weights."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By their names in a Hugging Face folder; a run keeps them in one of its own."""
+    """By their names in a Hugging Face folder; a run has them in a folder of their own."""
     shard_size: int = folders.SHARD_SIZE
-    """The most bytes of weights in one file of a Hugging Face folder."""
+    """Most bytes of weights in one file of a Hugging Face folder."""
 
 
 def write(
@@ -77,30 +83,40 @@ def write(
     config: TransformerConfig | None,
     frozen: Collection[str],
     check: Callable[[State], Any],
-    beside: ExtraFiles | None = None,
+    extra_files: ExtraFiles | None = None,
 ) -> None:
-    """Write ``state``, under PyTorch's names or, to a run, under Flax's, compare it, and let ``check`` refuse what was read back."""
-    beside = beside or ExtraFiles()
+    """Write ``state``, read it back and compare; ``target`` appears after that, or stays as it was.
+
+    Args:
+        target: the file or folder.
+        kind: its kind; runs and checkpoints have Flax's names, the others PyTorch's.
+        state: the arrays by name.
+        config: written into a run.
+        frozen: names of the arrays that are never trained.
+        check: called with what was read back; it may refuse by an exception.
+        extra_files: for folders.
+    """
+    extra = extra_files or ExtraFiles()
     with (atomic.file if kind.is_file else atomic.folder)(target) as temporary:
         if kind is Kind.SAFETENSORS:
             safetensors.write(temporary, state)
-            again = safetensors.read(temporary)
+            read_back = safetensors.read(temporary)
         elif kind is Kind.PT:
             from jax_transformer.storage import pt
 
             pt.write(temporary, dict(state))
-            again = pt.read(temporary)
+            read_back = pt.read(temporary)
         elif kind is Kind.HUGGINGFACE:
-            folders.write(temporary, state, beside.files, shard_size=beside.shard_size)
-            again = folders.read(folders.find(temporary))
-            _compare_files(target, temporary, beside.files)
+            folders.write(temporary, state, extra.files, shard_size=extra.shard_size)
+            read_back = folders.read(folders.find(temporary))
+            _compare_files(target, temporary, extra.files)
         else:
-            again = _write_checkpoint(temporary, kind, target, state, config, frozen)
-            if kind is Kind.RUN and beside.files:
-                folders.write_files(temporary / folders.IN_RUN, beside.files)
-                _compare_files(target, temporary / folders.IN_RUN, beside.files)
-        _compare(target, state, again)
-        check(again)
+            read_back = _write_checkpoint(temporary, kind, target, state, config, frozen)
+            if kind is Kind.RUN and extra.files:
+                folders.write_files(temporary / folders.IN_RUN, extra.files)
+                _compare_files(target, temporary / folders.IN_RUN, extra.files)
+        _compare(target, state, read_back)
+        check(read_back)
 
 
 def _write_checkpoint(
@@ -111,48 +127,38 @@ def _write_checkpoint(
     config: TransformerConfig | None,
     frozen: Collection[str],
 ) -> dict[str, np.ndarray]:
-    from jax_transformer.storage import checkpoint
-
     groups: dict[str, dict[str, np.ndarray]] = {"params": {}, "frozen": {}}
     for name, array in state.items():
         groups["frozen" if name in frozen else "params"][name] = np.ascontiguousarray(array)
     step = int(target.name) if kind is Kind.STEP else 0
-    holder = temporary if kind is Kind.RUN else temporary.with_name(f"{temporary.name}.holder")
+    run = temporary if kind is Kind.RUN else temporary.with_name(f"{temporary.name}.run")
     try:
-        root = holder / "checkpoints"
+        root = run / "checkpoints"
         root.mkdir(parents=True)
         checkpoint.save(root, step, groups, about={})
-        again = {
-            name.partition("/")[2]: array
-            for name, array in checkpoint.open(root, step).arrays().items()
-        }
+        arrays = checkpoint.open(root, step).arrays()
         if kind is Kind.STEP:
             os.rename(root / str(step), temporary)
         elif config is not None:
-            atomic.write_text(holder / CONFIG, config.to_json())
-        return again
+            atomic.write_text(run / CONFIG, config.to_json())
+        return {name.partition("/")[2]: array for name, array in arrays.items()}
     finally:
         if kind is Kind.STEP:
-            atomic.remove(holder)
+            atomic.remove(run)
 
 
-def _compare(target: Path, written: State, again: State) -> None:
-    """Raises InputError naming the first tensor that is not on the disk as it was given."""
-    if written.keys() != again.keys():
+def _compare(target: Path, written: State, read_back: State) -> None:
+    """Raise InputError naming the first tensor that is not on the disk as it was in memory."""
+    differing = sorted(written.keys() ^ read_back.keys()) or [
+        name for name, array in written.items() if not same(array, read_back[name])
+    ]
+    if differing:
         raise InputError(
-            f"{target}: {', '.join(sorted(written.keys() ^ again.keys()))} was not written as it is; nothing was changed"
+            f"{target}: {', '.join(differing)} reads back different; nothing was changed"
         )
-    for name, array in written.items():
-        other = again[name]
-        if (array.dtype, array.shape) != (
-            other.dtype,
-            other.shape,
-        ) or array.tobytes() != other.tobytes():
-            raise InputError(f"{target}: {name} was not written as it is; nothing was changed")
 
 
 def _compare_files(target: Path, folder: Path, files: Mapping[str, bytes]) -> None:
-    """Raises InputError naming the first file that is not on the disk as it was given."""
     for name, content in files.items():
         if (folder / name).read_bytes() != content:
-            raise InputError(f"{target}: {name} was not written as it is; nothing was changed")
+            raise InputError(f"{target}: {name} reads back different; nothing was changed")

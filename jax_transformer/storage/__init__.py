@@ -1,1 +1,3 @@
-"""Every byte on disk: formats of weights, checkpoints, run folders, Hugging Face folders. Loads no jax."""
+"""Every byte on disk: formats of weights, checkpoints, run folders, Hugging Face folders. Loads no
+jax.
+"""

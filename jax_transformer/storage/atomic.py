@@ -1,7 +1,8 @@
 """Files and folders that appear under their name complete or not at all.
 
-Both are written to a temporary sibling, synced, given the mode of a new file, and renamed. The folder that holds them is
-synced last, so that the new name survives a power cut. Everything in this package that writes a file writes it here.
+Both are written to a temporary sibling, synced, given the mode of a new file, and renamed. The
+folder that holds them is synced last, so that the new name survives a power cut. Everything in this
+package that writes a file writes it here.
 """
 
 import contextlib
@@ -19,10 +20,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
-    """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed after an error.
+    """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
+    after an error.
 
-    Its mode is what the umask gives a new file, whoever wrote it: the writer of safetensors makes files that only
-    their owner can read.
+    Its mode is what the umask gives a new file, whoever wrote it: the writer of safetensors makes
+    files that only their owner can read.
     """
     temporary = _temporary(path)
     try:
@@ -42,16 +44,17 @@ def file(path: Path) -> Iterator[Path]:
 def folder(
     path: Path, *, temporary: Path | None = None, aside: Path | None = None
 ) -> Iterator[Path]:
-    """The name of a new folder next to ``path``, which the caller makes and fills. It becomes ``path`` at the end, and is
-    removed after an error. The folder above is made if it does not exist.
+    """The name of a new folder next to ``path``, which the caller makes and fills. It becomes
+    ``path`` at the end, and is removed after an error. The folder above is made if it does not
+    exist.
 
     A folder that is already there is exchanged for the new one in one system call, and removed.
 
     Args:
         path: where the folder appears.
         temporary: the name to write under; one with the process's number by default.
-        aside: the name that the old folder gets for a moment on systems without that call. Without it, ConfigError is
-            raised there, and ``path`` stays as it was.
+        aside: the name that the old folder gets for a moment on systems without that call. Without
+            it, ConfigError is raised there, and ``path`` stays as it was.
     """
     path = path.absolute()
     temporary = temporary or _temporary(path)
@@ -87,7 +90,9 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files that a killed process left in ``folder``. No other process may be writing there."""
+    """Remove the temporary files that a killed process left in ``folder``. No other process may be
+    writing there.
+    """
     for path in folder.glob(".*"):
         if path.suffix[1:].isdecimal() and not path.is_dir():
             path.unlink()

@@ -1,7 +1,9 @@
-"""Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest with the hash of every file.
+"""Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest with
+the hash of every file.
 
-A checkpoint appears under its name complete or not at all. The groups of a training state are ``step``, ``params``,
-``frozen``, ``opt_state`` and ``ema``. This is the one file that speaks to Orbax.
+A checkpoint appears under its name complete or not at all. The groups of a training state are
+``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. This is the one file that speaks to
+Orbax.
 """
 
 import itertools
@@ -33,7 +35,9 @@ _FORMER_MODULE = (".idle.", ".unused.")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint: when it was opened, its files had the hashes of its manifest. Arrays are read when asked for."""
+    """An intact checkpoint: when it was opened, its files had the hashes of its manifest. Arrays
+    are read when asked for.
+    """
 
     path: Path
     step: int
@@ -46,10 +50,12 @@ class Checkpoint:
     """The tree as it is on the disk, with its former names."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
-        """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of the checkpoint.
+        """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of
+        the checkpoint.
 
-        ``like`` may name a part of the tree if ``partial``. Raises CheckpointError if arrays are missing, unexpected or of
-        another shape or dtype, or if a file changed after it was verified.
+        ``like`` may name a part of the tree if ``partial``. Raises CheckpointError if arrays are
+        missing, unexpected or of another shape or dtype, or if a file changed after it was
+        verified.
         """
         import jax
 
@@ -70,7 +76,9 @@ class Checkpoint:
         return self._restore(abstract, partial=partial)
 
     def arrays(self, groups: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Arrays by their path in the tree, as NumPy's: bit for bit, whatever JAX's mode. All of them, or those of some groups."""
+        """Arrays by their path in the tree, as NumPy's: bit for bit, whatever JAX's mode. All of
+        them, or those of some groups.
+        """
         import jax
 
         stored = self._stored
@@ -113,7 +121,9 @@ class Checkpoint:
 
 
 def open(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of ``step``, verified against its manifest. Raises CheckpointError naming the file that is damaged."""
+    """The checkpoint of ``step``, verified against its manifest. Raises CheckpointError naming the
+    file that is damaged.
+    """
     from orbax.checkpoint import v1 as ocp
 
     path = folder.absolute() / str(step)  # Orbax takes no relative path
@@ -136,7 +146,8 @@ def steps(folder: Path) -> list[int]:
 
 
 def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
-    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises CheckpointError if the disk is full.
+    """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises
+    CheckpointError if the disk is full.
 
     Nothing that was there before is touched until the new one is complete and on the disk.
     """
@@ -165,7 +176,9 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save left. A checkpoint that was being replaced gets its name back."""
+    """Remove what an interrupted or failed save left. A checkpoint that was being replaced gets its
+    name back.
+    """
     for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
         name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
         if stale.suffix == ".replaced" and not (folder / name).exists():
@@ -175,7 +188,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: Iterable[int]) -> None:
-    """Remove the checkpoints of all steps that are not in ``keep``. Each loses its name first, so that no half of one stays."""
+    """Remove the checkpoints of all steps that are not in ``keep``. Each loses its name first, so
+    that no half of one stays.
+    """
     for step in set(steps(folder)) - set(keep):
         nameless = folder / f"{_WRITING}{step}"
         os.rename(folder / str(step), nameless)
@@ -201,7 +216,9 @@ def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
 
 
 def quarantine(folder: Path, step: int) -> Path:
-    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is not taken for one, and return the new path."""
+    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is not taken for one, and return
+    the new path.
+    """
     for number in itertools.count(1):
         path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
         if not path.exists():
@@ -211,7 +228,8 @@ def quarantine(folder: Path, step: int) -> Path:
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """What :func:`save` recorded ``about`` a checkpoint, with its step and hashes; the other files are not read.
+    """What :func:`save` recorded ``about`` a checkpoint, with its step and hashes; the other files
+    are not read.
 
     Raises CheckpointError if a byte of the manifest changed.
     """
@@ -250,9 +268,11 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 @contextmanager
 def _failures_reported_once() -> Iterator[None]:
-    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its threads: we report it.
+    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
+    threads: we report it.
 
-    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and coroutines, which come much later.
+    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
+    coroutines, which come much later.
     """
     logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
     disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
@@ -266,7 +286,9 @@ def _failures_reported_once() -> Iterator[None]:
 
 
 def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook for all exceptions but those that passed through Orbax, or through the event loops that it runs."""
+    """The hook for all exceptions but those that passed through Orbax, or through the event loops
+    that it runs.
+    """
 
     def filtered(unhandled: Any) -> None:
         files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]

@@ -1,9 +1,11 @@
-"""Weights that transformers' Flax classes saved before version 5 dropped them: ``flax_model.msgpack``, whole or in shards with an index.
+"""Weights that transformers' Flax classes saved before version 5 dropped them:
+``flax_model.msgpack``, whole or in shards with an index.
 
-BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules carry the names of the PyTorch classes, so that a parameter's path is its
-PyTorch name but for the last word: a Dense layer has ``kernel``, which lies (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's own
-norm already has ``weight``. Positions that are computed and tied copies are not in a file. Facts from transformers 4's
-``modeling_flax_{bart,mbart,marian,pegasus,t5}.py`` and ``modeling_flax_utils.py``.
+BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules carry the names of the
+PyTorch classes, so that a parameter's path is its PyTorch name but for the last word: a Dense layer
+has ``kernel``, which lies (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's own norm
+already has ``weight``. Positions that are computed and tied copies are not in a file. Facts from
+transformers 4's ``modeling_flax_{bart,mbart,marian,pegasus,t5}.py`` and ``modeling_flax_utils.py``.
 """
 
 from collections.abc import Mapping
@@ -30,50 +32,54 @@ _ALONE = ("final_logits_bias",)
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Every array of a file, or of all files that an index names, under the names of transformers' PyTorch classes and as these lay it.
+    """Every array of a file, or of all files that an index names, under the names of transformers'
+    PyTorch classes and with their axes.
 
     Raises:
-        InputError: a file is missing or damaged, or holds what these classes did not have; all such names are said.
+        InputError: a file is missing or damaged, or holds names that these classes did not have;
+            all are listed.
         UnsafeFileError: a file claims more than it holds.
     """
-    found = _described(Path(path))
-    names = _names(Path(path), {keys: described.shape for keys, described in found.items()})
+    found = _headers(Path(path))
+    names = _names(Path(path), {keys: extent.shape for keys, extent in found.items()})
     return {name: _as_torch(keys, msgpack.read(found[keys])) for keys, name in names.items()}
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of everything that ``read`` gives; no array is read. Raises as ``read``."""
-    found = _described(Path(path))
-    names = _names(Path(path), {keys: described.shape for keys, described in found.items()})
+    found = _headers(Path(path))
+    names = _names(Path(path), {keys: extent.shape for keys, extent in found.items()})
     shapes = {
-        keys: described.shape[::-1] if keys[-1] == "kernel" else described.shape
-        for keys, described in found.items()
+        keys: extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
+        for keys, extent in found.items()
     }
     return {name: TensorInfo(shapes[keys], found[keys].dtype.name) for keys, name in names.items()}
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that hold the arrays: of an index all that it names, in order, else the file itself."""
+    """The files that hold the arrays: all that an index names, in order, or the file itself."""
     return index.shards(Path(path)) if index.is_index(path) else [Path(path)]
 
 
 def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays by their paths in transformers' Flax classes, under the names of its PyTorch classes. Raises InputError as ``read``."""
+    """Arrays by their paths in transformers' Flax classes, under the names of its PyTorch classes.
+    Raises InputError as ``read``.
+    """
     names = _names(Path("these arrays"), {keys: array.shape for keys, array in arrays.items()})
     return {name: _as_torch(keys, arrays[keys]) for keys, name in names.items()}
 
 
-def _described(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
-    held = {file: msgpack.header(file) for file in files(path)}
+def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
+    headers = {file: msgpack.header(file) for file in files(path)}
     if index.is_index(path):
         index.check(
-            path, {file: {"/".join(keys) for keys in found} for file, found in held.items()}
+            path, {file: {"/".join(keys) for keys in found} for file, found in headers.items()}
         )
-    return {keys: described for found in held.values() for keys, described in found.items()}
+    return {keys: extent for found in headers.values() for keys, extent in found.items()}
 
 
 def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
-    """The PyTorch name of each path. Raises InputError with every path that is none of a Flax class's, or whose array is not as such."""
+    """The PyTorch name of each path. Raises InputError with every path that no Flax class has."""
     names: dict[Keys, str] = {}
     taken: set[str] = set()
     wrong: list[str] = []
@@ -93,11 +99,12 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
     if wrong:
         more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
         raise InputError(
-            f"{path}: not weights of transformers' Flax BART, mBART, Marian, Pegasus, T5 or mT5: {'; '.join(wrong[:5])}{more}"
+            f"{path}: not weights of transformers' Flax BART, mBART, Marian, Pegasus, T5 or mT5: "
+            f"{'; '.join(wrong[:5])}{more}"
         )
     return names
 
 
 def _as_torch(keys: Keys, array: np.ndarray) -> np.ndarray:
-    """A kernel as torch.nn.Linear lays it, (out, in), in memory of its own; everything else as it is."""
+    """A copy of a kernel with the axes of torch.nn.Linear, (out, in); everything else as it is."""
     return np.ascontiguousarray(array.T) if keys[-1] == "kernel" else array

@@ -1,4 +1,5 @@
-"""``hf:owner/name`` and ``hf:owner/name@revision``: a model on the Hugging Face hub, downloaded through ``huggingface_hub`` into its own cache.
+"""``hf:owner/name`` and ``hf:owner/name@revision``: a model on the Hugging Face hub, downloaded
+through ``huggingface_hub`` into its own cache.
 
 Configuration, weights in one form, and tokenizer files are asked for by name; programs never are.
 """
@@ -15,14 +16,15 @@ _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 
 
 def is_source(path: str) -> bool:
-    """Whether this is meant to be on the hub."""
+    """True for a name on the hub, ``hf:...``."""
     return path.startswith(PREFIX)
 
 
 def local(path: str | Path) -> Path:
-    """The folder that ``path`` names: itself, or what is downloaded for ``hf:owner/name``.
+    """The folder that ``path`` names: itself, or the download for ``hf:owner/name``.
 
-    Raises ConfigError where the name is none or ``huggingface_hub`` is not installed, InputError in one line where the hub does not give it.
+    Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
+    the download fails.
     """
     if not is_source(str(path)):
         return Path(path)
@@ -40,10 +42,10 @@ def local(path: str | Path) -> Path:
     repository, _, revision = name.partition("@")
     try:
         listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision or None)
-        wanted = _wanted(str(path), listed)
+        patterns = _to_download(str(path), listed)
         return Path(
             huggingface_hub.snapshot_download(
-                repository, revision=revision or None, allow_patterns=wanted
+                repository, revision=revision or None, allow_patterns=patterns
             )
         )
     except (ConfigError, InputError):
@@ -55,8 +57,8 @@ def local(path: str | Path) -> Path:
         raise InputError(f"{path}: cannot be downloaded: {reason}") from error
 
 
-def _wanted(path: str, listed: list[str]) -> list[str]:
-    """The files to download, of those that there are."""
+def _to_download(path: str, listed: list[str]) -> list[str]:
+    """The files to download, of those that the repository has."""
     form = next((name for name in huggingface.WEIGHTS if name in listed), None)
     if form is None or huggingface.CONFIG not in listed:
         missing = (
@@ -64,7 +66,7 @@ def _wanted(path: str, listed: list[str]) -> list[str]:
             if huggingface.CONFIG not in listed
             else f"any of {', '.join(huggingface.WEIGHTS)}"
         )
-        raise InputError(f"{path}: is no model that is read: it has not {missing}")
+        raise InputError(f"{path}: is no model that can be read: it lacks {missing}")
     shards = [
         name
         for name in listed
@@ -74,7 +76,7 @@ def _wanted(path: str, listed: list[str]) -> list[str]:
     return [form, *shards, *(name for name in huggingface.KEPT if name in listed)]
 
 
-def _is_shard(name: str, whole: str) -> bool:
-    """Whether this is named as a part of ``whole`` is: model-00001-of-00002.safetensors."""
-    stem, _, suffix = whole.rpartition(".")
+def _is_shard(name: str, file: str) -> bool:
+    """True for the name of a shard of ``file``: model-00001-of-00002.safetensors."""
+    stem, _, suffix = file.rpartition(".")
     return re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+\.{suffix}", name) is not None

@@ -1,6 +1,8 @@
-"""A model's folder as Hugging Face transformers writes it: config.json, weights in one file or several, and what stands beside them. Loads no jax.
+"""A model's folder as Hugging Face transformers writes it: config.json, weights in one file or
+several, tokenizer. Loads no jax.
 
-The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which it looks for them.
+The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which
+it looks for them.
 """
 
 import json
@@ -47,21 +49,21 @@ _LONGEST_CONFIG = 10_000_000
 
 @dataclass(frozen=True)
 class Folder:
-    """What was found; no weights are read."""
+    """The files of a folder; no weights are read."""
 
     path: Path
     data: Mapping[str, Any]
     """config.json."""
     weights: Path
-    """The file that is read, or the index of several."""
+    """The file of weights, or the index of several."""
     kept: tuple[str, ...]
     """The files that go with the weights wherever they go, verbatim."""
     others: tuple[tuple[str, str], ...]
-    """The other files and folders, and why each stays behind."""
+    """The other files and folders, and why each is left out of a conversion."""
 
     @property
     def files(self) -> list[Path]:
-        """The index where there is one, and the files that hold the weights."""
+        """The index, if there is one, and the files that hold the weights."""
         return (
             [self.weights, *index.shards(self.weights)]
             if self.weights.name.endswith(INDEX)
@@ -75,7 +77,9 @@ class Folder:
 
 
 def configuration(path: Path) -> Mapping[str, Any]:
-    """The config.json of a folder. Raises InputError where there is none that can be read, UnsafeFileError where it is no plausible one."""
+    """The config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError if it is
+    implausibly large or nested.
+    """
     data = json_text.read(path / CONFIG, longest=_LONGEST_CONFIG)
     if not isinstance(data, dict):
         raise InputError(f"{path / CONFIG}: is no JSON object")
@@ -83,13 +87,15 @@ def configuration(path: Path) -> Mapping[str, Any]:
 
 
 def find(path: str | Path) -> Folder:
-    """What lies in a folder. Raises InputError where it has no weights, saying what was looked for."""
+    """The files of a folder. Raises InputError, naming the files it looked for, if it has no
+    weights.
+    """
     path = Path(path)
     data = configuration(path)
     there = [name for name in WEIGHTS if (path / name).is_file()]
     if not there:
         raise InputError(
-            f"{path}: holds no weights that are read: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
+            f"{path}: holds no weights: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
         )
     weights = path / there[0]
     used = {
@@ -107,12 +113,12 @@ def find(path: str | Path) -> Folder:
 
 
 def _instead(path: Path) -> str:
-    """A word about weights of another framework."""
+    """A hint about weights of another framework."""
     others = [
         name for name in ("tf_model.h5", "rust_model.ot", "model.onnx") if (path / name).is_file()
     ]
     return (
-        f"; {', '.join(others)} is none of them: ask for the PyTorch weights of this model"
+        f"; {', '.join(others)} cannot be read: get the PyTorch weights of this model"
         if others
         else ""
     )
@@ -129,9 +135,9 @@ def _why(path: Path, chosen: str) -> str:
         ".ot",
         ".onnx",
     ) or path.name.endswith(INDEX):
-        return f"weights again, beside {chosen}, which is read"
+        return f"weights again, next to {chosen}, which is read"
     return (
-        "a program, and none is run or copied"
+        "a program; programs are neither run nor copied"
         if path.suffix in (".py", ".sh")
         else "neither weights, configuration nor tokenizer"
     )
@@ -151,12 +157,14 @@ def _plain(path: Path, state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
     ):
-        raise InputError(f"{path}: holds more than a state_dict, from names to tensors")
+        raise InputError(f"{path}: is not a plain state_dict, from names to tensors")
     return state
 
 
 def describe(folder: Folder) -> dict[str, TensorInfo]:
-    """Every tensor that is held, from the headers alone. Raises InputError where the index and its files do not agree."""
+    """Every stored tensor, from the headers only. Raises InputError if the index and its files do
+    not agree.
+    """
     if folder.weights.name.startswith(SAFETENSORS):
         return safetensors.describe(folder.weights)
     if folder.weights.name.startswith(FLAX):
@@ -174,7 +182,7 @@ def describe(folder: Folder) -> dict[str, TensorInfo]:
 
 
 def ties(folder: Folder) -> list[tuple[str, ...]]:
-    """The names that lie on the same bytes of a PyTorch file; the other files have none."""
+    """Groups of names that share the bytes of a PyTorch file; other files have none."""
     if not folder.weights.name.startswith(PT):
         return []
     from jax_transformer.storage import pt
@@ -183,7 +191,9 @@ def ties(folder: Folder) -> list[tuple[str, ...]]:
 
 
 def read(folder: Folder) -> dict[str, np.ndarray]:
-    """Every tensor that is held, with its numbers. Raises as :func:`describe`, and as the readers of the files do."""
+    """Every stored tensor with its numbers. Raises as :func:`describe`, and as the readers of the
+    files do.
+    """
     if folder.weights.name.startswith(SAFETENSORS):
         return safetensors.read(folder.weights)
     if folder.weights.name.startswith(FLAX):
@@ -199,7 +209,9 @@ def read(folder: Folder) -> dict[str, np.ndarray]:
 
 
 def same(folder: Folder, one: str, other: str) -> bool:
-    """Whether two tensors that are held are one another bit for bit. Reads them, and not the others of a .safetensors file."""
+    """True if two stored tensors are equal bit for bit. Reads only these two of a .safetensors
+    file.
+    """
     if folder.weights.name.startswith(SAFETENSORS):
         found = [_raw(folder, name) for name in (one, other)]
         return found[0] == found[1]
@@ -219,13 +231,14 @@ def _raw(folder: Folder, name: str) -> tuple[str, tuple[int, ...], bytes]:
 def write(
     path: Path,
     state: Mapping[str, np.ndarray],
-    beside: Mapping[str, bytes],
+    extra_files: Mapping[str, bytes],
     *,
     shard_size: int = SHARD_SIZE,
 ) -> None:
-    """A new folder: ``state`` as it is, in one file or in several of at most ``shard_size`` bytes, and the other files by their names.
+    """A new folder: ``state`` as it is, in one file or in several of at most ``shard_size`` bytes,
+    and the other files by their names.
 
-    Nothing is synced or renamed: that is for who writes the folder beside its place.
+    Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
     path.mkdir()
     parts = split({name: array.nbytes for name, array in state.items()}, shard_size)
@@ -243,20 +256,20 @@ def write(
         }
         where = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         (path / (SAFETENSORS + INDEX)).write_bytes(
-            text({"metadata": total, "weight_map": dict(sorted(where.items()))})
+            to_json({"metadata": total, "weight_map": dict(sorted(where.items()))})
         )
-    write_files(path, beside)
+    write_files(path, extra_files)
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Files by their names into a folder, which is made where it is not there."""
+    """Write files by their names into a folder, which is created if needed."""
     path.mkdir(exist_ok=True)
     for name, content in files.items():
         (path / name).write_bytes(content)
 
 
 def is_written(name: str) -> bool:
-    """Whether a file of this name is of those that an export may write."""
+    """True for names of files that an export may write."""
     return (
         name in (SAFETENSORS, SAFETENSORS + INDEX, *KEPT) or re.fullmatch(_SHARD, name) is not None
     )
@@ -267,7 +280,9 @@ def _shard(number: int, count: int) -> str:
 
 
 def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The names in their order, in as few runs as have ``most`` bytes each; one that is larger has a run of its own."""
+    """Split names, in order, into groups of at most ``most`` bytes; a larger one has a group of its
+    own.
+    """
     parts: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -279,22 +294,20 @@ def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return parts
 
 
-def size(written: str) -> int:
+def size(text: str) -> int:
     """Bytes, from ``5GB``, ``200MB`` or a plain number. Raises ConfigError for anything else."""
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     number, unit = (
-        (written[:-2], units[written[-2:].upper()])
-        if written[-2:].upper() in units
-        else (written, 1)
+        (text[:-2], units[text[-2:].upper()]) if text[-2:].upper() in units else (text, 1)
     )
     if not (number.isascii() and number.isdecimal()) or int(number) < 1:
         raise ConfigError(
-            f"--shard-size {shown(written)}: give a whole number of bytes, KB, MB, GB or TB, as 5GB"
+            f"--shard-size {shown(text)}: give a whole number of bytes, KB, MB, GB or TB, as 5GB"
         )
     return int(number) * unit
 
 
-def text(data: Mapping[str, Any]) -> bytes:
+def to_json(data: Mapping[str, Any]) -> bytes:
     """JSON as transformers writes it."""
     return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
 

@@ -1,4 +1,4 @@
-"""The index of several files of weights (``*.index.json``): which of them holds which tensor."""
+"""The index of several files of weights (``*.index.json``), which names the file of each tensor."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +9,9 @@ from jax_transformer.storage.untrusted import shown
 
 
 def is_index(path: str | Path) -> bool:
-    """Whether this is JSON (which has no NUL, where a .safetensors file begins with its header's length in eight bytes) with a weight_map."""
+    """True for JSON with a weight_map. A .safetensors file begins with eight bytes of length, one
+    of them NUL; JSON has none.
+    """
     path = Path(path)
     if not path.is_file() or path.stat().st_size > json_text.LONGEST:
         return False
@@ -18,7 +20,9 @@ def is_index(path: str | Path) -> bool:
 
 
 def weight_map(path: Path) -> dict[str, str]:
-    """The name of its file for every tensor. Raises UnsafeFileError where one is no plain name of a file beside the index."""
+    """The name of its file for every tensor. Raises UnsafeFileError if one is not a plain name in
+    the same folder.
+    """
     if path.stat().st_size > json_text.LONGEST:
         raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
     index = json_text.parse(path, path.read_bytes())
@@ -33,37 +37,40 @@ def weight_map(path: Path) -> dict[str, str]:
         )
         if not plain or len(file.encode("utf-8")) > 255:
             raise UnsafeFileError(
-                f"{path}: refused: {shown(file)} is no plain name of a file beside it"
+                f"{path}: refused: {shown(file)} is not a plain file name in the same folder"
             )
     return names
 
 
 def shards(path: Path) -> list[Path]:
-    """The files that it names, each once, in order. Raises InputError where one is not there."""
-    found = [path.parent / file for file in sorted(set(weight_map(path).values()))]
-    for shard in found:
+    """The files that it names, each once, in order. Raises InputError if one is missing."""
+    paths = [path.parent / file for file in sorted(set(weight_map(path).values()))]
+    for shard in paths:
         if not shard.is_file():
-            beside = sorted(other.name for other in path.parent.iterdir())
+            there = sorted(other.name for other in path.parent.iterdir())
             raise InputError(
-                f"{path}: names {shown(shard.name)}, which is not there{nearest(shard.name, beside)}"
+                f"{path}: names {shown(shard.name)}, which is missing{nearest(shard.name, there)}"
             )
-    return found
+    return paths
 
 
-def check(path: Path, found: Mapping[Path, Collection[str]]) -> None:
-    """Raises InputError unless each file holds the tensors that the index says, and no others."""
-    wanted = weight_map(path)
-    missing = sorted(name for name, file in wanted.items() if name not in found[path.parent / file])
+def check(path: Path, held: Mapping[Path, Collection[str]]) -> None:
+    """Raise InputError unless each file holds the tensors that the index names, and no others."""
+    expected = weight_map(path)
+    missing = sorted(
+        name for name, file in expected.items() if name not in held[path.parent / file]
+    )
     unexpected = sorted(
         name
-        for file, names in found.items()
+        for file, names in held.items()
         for name in names
-        if path.parent / wanted.get(name, "") != file
+        if path.parent / expected.get(name, "") != file
     )
     if missing or unexpected:
         several = (("without", missing), ("with unexpected", unexpected))
         raise InputError(
-            f"{path}: its files are {', '.join(f'{word} {_few(names)}' for word, names in several if names)}"
+            f"{path}: its files are "
+            f"{', '.join(f'{word} {_few(names)}' for word, names in several if names)}"
         )
 
 

@@ -1,4 +1,6 @@
-"""JSON that others have written: no key twice, not deeper and no fuller of brackets than what weights and configurations need."""
+"""JSON from somebody else: no key twice, and no more nesting and brackets than weights and
+configurations need.
+"""
 
 import functools
 import json
@@ -14,7 +16,9 @@ LONGEST = 100_000_000  # as the header of a .safetensors file
 
 
 def read(path: Path, *, longest: int = LONGEST) -> Any:
-    """What a JSON file says. Raises InputError where it is none, UnsafeFileError where it is longer than ``longest`` bytes, or as ``parse``."""
+    """Read a JSON file. Raises UnsafeFileError if it has more than ``longest`` bytes, and as
+    :func:`parse`.
+    """
     untrusted.check_readable(path)
     with open(path, "rb") as file:
         content = file.read(longest + 1)
@@ -24,7 +28,9 @@ def read(path: Path, *, longest: int = LONGEST) -> Any:
 
 
 def parse(path: Path, content: bytes) -> Any:
-    """What these bytes of the file ``path`` say. Raises InputError where they are no JSON, UnsafeFileError where they are too much of it."""
+    """Parse ``content`` of the file ``path``. Raises InputError if it is not JSON, UnsafeFileError
+    if it is nested or long beyond reason.
+    """
     if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
         raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
 
@@ -41,9 +47,9 @@ def parse(path: Path, content: bytes) -> Any:
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UnsafeFileError(f"{path}: refused: {shown(twice)} is there twice")
-    return made
+        raise UnsafeFileError(f"{path}: refused: the key {shown(twice)} appears twice")
+    return result

@@ -1,4 +1,6 @@
-"""Kinds of files and folders that hold weights: known by content if they exist, by name if they are to be written."""
+"""Kinds of files and folders that hold weights: known by content if they exist, by name if they are
+to be written.
+"""
 
 import enum
 from pathlib import Path
@@ -37,7 +39,9 @@ _FOLDERS = {"hf": Kind.HUGGINGFACE, "run": Kind.RUN}
 
 
 def of(path: Path) -> Kind:
-    """The kind of the file or folder at ``path``, by its content. Raises InputError if it is none of ours."""
+    """The kind of the file or folder at ``path``, by its content. Raises InputError if it is none
+    of ours.
+    """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if path.is_dir():
@@ -80,7 +84,8 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     """The kind that a new file or folder of this name gets.
 
     Args:
-        path: its suffix tells the kind of a file; a name without suffix is a folder, a number a checkpoint.
+        path: its suffix tells the kind of a file; a name without suffix is a folder, a number a
+            checkpoint.
         to: ``hf`` or ``run``, the kind of a folder.
 
     Raises:

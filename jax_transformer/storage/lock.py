@@ -19,7 +19,8 @@ FILES = _LOCK, _HOLDER = ".lock", ".holder.json"
 def hold(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises LockedError naming the process that has it.
 
-    The operating system gives a lock back when its holder dies, however it dies, so a dead holder's is simply taken.
+    The operating system gives a lock back when its holder dies, however it dies, so the lock of a
+    dead process is free.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / _LOCK)
@@ -48,5 +49,5 @@ def _holder(folder: Path) -> str:
         ValueError,
         KeyError,
         TypeError,
-    ):  # it holds the lock and has not said its name yet
+    ):  # the holder has not written its name yet
         return "another process"

@@ -1,4 +1,5 @@
-"""``manifest.json`` of a checkpoint: the SHA-256 of every file in it, its step, and what was recorded about it.
+"""``manifest.json`` of a checkpoint: the SHA-256 of every file in it, its step, and what was
+recorded about it.
 
 The manifest ends with a hash of itself, so that a changed byte anywhere in a checkpoint is noticed.
 """
@@ -15,7 +16,8 @@ FILE = "manifest.json"
 _OWN_HASH = "manifest_sha256"
 
 Identity = dict[str, tuple[int, int, int, int]]
-"""Device, inode, size and time of change of every file: equal if nobody wrote to them in between."""
+"""Device, inode, size and time of change of every file: equal if nobody wrote to them in between.
+"""
 
 
 def write(folder: Path, step: int, about: dict[str, Any]) -> None:
@@ -25,7 +27,9 @@ def write(folder: Path, step: int, about: dict[str, Any]) -> None:
 
 
 def read(folder: Path, step: int) -> dict[str, Any]:
-    """The manifest's content. Raises CheckpointError if a byte of it changed or it is of another step."""
+    """The manifest's content. Raises CheckpointError if a byte of it changed or it is of another
+    step.
+    """
     path = folder / FILE
     try:
         text = path.read_text()

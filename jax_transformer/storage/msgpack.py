@@ -1,8 +1,10 @@
-"""What ``flax.serialization`` writes: nested maps with arrays as leaves, in msgpack.
+"""The msgpack files of ``flax.serialization``: nested maps with arrays as leaves.
 
-Read here rather than by flax, which takes whatever the file says to be there: this reader knows maps and arrays alone, walks the file once and
-checks every length against what is left of it. An array is an extension of type 1 (a NumPy scalar: of type 3) around a triple of shape, dtype's
-name and bytes in C order; one of more than 2^30 bytes lies in pieces in a map of its own, under ``__msgpack_chunked_array__``.
+Read here rather than by flax, which takes whatever the file says to be there: this reader knows
+maps and arrays alone, walks the file once and checks every length against what is left of it. An
+array is an extension of type 1 (a NumPy scalar: of type 3) around a triple of shape, dtype's name
+and bytes in C order; one of more than 2^30 bytes lies in pieces in a map of its own, under
+``__msgpack_chunked_array__``.
 """
 
 import math
@@ -29,7 +31,9 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ArrayExtent:
-    """An array in a file: ``pieces`` are the first byte and the number of bytes of each part that it lies in."""
+    """The place of an array in a file: ``pieces`` are the first byte and the number of bytes of
+    each part.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -42,7 +46,8 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
 
     Raises:
         InputError: the file is damaged, or holds something else than maps of arrays.
-        UnsafeFileError: it claims more than it holds, or is deeper or has more entries than weights need.
+        UnsafeFileError: it claims more than it holds, or is deeper or has more entries than weights
+            need.
     """
     path = Path(path)
     untrusted.check_readable(path)
@@ -56,18 +61,18 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
     return _flat(path, found, ())
 
 
-def read(described: ArrayExtent) -> np.ndarray:
-    """The array, its memory its own. Raises InputError where the file has become shorter."""
-    raw, at = np.empty(sum(length for _, length in described.pieces), np.uint8), 0
-    with open(described.file, "rb") as file:
-        for start, length in described.pieces:
+def read(extent: ArrayExtent) -> np.ndarray:
+    """Read the array. Raises InputError if the file became shorter."""
+    raw, at = np.empty(sum(length for _, length in extent.pieces), np.uint8), 0
+    with open(extent.file, "rb") as file:
+        for start, length in extent.pieces:
             file.seek(start)
             if file.readinto(raw[at : at + length].data) != length:
-                raise InputError(f"{described.file}: became shorter while it was read")
+                raise InputError(f"{extent.file}: became shorter while it was read")
             at += length
-    if described.dtype == np.bool_ and raw.max(initial=0) > 1:
-        raise InputError(f"{described.file}: has truth values other than 0 and 1")
-    return raw.view(described.dtype).reshape(described.shape)
+    if extent.dtype == np.bool_ and raw.max(initial=0) > 1:
+        raise InputError(f"{extent.file}: has truth values other than 0 and 1")
+    return raw.view(extent.dtype).reshape(extent.shape)
 
 
 def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExtent]:
@@ -87,7 +92,7 @@ def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExte
 
 
 def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
-    """One array of its pieces, which are numbered like the lengths of its shape."""
+    """Join an array of its pieces, which are numbered like the lengths of its shape."""
     name = shown("/".join(at))
     shape, pieces = (_numbered(told.get(key)) for key in ("shape", "chunks"))
     if set(told) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
@@ -100,9 +105,7 @@ def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
     if not all(type(length) is int and 0 <= length < 2**63 for length in shape) or len(shape) > 64:
         raise UnsafeFileError(f"{path}: refused: {name} has the shape {shown(shape)}")
     if math.prod(shape) != sum(piece.shape[0] for piece in pieces):
-        raise UnsafeFileError(
-            f"{path}: refused: {name} is said to have another size than its pieces"
-        )
+        raise UnsafeFileError(f"{path}: refused: {name} declares another size than its pieces have")
     return ArrayExtent(
         tuple(shape),
         pieces[0].dtype,
@@ -112,7 +115,7 @@ def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
 
 
 def _numbered(told: Any) -> list[Any]:
-    """The values of the keys "0", "1" and so on; nothing where these are not the keys."""
+    """The values of the keys "0", "1" and so on; empty if there are other keys."""
     return (
         [told[str(i)] for i in range(len(told))]
         if isinstance(told, dict) and all(str(i) in told for i in range(len(told)))
@@ -141,14 +144,17 @@ class _Reader:
     def check(self, length: int) -> None:
         if length > self.size - self.at:
             self.wrong(
-                f"at byte {self.at:,} {length:,} bytes are said to follow, and the file has {self.size:,}"
+                f"at byte {self.at:,} {length:,} bytes are said to follow, and the file has "
+                f"{self.size:,}"
             )
 
     def number(self, form: str) -> Any:
         return struct.unpack(f">{form}", self.take(struct.calcsize(form)))[0]
 
     def value(self, depth: int) -> Any:
-        """A map, an array's description, a list of numbers or text, a number, text, truth value or None."""
+        """A map, an array's description, a list of numbers or text, a number, text, truth value or
+        None.
+        """
         self.values += 1
         if depth > DEEPEST or self.values > MOST_VALUES:
             limit = (
@@ -181,7 +187,7 @@ class _Reader:
                 raise UnsafeFileError(f"{self.path}: refused: {shown(key)} is no plain name")
             if key in found:
                 raise UnsafeFileError(
-                    f"{self.path}: refused: {shown(key)} is there twice in one map"
+                    f"{self.path}: refused: {shown(key)} appears twice in one map"
                 )
             found[key] = self.value(depth + 1)
         return found
@@ -209,7 +215,8 @@ class _Reader:
         kind = self.take(1)[0]
         if kind not in _ARRAYS:
             self.wrong(
-                f"before byte {self.at:,} stands an extension of type {kind}, which is neither an array nor a NumPy scalar"
+                f"before byte {self.at:,} stands an extension of type {kind}, which is neither an "
+                "array nor a NumPy scalar"
             )
         self.check(length)
         end, told = self.at + length, self.value(depth + 1)
@@ -219,10 +226,11 @@ class _Reader:
             case [[*shape], str() as name, _Bytes() as content]:
                 if name not in tensors.DTYPES:
                     self.wrong(
-                        f"{_ARRAYS[kind]} is of dtype {shown(name)}, which is not known{nearest(name[:80], list(tensors.DTYPES))}"
+                        f"{_ARRAYS[kind]} is of dtype {shown(name)}, which is not "
+                        f"known{nearest(name[:80], list(tensors.DTYPES))}"
                     )
                 dtype = tensors.DTYPES[name]
-                # Lengths of 0 aside, so that what NumPy multiplies fits its integers
+                # Without lengths of 0: products of the others must fit NumPy's integers
                 fits = all(type(n) is int and 0 <= n < 2**63 for n in shape) and len(shape) <= 64
                 if not fits or math.prod(max(1, n) for n in shape) * dtype.itemsize >= 2**63:
                     raise UnsafeFileError(
@@ -230,7 +238,8 @@ class _Reader:
                     )
                 if math.prod(shape) * dtype.itemsize != content.length:
                     raise UnsafeFileError(
-                        f"{self.path}: refused: an array of {content.length:,} bytes is said to have another size, {shown(shape)} of {name}"
+                        f"{self.path}: refused: an array of {content.length:,} bytes declares "
+                        f"another size, {shown(shape)} of {name}"
                     )
                 return ArrayExtent(
                     tuple(shape), dtype, self.path, ((content.start, content.length),)
@@ -259,7 +268,8 @@ def _fixed(length: int) -> _Read:
     return lambda reader, _, depth: reader.extension(length, depth)
 
 
-# The format's first bytes: a range that holds the length itself, a length that follows, or a number that follows
+# The format's first bytes: a range that holds the length itself, a length that follows, or a number
+# that follows
 _SHORT: list[tuple[int, int, _Read]] = [
     (0x00, 0x7F, _itself),
     (0x80, 0x8F, _Reader.entries),

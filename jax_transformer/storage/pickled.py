@@ -1,7 +1,9 @@
-"""An interpreter for the pickles inside PyTorch's files. It builds plain containers and calls nothing but the functions it is given.
+"""An interpreter for the pickles inside PyTorch's files. It builds plain containers and calls only
+the functions that the caller allows.
 
-A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need 43 of its 68 instructions; the others are refused,
-as is every name that the caller has not listed. A name found in a file is only ever looked up in that list: nothing is imported.
+A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need
+43 of its 68 instructions; the others are refused, as is every name that the caller has not listed.
+A name found in a file is only ever looked up in that list: nothing is imported.
 """
 
 import struct
@@ -22,7 +24,7 @@ _KEYS = (str, int, bool, float, bytes, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Constructor:
-    """What a listed name stands for: a function of ours, called with the tuple of arguments that the file gives."""
+    """The function of ours behind an allowed name, called with the tuple of arguments in the file."""
 
     name: str
     build: Callable[[tuple[Any, ...]], Any]
@@ -36,12 +38,15 @@ def interpret(
     Args:
         content: the pickle.
         where: named at the beginning of errors.
-        allowed: what each name stands for: a ``Constructor``, or a value that can only be handed on.
-        persistent: what an identifier of something outside the pickle (in PyTorch's files: a storage) stands for.
+        allowed: what each name stands for: a ``Constructor``, or a value that can only be handed
+            on.
+        persistent: what an identifier of something outside the pickle (in PyTorch's files: a
+            storage) stands for.
 
     Raises:
         InputError: the pickle is damaged.
-        UnsafeFileError: it names something that is not allowed, or asks for more than plain containers.
+        UnsafeFileError: it names something that is not allowed, or asks for more than plain
+            containers.
     """
     return _Machine(content, where, allowed, persistent).run()
 
@@ -93,7 +98,7 @@ class _Machine:
     def refused(self, what: str) -> UnsafeFileError:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
-    # What instructions read and where they put it
+    # Reading the pickle, and the stack
 
     def take(self, length: int) -> bytes:
         if length > len(self.content) - self.at:
@@ -121,18 +126,18 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack:
-            raise self.damaged("its pickle takes what it has not made")
+            raise self.damaged("its pickle uses a value that it has not built")
         return self.stack.pop()
 
     def pop_to_mark(self) -> list[Any]:
         if not self.marked:
-            raise self.damaged("its pickle takes what it has not made")
+            raise self.damaged("its pickle uses a value that it has not built")
         items, self.stack = self.stack, self.marked.pop()
         return items
 
     def top(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise self.refused(f"something is put into what is no {kind.__name__}")
+            raise self.refused(f"something is put into a value that is not a {kind.__name__}")
         return self.stack[-1]
 
     # Instructions of more than a line
@@ -143,7 +148,7 @@ class _Machine:
 
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
-            raise self.damaged("its pickle takes what it has not made")
+            raise self.damaged("its pickle uses a value that it has not built")
         self.stack[len(self.stack) - number :] = [tuple(self.stack[len(self.stack) - number :])]
 
     def signed(self, width: int) -> None:
@@ -160,25 +165,26 @@ class _Machine:
         if len(items) % 2:
             raise self.damaged("a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Of other types, keys could be made that all have one hash, and a dictionary of them takes quadratic time
+            # Of other types, keys could be made that all have one hash, and a dictionary of them
+            # takes quadratic time
             if type(key) not in _KEYS or (type(key) is int and not -(2**63) <= key < 2**64):
                 raise self.refused(f"a {type(key).__name__} as a dictionary's key")
             if type(key) is str and not key.isprintable():
-                raise self.refused(f"the name {shown(key)} has signs that cannot be printed")
+                raise self.refused(f"the name {shown(key)} has characters that cannot be printed")
             if key in made:
                 raise self.refused(f"a dictionary that has {shown(key)} twice")
             made[key] = value
 
     def remember(self, index: int) -> None:
         if not self.stack:
-            raise self.damaged("its pickle takes what it has not made")
+            raise self.damaged("its pickle uses a value that it has not built")
         if index in self.memo:
             raise self.refused("its pickle gives one number to two values")
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
         if index not in self.memo:
-            raise self.damaged("its pickle recalls what it has not made")
+            raise self.damaged("its pickle recalls a value that it has not stored")
         self.stack.append(self.memo[index])
 
     def look_up(self, module: Any, name: Any) -> None:
@@ -187,20 +193,21 @@ class _Machine:
         full = f"{_RENAMED.get(module, module)}.{name}"
         if full not in self.allowed:
             raise self.refused(
-                f"it asks for {shown(full, 200)}, which is neither an array nor a plain container (save a state_dict() instead)"
+                f"it asks for {shown(full, 200)}, which is neither an array nor a plain container "
+                "(save a state_dict() instead)"
             )
         self.stack.append(self.allowed[full])
 
     def reduce(self) -> None:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Constructor):
-            raise self.refused("a call of what is no function")
+            raise self.refused("a call of something that is not a function")
         if type(arguments) is not tuple:
             raise self.refused(f"a call of {function.name} without a tuple of arguments")
         self.stack.append(function.build(arguments))
 
     def build(self) -> None:
-        """Attributes are only known of a state_dict: the versions of its modules, which are of no use here."""
+        """Ignore the attributes of a state_dict, the versions of its modules; refuse all others."""
         state = self.pop()
         self.top(dict)
         if type(state) is not dict or set(state) != {"_metadata"}:
@@ -254,7 +261,7 @@ _STEPS: dict[bytes, Callable[[_Machine], Any]] = {
     b"b": _Machine.build,
     b"Q": lambda m: m.push(m.persistent(m.pop())),
 }
-# Instructions whose refusal deserves a name
+# Instructions that are refused by name
 _REFUSED = {
     **{
         b"\x81": "NEWOBJ",

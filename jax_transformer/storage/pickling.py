@@ -1,4 +1,6 @@
-"""The pickle (protocol 2, PyTorch's own) of a state, written so that the same state is always the same bytes."""
+"""The pickle (protocol 2, PyTorch's own) of a state, written so that the same state is always the
+same bytes.
+"""
 
 import struct
 from collections.abc import Mapping
@@ -17,7 +19,8 @@ _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}
 class Pickler:
     """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
 
-    An array that is in the state twice (the same memory, shape and dtype) becomes one storage: it is tied in PyTorch, too.
+    An array that is in the state twice (the same memory, shape and dtype) becomes one storage: it
+    is tied in PyTorch, too.
     """
 
     def __init__(self, where: str):
@@ -27,7 +30,7 @@ class Pickler:
         self._numbers: dict[Any, int] = {}
 
     def dump(self, value: Any) -> bytes:
-        """The whole pickle. Raises InputError where something is neither an array nor a plain container or value."""
+        """The complete pickle. Raises InputError for values that are neither arrays nor plain."""
         self._value(value, "")
         return bytes(self.content + b".")
 
@@ -70,7 +73,8 @@ class Pickler:
 
     def _refused(self, value: Any, name: str) -> InputError:
         return InputError(
-            f"{self.where}: {shown(name)} is a {type(value).__name__}, which is neither an array nor a plain container or value"
+            f"{self.where}: {shown(name)} is a {type(value).__name__}, which is neither an array "
+            "nor a plain container or value"
         )
 
     def _call(self, *arguments: Any) -> None:

@@ -1,6 +1,7 @@
-"""PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of 1.6 and later), read and written without PyTorch.
+"""PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of 1.6 and later), read and
+written without PyTorch.
 
-What is read is what weights and training states are made of: arrays in plain containers. Anything else is refused by its name.
+Weights and training states are arrays in plain containers. Anything else is refused by its name.
 """
 
 import struct
@@ -33,7 +34,9 @@ _NEWEST_VERSION = 10
 
 
 def is_pt(path: str | Path) -> bool:
-    """Whether this is a zip file with a data.pkl in it, or one whose directory cannot be read (what is wrong with it, ``read`` says)."""
+    """True for a zip file with a data.pkl in it, or with a damaged directory, which ``read``
+    refuses with a reason.
+    """
     path = Path(path)
     if not path.is_file() or not zipped.starts_as_zip(path):
         return False
@@ -45,7 +48,7 @@ def is_pt(path: str | Path) -> bool:
 
 
 def is_legacy(path: str | Path) -> bool:
-    """Whether this is a file as PyTorch wrote them before 1.6: a row of pickles."""
+    """True for a file in the format from before PyTorch 1.6: a row of pickles."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -55,10 +58,11 @@ def is_legacy(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> Any:
-    """What was saved: dicts, lists, tuples and plain values, with an array for every tensor.
+    """Read the saved value: dicts, lists, tuples and plain values, with an array for every tensor.
 
-    The arrays are contiguous copies; tensors that lie alike in one storage are one and the same array, so that what was tied stays tied. An
-    OrderedDict or Counter is a dict, a torch.Size a tuple, a bytearray bytes, a dtype or device its name, and a storage a flat array.
+    The arrays are contiguous copies; tensors with the same elements of one storage are one array,
+    so ties are preserved. An OrderedDict or Counter is a dict, a torch.Size a tuple, a bytearray
+    bytes, a dtype or device its name, and a storage a flat array.
 
     Raises:
         InputError: the file is missing, damaged, or not of this format.
@@ -75,19 +79,22 @@ def read(path: str | Path) -> Any:
 
 
 def describe(path: str | Path) -> Any:
-    """The same as ``read``, but with a ``TensorView`` for every tensor. No storage is read."""
+    """Read as :func:`read`, but with a ``TensorView`` for every tensor. No storage is read."""
     with _open(path) as archive:
         return _parsed(archive)[0]
 
 
 def write(path: str | Path, value: Any) -> None:
-    """A file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and plain values as they are, arrays as tensors.
+    """A file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and plain
+    values as they are, arrays as tensors.
 
-    The same value is always the same bytes. An array that is in it twice becomes two tensors that share a storage. The file is there whole or
-    not at all: it is written to a temporary name, read back and compared, synced and renamed.
+    The same value is always the same bytes. An array that is in it twice becomes two tensors that
+    share a storage. The file appears complete or not at all: it is written to a temporary name,
+    read back and compared, synced and renamed.
 
     Raises:
-        InputError: something is neither an array of a dtype that PyTorch has nor a plain container or value.
+        InputError: something is neither an array of a dtype that PyTorch has nor a plain container
+            or value.
     """
     path = Path(path)
     pickler = pickling.Pickler(str(path))
@@ -96,7 +103,7 @@ def write(path: str | Path, value: Any) -> None:
         with open(temporary, "wb") as file:
             zipped.write(file, _members(records, pickler.storages))
         if not _same(value, read(temporary)):
-            raise InputError(f"{path}: was not written as it is")
+            raise InputError(f"{path}: reads back different from what was written")
 
 
 def _members(
@@ -136,12 +143,14 @@ def _same(value: Any, again: Any) -> bool:
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:
-    """Dotted names of the tensors that are made of the same elements of one storage, also transposed or flattened, group by group."""
+    """Dotted names of the tensors that are made of the same elements of one storage, also
+    transposed or flattened, group by group.
+    """
     return tied(describe(path))
 
 
 def tied(described: Any) -> list[tuple[str, ...]]:
-    """As ``ties``, of what ``describe`` gave."""
+    """As :func:`ties`, from the result of :func:`describe`."""
     groups: dict[Any, list[str]] = {}
     for name, leaf in leaves(described):
         if isinstance(leaf, TensorView) and leaf.nbytes:
@@ -150,7 +159,7 @@ def tied(described: Any) -> list[tuple[str, ...]]:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything that is no container, with its dotted name."""
+    """Every value that is not a container, with its dotted name."""
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(item, f"{name}.{key}" if name else str(key))
@@ -171,7 +180,8 @@ def _open(path: str | Path) -> zipped.Archive:
     untrusted.check_readable(path)
     if is_legacy(path):
         raise InputError(
-            f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, and torch.save it again"
+            f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, "
+            "and torch.save it again"
         )
     if not zipped.starts_as_zip(path):
         raise InputError(f"{path}: not a PyTorch file: it is no zip file")
@@ -205,7 +215,8 @@ def _parsed(archive: zipped.Archive) -> tuple[Any, str]:
     version = _record(archive, folder + ("version" if "version" in inside else ".data/version"))
     if not (version.isascii() and version.isdecimal()) or not 1 <= int(version) <= _NEWEST_VERSION:
         raise InputError(
-            f"{archive.path}: is of version {shown(version)} of the format; known are 1 to {_NEWEST_VERSION}"
+            f"{archive.path}: is of version {shown(version)} of the format; known are 1 to "
+            f"{_NEWEST_VERSION}"
         )
     order = _record(archive, f"{folder}byteorder") if "byteorder" in inside else "little"
     if order != "little":

@@ -1,4 +1,6 @@
-"""The state_dict in a PyTorch file: at the top, or under a key such as ``model`` in a training checkpoint."""
+"""The state_dict in a PyTorch file: at the top, or under a key such as ``model`` in a training
+checkpoint.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +35,9 @@ class StateFile:
 
 
 def open(path: Path, key: str | None = None) -> StateFile:
-    """The state_dict at ``key``, or the only one that there is. Raises InputError if there is none, or several."""
+    """The state_dict at ``key``, or the only one that there is. Raises InputError if there is none,
+    or several.
+    """
     content = pt.describe(path)
     keys = _keys(path, content, key)
     state = _at(content, keys)
@@ -77,7 +81,8 @@ def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
         return ((usual or states)[0],)
     if states:
         raise InputError(
-            f"{path}: holds several state_dicts: give --key with one of {', '.join(map(str, states))}"
+            f"{path}: holds several state_dicts: give --key with one of "
+            f"{', '.join(map(str, states))}"
         )
     if _is_state(content):
         return ()

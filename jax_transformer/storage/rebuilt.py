@@ -1,4 +1,6 @@
-"""What the names in a ``.pt`` file stand for: tensors, described and checked against the storages that are there, and plain containers."""
+"""Rebuild the values of a ``.pt`` file: tensors, checked against the storages of the file, and
+plain containers.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -43,7 +45,9 @@ class Rebuilder:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
     def value(self, pickle: bytes) -> Any:
-        """The value of the file's pickle, made of nothing but plain containers, plain values and ``TensorView``."""
+        """The value of the file's pickle, made of nothing but plain containers, plain values and
+        ``TensorView``.
+        """
         value = pickled.interpret(pickle, self.where, self._allowed(), self._storage)
         self._measured(value, 1, {})
         return self._plain(value)
@@ -81,7 +85,7 @@ class Rebuilder:
     # Storages and tensors
 
     def _storage(self, identifier: Any) -> Storage:
-        """What ("storage", kind, key, device, size) stands for."""
+        """The storage of ("storage", kind, key, device, size)."""
         match identifier:
             case ("storage", _Named(storage=True) as kind, str() as key, str(), int() as size) if (
                 type(size) is int and size >= 0
@@ -91,20 +95,25 @@ class Rebuilder:
                 if self.sizes[key] != size * kind.dtype.itemsize:
                     declared = f"{size * kind.dtype.itemsize:,}"
                     raise self.refused(
-                        f"storage {shown(key)} is said to have {declared} bytes, and has {self.sizes[key]:,}"
+                        f"storage {shown(key)} declares {declared} bytes, and has "
+                        f"{self.sizes[key]:,}"
                     )
                 return Storage(key, kind.dtype, size, kind.name == "torch.storage.UntypedStorage")
-        raise self.refused("a reference to something that is no storage")
+        raise self.refused("a reference to something that is not a storage")
 
     def _tensor(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, metadata), the last three of which may be left out."""
+        """(storage, offset, shape, stride, requires_grad, hooks, metadata), the last three of which
+        may be left out.
+        """
         storage, offset, shape, stride, rest = self._split(arguments, 4)
         if not isinstance(storage, Storage) or storage.untyped:
             raise self.refused("a tensor without a storage of its own dtype")
         return self._view(storage.key, storage.dtype, storage.size, offset, shape, stride, rest)
 
     def _tensor_of_dtype(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the last of which may be left out."""
+        """(storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the last of
+        which may be left out.
+        """
         storage, offset, shape, stride, rest = self._split(arguments, 4)
         if (
             not isinstance(storage, Storage)
@@ -159,7 +168,8 @@ class Rebuilder:
         made = TensorView(shape, dtype, key, offset, stride)
         if made.end > size:
             raise self.refused(
-                f"a tensor that reaches to element {made.end:,} of storage {shown(key)}, which has {size:,}"
+                f"a tensor that reaches to element {made.end:,} of storage {shown(key)}, which has "
+                f"{size:,}"
             )
         if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 2**63:
             raise self.refused("a tensor of no elements and too large a shape")
@@ -168,7 +178,8 @@ class Rebuilder:
             self.bytes += made.nbytes
             if self.bytes > self.most_bytes:
                 raise self.refused(
-                    "its tensors overlap so that they would take more memory than the file has bytes"
+                    "its tensors overlap so that they would take more memory than the file has "
+                    "bytes"
                 )
         return made
 
@@ -191,7 +202,7 @@ class Rebuilder:
                 return {}
             case (dict() as items,):
                 return dict(items)
-        raise self.refused("a mapping made of something else")
+        raise self.refused("a mapping built from something else")
 
     def _size(self, arguments: tuple[Any, ...]) -> tuple[int, ...]:
         if (
@@ -225,7 +236,7 @@ class Rebuilder:
                 return content
             case (str(), "latin-1"):
                 return self._encoded((arguments[0], "latin1"))
-        raise self.refused("bytes made of something else")
+        raise self.refused("bytes built from something else")
 
     def _complex(self, arguments: tuple[Any, ...]) -> complex:
         match arguments:
@@ -238,7 +249,9 @@ class Rebuilder:
     def _measured(
         self, value: Any, depth: int, known: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """How many values a container is as a tree, and how deep; each is visited once, however often it is in another."""
+        """The number of values in a container as a tree, and its depth; each is visited once,
+        however often it is used.
+        """
         if type(value) not in (dict, list, tuple):
             return 1, 0
         if id(value) not in known:

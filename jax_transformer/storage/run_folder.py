@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it."""
+"""The folder of a run: configuration, options, metrics and checkpoints."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ LOSS = "valid_loss"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names of what lies in a run folder."""
+    """Paths of the files in a run folder."""
 
     path: Path
 
@@ -31,11 +31,15 @@ class RunFolder:
     averaged = property(lambda self: self.path / "averaged")
 
     def train_options(self) -> dict[str, Any]:
-        """The options that the run was started with, as they are in the file. Raises InputError naming it."""
+        """The options that the run was started with, as they are in the file. Raises InputError
+        naming it.
+        """
         return parsed(self.train_config, lambda text: dict(json.loads(text)))
 
     def best_first(self) -> list[int]:
-        """Steps of the checkpoints that were validated, best first by the figure that the run's ``best_by`` names."""
+        """Steps of the checkpoints that were validated, best first by the figure that the run's
+        ``best_by`` names.
+        """
         options = self.train_options() if self.train_config.exists() else {}
         figures = self.figures()
         criterion = options.get("best_by", "bleu")
@@ -52,7 +56,7 @@ class RunFolder:
         atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; one that was cut off while it was written is left out."""
+        """The lines of metrics.jsonl, without a last one that was cut off."""
         lines = (
             self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
             if self.metrics.exists()
@@ -73,35 +77,38 @@ class RunFolder:
 
     def figures(self) -> dict[int, dict[str, Any]]:
         """The validation figures of the checkpoints that have some, by their steps."""
-        found = {}
+        figures = {}
         for step in checkpoint.steps(self.checkpoints):
-            with contextlib.suppress(
-                CheckpointError
-            ):  # a damaged one is dealt with where it is loaded
-                found[step] = checkpoint.read_manifest(self.checkpoints, step).get("figures")
-        return {step: figures for step, figures in found.items() if figures}
+            with contextlib.suppress(CheckpointError):  # damage is reported when it is loaded
+                figures[step] = checkpoint.read_manifest(self.checkpoints, step).get("figures")
+        return {step: entry for step, entry in figures.items() if entry}
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
-        """Drop the lines of metrics.jsonl behind ``step``, from where the run goes on, and of ``step`` itself the validations that were not saved."""
+        """Drop the lines of metrics.jsonl after ``step``, and the validations of ``step`` that its
+        checkpoint does not hold.
+        """
         saved = {False: validated, True: averaged}  # by whether the validated weights were averaged
 
-        def stays(entry: dict[str, Any]) -> bool:
+        def keep(entry: dict[str, Any]) -> bool:
             return entry["step"] < step or (
                 entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
             )
 
         atomic.write_text(
             self.metrics,
-            "".join(json.dumps(entry) + "\n" for entry in self.entries() if stays(entry)),
+            "".join(json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)),
         )
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 
 def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list[int]:
-    """Steps by their validation figures, best first: the lowest loss, or the highest score. Of equals the earlier first."""
+    """Steps by their validation figures, best first: the lowest loss, or the highest score. Of
+    equals the earlier first.
+    """
     sign = 1 if criterion == LOSS else -1
     return sorted(figures, key=lambda step: (sign * figures[step][criterion], step))
 
@@ -117,7 +124,7 @@ def _parsed_line(line: str, where: str) -> dict[str, Any]:
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:
-    """What ``parse`` makes of a file of the run folder. Raises InputError naming the file."""
+    """Parse a file of the run folder with ``parse``. Raises InputError naming the file."""
     text = _text(path)
     try:
         return parse(text)

@@ -26,8 +26,8 @@ class Candidate:
 def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
     """The checkpoints that ``weights`` may mean, first choice first.
 
-    ``auto`` is averaged weights if the run has made some, then its best checkpoint, then its last one. Raises ConfigError for
-    a word that is none of :data:`CHOICES`.
+    ``auto`` is averaged weights if the run has made some, then its best checkpoint, then its last
+    one. Raises ConfigError for a word that is none of :data:`CHOICES`.
     """
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
@@ -47,7 +47,8 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
 
 
 def open(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, Checkpoint]:
-    """The first intact checkpoint that ``weights`` may mean, verified; damaged ones before it are named on stderr.
+    """The first intact checkpoint that ``weights`` may mean, verified; damaged ones before it are
+    named on stderr.
 
     Raises CheckpointError if there is none.
     """

@@ -1,6 +1,7 @@
 """``.safetensors`` files, and the index of several (``*.safetensors.index.json``).
 
-They are read here rather than by the library, which takes the last of two tensors of one name, and whose writer and reader can then share no mistake.
+They are not read by the library: it takes the last of two tensors of one name, and so its writer
+and our reader share no mistake.
 """
 
 import math
@@ -28,7 +29,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class TensorExtent:
-    """A tensor in a file: ``start`` and ``end`` count bytes of the file."""
+    """The place of a tensor: ``start`` and ``end`` count bytes of the file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,7 +39,7 @@ class TensorExtent:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """Whether this begins as a .safetensors file does: with the length of a JSON header that is not longer than the file."""
+    """True if the file begins with the length of a JSON header that fits the file."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -55,13 +56,14 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     """Every tensor by name, of a file or of all files that an index names.
 
     Raises:
-        InputError: a file is missing, damaged, or no safetensors file; the index and its files do not have the same tensors.
+        InputError: a file is missing, damaged, or no safetensors file; the index and its files do
+            not have the same tensors.
         UnsafeFileError: the header or index claims more than there is.
     """
     arrays: dict[str, np.ndarray] = {}
-    for file, described in _described(Path(path)):
+    for file, extents in _headers(Path(path)):
         with open(file, "rb") as opened:
-            for name, tensor in described.items():
+            for name, tensor in extents.items():
                 raw = np.empty(tensor.end - tensor.start, np.uint8)
                 opened.seek(tensor.start)
                 if opened.readinto(raw.data) != raw.size:
@@ -76,22 +78,24 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {
         name: TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
-        for _, found in _described(Path(path))
+        for _, found in _headers(Path(path))
         for name, tensor in found.items()
     }
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that hold the tensors: of an index all that it names, in order, else the file itself."""
+    """The files that hold the tensors: all that an index names, in order, or the file itself."""
     return index.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(
     path: str | Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write whole or not at all: to a temporary name, read back and compared, synced, renamed. ``metadata`` goes into the header."""
+    """Write a file, complete or not at all, and compare it before it gets its name. ``metadata``
+    goes into the header.
+    """
     path = Path(path)
-    # The writer takes a strided array's memory as it lies and so writes other bytes (safetensors#825)
+    # The library writes wrong bytes for strided arrays (safetensors#825)
     contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
     with atomic.file(path) as temporary:
         safetensors.numpy.save_file(
@@ -104,16 +108,16 @@ def write(
                 or again[name].shape != array.shape
                 or again[name].tobytes() != array.tobytes()
             ):
-                raise InputError(f"{path}: {name} was not written as it is")
+                raise InputError(f"{path}: {name} reads back different from what was written")
 
 
 def metadata(path: str | Path) -> dict[str, str]:
-    """The text that a file's header carries beside the tensors. Raises as ``read``."""
+    """The text in a file's header next to the tensors. Raises as ``read``."""
     header(Path(path))
-    return _told(Path(path)).get("__metadata__", {})
+    return _header_json(Path(path)).get("__metadata__", {})
 
 
-def _described(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
+def _headers(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
     untrusted.check_readable(path)
     if not is_index(path):
         yield path, header(path)
@@ -123,8 +127,8 @@ def _described(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
     yield from found.items()
 
 
-def _told(path: Path) -> Any:
-    """What the header says, as it stands there."""
+def _header_json(path: Path) -> Any:
+    """The JSON of the header."""
     untrusted.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -132,7 +136,8 @@ def _told(path: Path) -> Any:
         length = int.from_bytes(begin, "little")
         if len(begin) < 8 or length > size - 8:
             raise InputError(
-                f"{path}: not a readable safetensors file: its header is said to have {length:,} bytes, and the file has {size:,}"
+                f"{path}: not a readable safetensors file: its header declares {length:,} bytes, "
+                f"and the file has {size:,}"
             )
         if length > LONGEST_HEADER:
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
@@ -140,32 +145,36 @@ def _told(path: Path) -> Any:
 
 
 def header(path: Path) -> dict[str, TensorExtent]:
-    """Every tensor of one file, in the order of the file, each with its bytes: all together fill the file, none twice."""
-    told = _told(path)
+    """Every tensor of one file, in the order of the file, with its bytes. Together they fill the
+    file, and no two overlap.
+    """
+    entries = _header_json(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if not isinstance(told, dict):
+    if not isinstance(entries, dict):
         raise InputError(f"{path}: not a readable safetensors file: its header is no object")
-    metadata = told.pop("__metadata__", {})
+    metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
         raise InputError(
             f"{path}: not a readable safetensors file: its __metadata__ is no object of text"
         )
-    found = {name: _tensor(path, name, entry, length + 8) for name, entry in told.items()}
+    found = {name: _tensor(path, name, entry, length + 8) for name, entry in entries.items()}
     at = length + 8
     ordered = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
     for name, tensor in ordered.items():
         if tensor.start != at:
             raise UnsafeFileError(
-                f"{path}: refused: {shown(name)} {'lies over another tensor' if tensor.start < at else 'has a gap before it'}"
+                f"{path}: refused: {shown(name)} "
+                f"{'overlaps another tensor' if tensor.start < at else 'has a gap before it'}"
             )
         at = tensor.end
     if at != size:
         raise InputError(
-            f"{path}: not a readable safetensors file: its tensors end at byte {at:,}, and it has {size:,}"
+            f"{path}: not a readable safetensors file: its tensors end at byte {at:,}, and it has "
+            f"{size:,}"
         )
     return ordered
 
@@ -173,7 +182,7 @@ def header(path: Path) -> dict[str, TensorExtent]:
 def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
     if not name.isprintable():
         raise UnsafeFileError(
-            f"{path}: refused: the name {shown(name)} has signs that cannot be printed"
+            f"{path}: refused: the name {shown(name)} has characters that cannot be printed"
         )
     match entry:
         case {
@@ -184,7 +193,8 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
         } if not more:
             if dtype not in DTYPES:
                 raise InputError(
-                    f"{path}: {shown(name)} is {shown(dtype)}, which is not known{nearest(dtype[:80], list(DTYPES))}"
+                    f"{path}: {shown(name)} has the unknown dtype "
+                    f"{shown(dtype)}{nearest(dtype[:80], list(DTYPES))}"
                 )
             numbers = (*shape, start, end)
             if (
@@ -196,8 +206,9 @@ def _tensor(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
                 if nonzero < 2**63 and end - start == math.prod(shape) * DTYPES[dtype].itemsize:
                     return TensorExtent(tuple(shape), dtype, path, data + start, data + end)
             raise UnsafeFileError(
-                f"{path}: refused: {shown(name)} is said to have another size than its shape gives"
+                f"{path}: refused: {shown(name)} declares another size than its shape has"
             )
     raise InputError(
-        f"{path}: not a readable safetensors file: {shown(name)} is not described by dtype, shape and data_offsets"
+        f"{path}: not a readable safetensors file: {shown(name)} is not described by dtype, shape "
+        "and data_offsets"
     )

@@ -1,4 +1,6 @@
-"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its place in a PyTorch storage."""
+"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its place in a
+PyTorch storage.
+"""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ DTYPES: dict[str, np.dtype] = {
     },
     "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-# The other dtypes came too late to be given a storage of their own: theirs is untyped
+# Newer dtypes have no storage of their own; they use an untyped one
 STORAGES: dict[str, str] = {
     **{
         "DoubleStorage": "float64",
@@ -84,7 +86,9 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor of a PyTorch file: ``offset`` and ``stride`` count elements in the storage of that name."""
+    """A tensor of a PyTorch file: ``offset`` and ``stride`` count elements in the storage of that
+    name.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -94,7 +98,7 @@ class TensorView:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, which are more than the storage has where a stride is 0."""
+        """Bytes of the array: more than the storage has if a stride is 0."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -109,7 +113,7 @@ class TensorView:
         )
 
     def region(self) -> tuple[object, ...]:
-        """Equal where two tensors are made of the same elements, be they transposed or flattened."""
+        """A key that is equal for tensors with the same elements, also transposed or flattened."""
         runs: list[tuple[int, int]] = []
         for step, size in sorted(
             (step, size) for size, step in zip(self.shape, self.stride, strict=True) if size != 1

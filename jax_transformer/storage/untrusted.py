@@ -1,4 +1,6 @@
-"""Paths and names that come from somebody else: checked before they are used, and shown safely in error messages."""
+"""Paths and names that come from somebody else: checked before they are used, and shown safely in
+error messages.
+"""
 
 import os
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""The zip files that PyTorch writes, and no others: stored members under one folder, each once, with nothing between the lines.
+"""The zip files that PyTorch writes, and no others: stored members under one folder, each once,
+with nothing between them.
 
-``zipfile`` reads whatever it can make sense of. This reads what has one meaning only, so that no other program sees other content in the same file.
+``zipfile`` reads whatever it can make sense of. This reads what has one meaning only, so that no
+other program sees other content in the same file.
 """
 
 import os
@@ -33,7 +35,7 @@ FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
 
 
 class Member(NamedTuple):
-    """Where a member's bytes lie in the file."""
+    """The place of a member's bytes in the file."""
 
     header: int
     start: int
@@ -42,13 +44,15 @@ class Member(NamedTuple):
 
 
 def starts_as_zip(path: str | Path) -> bool:
-    """Whether the file begins as a zip file does."""
+    """True if the file begins as a zip file."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 class Archive:
-    """A zip file open for reading; ``members`` by name. Raises InputError where it is damaged, UnsafeFileError where it could be read in two ways."""
+    """A zip file open for reading; ``members`` by name. Raises InputError if it is damaged,
+    UnsafeFileError if it could be read in two ways.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -76,15 +80,14 @@ class Archive:
             raise InputError(f"{self.path}: ends in the middle of {untrusted.shown(name)}")
         if zlib.crc32(content.data) != member.crc:
             raise InputError(
-                f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without checksums): its CRC-32 is not the one on record"
+                f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without "
+                "checksums): its CRC-32 is not the one on record"
             )
         return content
 
     def _at(self, offset: int, length: int) -> bytes:
         if offset < 0 or offset + length > self.size:
-            raise InputError(
-                f"{self.path}: a damaged zip file: it says that something lies behind its end"
-            )
+            raise InputError(f"{self.path}: a damaged zip file: it refers to bytes after its end")
         self._file.seek(offset)
         content = self._file.read(length)
         if len(content) != length:
@@ -98,7 +101,9 @@ class Archive:
         return UnsafeFileError(f"{self.path}: refused: {what}")
 
     def _end(self) -> tuple[int, int, int]:
-        """Number of members, start and end of their directory, which has to reach to the records that say so."""
+        """Number of members, start and end of their directory, which has to reach to the records
+        that say so.
+        """
         if self.size < _END.size:
             raise self._damaged("it is too short")
         at = self.size - _END.size
@@ -120,7 +125,7 @@ class Archive:
                 or record != _END64.size - 12
                 or at64 + _END64.size != at - _LOCATOR.size
             ):
-                raise self._damaged("its 64-bit end is not what it should be")
+                raise self._damaged("its 64-bit end record is wrong")
             limits = (FULL16, FULL16, FULL16, FULL16, FULL32, FULL32)
             if any(
                 old not in (new, full)
@@ -128,7 +133,7 @@ class Archive:
                     said, (disk, first, here, number, length, start), limits, strict=True
                 )
             ):
-                raise self._unsafe("its two ends tell two directories")
+                raise self._unsafe("its two end records name two directories")
             at = at64
         if (
             disk
@@ -137,7 +142,7 @@ class Archive:
             or start + length != at
             or number * _CENTRAL.size > length
         ):
-            raise self._damaged("its directory is not where it should be")
+            raise self._damaged("its directory is not at its place")
         if number > MOST_MEMBERS:
             raise self._unsafe(f"{number:,} members, more than {MOST_MEMBERS:,}")
         return number, start, at
@@ -148,12 +153,12 @@ class Archive:
         records = self._at(start, end - start)
         for name, member in self._entries(records, number):
             if name in members:
-                raise self._unsafe(f"{untrusted.shown(name)} is there twice")
+                raise self._unsafe(f"{untrusted.shown(name)} appears twice")
             members[name] = member
         before = 0
         for name, member in sorted(members.items(), key=lambda item: item[1].header):
             if member.header < before or member.start + member.size > start:
-                raise self._unsafe(f"{untrusted.shown(name)} lies over something else")
+                raise self._unsafe(f"{untrusted.shown(name)} overlaps another member")
             before = member.start + member.size
         return members
 
@@ -185,7 +190,7 @@ class Archive:
             name_at = at + _CENTRAL.size
             at = name_at + name_length + extra_length + comment_length
             if signature != b"PK\x01\x02" or at > len(records):
-                raise self._damaged("its directory is not what it should be")
+                raise self._damaged("its directory is wrong")
             raw = records[name_at : name_at + name_length]
             name = self._checked_name(raw)
             extra = records[name_at + name_length : name_at + name_length + extra_length]
@@ -209,7 +214,7 @@ class Archive:
                 ),
             )
         if at != len(records):
-            raise self._damaged("its directory goes on behind its last member")
+            raise self._damaged("its directory goes on after its last member")
 
     def _checked_name(self, raw: bytes) -> str:
         try:
@@ -226,7 +231,9 @@ class Archive:
         return name
 
     def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
-        """The fields of a directory entry; those that are full stand in the zip64 field, in this order."""
+        """The fields of a directory entry; those that are full are in the zip64 field, in this
+        order.
+        """
         wide = b""
         at = 0
         while at + 4 <= len(extra):
@@ -249,13 +256,13 @@ class Archive:
     def _local(
         self, raw: bytes, name: str, flags: int, sizes: tuple[int, int, int], header: int
     ) -> int:
-        """Where the data begin. The header before them has to say the same as the directory."""
+        """The first byte of the data. The header before it must agree with the directory."""
         fields = _LOCAL.unpack(self._at(header, _LOCAL.size))
         signature, _, local_flags, method, _, _, crc, packed, size, name_length, extra_length = (
             fields
         )
         if signature != b"PK\x03\x04":
-            raise self._damaged(f"{untrusted.shown(name)} is not where it should be")
+            raise self._damaged(f"{untrusted.shown(name)} is not at its place")
         told = all(
             local in (said, full)
             for local, said, full in zip(
@@ -272,7 +279,9 @@ class Archive:
 
 
 def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
-    """A zip file of stored members (uint8), each at a multiple of 64 as PyTorch's are, and without times: the same members are the same bytes."""
+    """A zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch's, and
+    without times: the same members give the same bytes.
+    """
     directory = b""
     number, at = 0, 0
     for name, content in members:

@@ -239,7 +239,7 @@ def _files(
             "eos_token_id": config.eos_id,
             "pad_token_id": config.target_pad_id,
         }
-        files[folders.GENERATION] = folders.text(
+        files[folders.GENERATION] = folders.to_json(
             {**ids, **told, **changed} if folders.GENERATION not in files else {**told, **changed}
         )
     return files

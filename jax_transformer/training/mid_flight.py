@@ -199,7 +199,7 @@ def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
         jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
     ):
         if not same(np.asarray(a), np.asarray(b)):
-            raise DifferentError(f"{path}: {jax.tree_util.keystr(where)} was not written as it is")
+            raise DifferentError(f"{path}: {jax.tree_util.keystr(where)} reads back different")
 
 
 def _carried(source: str, destination: str, state: "TrainState") -> Carried:

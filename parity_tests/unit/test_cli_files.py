@@ -163,7 +163,7 @@ def test_invalid_conversions_are_refused(console, run, weights, tmp_path):
     console.refused(2, ["tying", "'some'"], *to_folder, "--preset", "small", "--set", "tying=some")
     console.refused(2, ["--dtype", "int8"], *to_folder, *SMALL, "--dtype", "int8")
     console.refused(
-        2, ["config.json of its own"], "convert", run, tmp_path / "new.safetensors", *SMALL
+        2, ["its own config.json"], "convert", run, tmp_path / "new.safetensors", *SMALL
     )
     console.refused(2, [".npz", ".safetensors"], "convert", run, tmp_path / "new.npz")
     console.refused(2, ["--weights"], *to_folder, *SMALL, "--weights", "best")

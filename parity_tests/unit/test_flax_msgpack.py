@@ -163,7 +163,7 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
         "stands 1 where a name should",
     ),
     "text in pieces of UTF-8": (b"\x81\xa1\xff\xc0", InputError, "is not UTF-8"),
-    "a name twice": (b"\x82\xa1a\xc0\xa1a\xc0", UnsafeFileError, "'a' is there twice"),
+    "a name twice": (b"\x82\xa1a\xc0\xa1a\xc0", UnsafeFileError, "'a' appears twice in one map"),
     "a name with a slash": (
         library.packb({"a/b": array()}),
         UnsafeFileError,
@@ -220,12 +220,12 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
     "an array larger than its bytes": (
         library.packb({"a": array((2**40,))}),
         UnsafeFileError,
-        "an array of 8 bytes is said to have another",
+        "an array of 8 bytes declares another",
     ),
     "an array smaller than its bytes": (
         library.packb({"a": array((1,))}),
         UnsafeFileError,
-        "said to have another size, [1] of float32",
+        "declares another size, [1] of float32",
     ),
     "a length below zero": (
         library.packb({"a": array((-2, -1))}),
@@ -313,7 +313,7 @@ HOSTILE: dict[str, tuple[bytes, type[Refusal], str]] = {
             }
         ),
         UnsafeFileError,
-        "'a' is said to have another size than its pieces",
+        "'a' declares another size than its pieces have",
     ),
     "pieces with a number missing": (
         library.packb(

@@ -133,7 +133,7 @@ def test_a_folder_without_weights_names_the_expected_files(theirs, tmp_path):
     bare = copied(theirs, tmp_path / "bare", **{"model.safetensors": None})
     with pytest.raises(
         InputError,
-        match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 is none of them",
+        match=r"none of model\.safetensors, .*pytorch_model\.bin.*tf_model\.h5 cannot be read",
     ):
         convert(bare, tmp_path / "run")
 
@@ -143,8 +143,8 @@ def test_safetensors_are_preferred_and_the_plan_names_the_other_file(theirs, tmp
     plan = prepare(both, tmp_path / "run").plan
     dropped = {note.name: note.reason for note in plan.dropped}
     assert plan.source.endswith("(model.safetensors)")
-    assert dropped["pytorch_model.bin"] == "weights again, beside model.safetensors, which is read"
-    assert dropped["modeling_t5.py"] == "a program, and none is run or copied"
+    assert dropped["pytorch_model.bin"] == "weights again, next to model.safetensors, which is read"
+    assert dropped["modeling_t5.py"] == "a program; programs are neither run nor copied"
     assert not set(dropped) & {"config.json", "spiece.model", "README.md"}
 
 
@@ -230,7 +230,7 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
     assert_same(safetensors.read(tmp_path / "out/model.safetensors.index.json"), held)
     (tmp_path / "out" / shards[1]).unlink()
-    with pytest.raises(InputError, match=f"names '{shards[1]}', which is not there"):
+    with pytest.raises(InputError, match=f"names '{shards[1]}', which is missing"):
         convert(tmp_path / "out", tmp_path / "run")
 
 
@@ -345,7 +345,7 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
 
     real = huggingface.write
     monkeypatch.setattr(huggingface, "write", faulty)
-    with pytest.raises(InputError, match=r"spiece\.model was not written as it is"):
+    with pytest.raises(InputError, match=r"spiece\.model reads back different"):
         convert(theirs, out, to="hf", force=True)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -445,7 +445,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
         "model-00001-of-00002.safetensors",
         "x-1-of-2.safetensors",
     ]
-    assert hub._wanted("hf:a/b", listed) == [
+    assert hub._to_download("hf:a/b", listed) == [
         "model.safetensors.index.json",
         "model-00001-of-00002.safetensors",
         "config.json",

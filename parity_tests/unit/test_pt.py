@@ -293,7 +293,7 @@ def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
         ({}, {"a": 1}),
     ):
         monkeypatch.setattr(pt, "read", lambda _, wrong=wrong: wrong)
-        with pytest.raises(InputError, match="was not written as it is"):
+        with pytest.raises(InputError, match="reads back different"):
             pt.write(path, value)
         monkeypatch.setattr(pt, "read", read)
         pt.write(path, value)
@@ -326,7 +326,7 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(
         InputError,
-        match=r"names 'b\.safetensors', which is not there \(did you mean 'a\.safetensors'\?\)",
+        match=r"names 'b\.safetensors', which is missing \(did you mean 'a\.safetensors'\?\)",
     ):
         safetensors.read(index)
 
@@ -384,7 +384,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder"}
+OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder", "run_weights"}
 """Files of storage/ that handle our own runs, or ask the hub; all others read what somebody else
 has written.
 """
