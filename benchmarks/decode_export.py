@@ -87,7 +87,7 @@ def trained(
 
 
 def save(model: transformer.Transformer, folder: Path) -> None:
-    """The model as :func:`load` reads it: float32 on the way."""
+    """Write the model in float32, as :func:`load` reads it."""
     (folder / "config.json").write_text(model.config.to_json())
     np.savez(
         folder / "weights.npz",
@@ -122,13 +122,13 @@ def differences(
     targets[:, 0] = config.bos_id
     logits = np.asarray(jax.jit(lambda model, *ids: model(*ids))(model, sources, targets))
     ids = torch.from_numpy(sources).long()
-    given = dict(
+    arguments = dict(
         input_ids=ids,
         attention_mask=(ids != config.source_pad_id).long(),
         decoder_input_ids=torch.from_numpy(targets).long(),
     )
     with torch.inference_mode():
-        theirs = to_transformers(model)(**given).logits.numpy()
+        theirs = to_transformers(model)(**arguments).logits.numpy()
     following = np.concatenate(
         [targets[:, 1:], np.full_like(targets[:, :1], config.eos_id)], axis=1
     )
@@ -151,12 +151,12 @@ def differences(
 
 
 def check(config: configs.TransformerConfig) -> None:
-    """Exit in one line where the other libraries have no model of this architecture."""
+    """Exit with one line if the other libraries have no model of this architecture."""
     like = {
         "encoder": ("self_attention", "feed_forward"),
         "decoder": ("self_attention", "cross_attention", "feed_forward"),
     }
-    wanted = {
+    fields = {
         "tying": ("all", config.tying),
         "output_bias": (False, config.output_bias),
         "bias": (True, config.bias),
@@ -168,7 +168,7 @@ def check(config: configs.TransformerConfig) -> None:
     }
     for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         parts = [branch.parts for branch in stack.branches]
-        wanted |= {
+        fields |= {
             f"{name}.branches": ([(part,) for part in like[name]], parts),
             f"{name}.final_norm": (config.norm_placement == "pre", stack.final_norm),
             f"{name}.activation": ("relu", stack.activation),
@@ -179,7 +179,7 @@ def check(config: configs.TransformerConfig) -> None:
             ),
         }
     wrong = [
-        f"{name} is {found!s}" for name, (expected, found) in wanted.items() if found != expected
+        f"{name} is {value!s}" for name, (expected, value) in fields.items() if value != expected
     ]
     if wrong:
         raise SystemExit(

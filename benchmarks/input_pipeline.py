@@ -114,8 +114,8 @@ def main() -> None:
         "| batches are | a step waits, ms | a step in all, ms | of it waiting |\n|---|---|---|---|"
     )
     for name, times in times_by_way.items():
-        waiting, whole = 1000 * np.median(times, axis=0)
-        print(f"| {name} | {waiting:.3f} | {whole:.1f} | {waiting / whole:.2%} |")
+        waiting, total = 1000 * np.median(times, axis=0)
+        print(f"| {name} | {waiting:.3f} | {total:.1f} | {waiting / total:.2%} |")
     device, cores = (
         jax.devices()[0].device_kind,
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

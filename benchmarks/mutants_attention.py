@@ -151,7 +151,8 @@ MUTANTS = [
             '        return jnp.einsum(f"bhqk,{axes}->bqhe", weights, v), kept\n    if mixing'
         ),
         (
-            "parity_tests/unit/test_dropout.py::test_attention_drops_its_weights_and_reports_them_so",
+            "parity_tests/unit/test_dropout.py"
+            "::test_attention_drops_its_weights_and_reports_them_so",
         ),
         met="torch returns them after dropout, others before",
     ),

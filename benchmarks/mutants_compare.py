@@ -8,7 +8,7 @@ from benchmarks.mutants_fault import Mutant
 
 
 def tried(mutant: Mutant) -> tuple[str | None, float | None]:
-    """As :func:`compared`, with a message instead of the module if the comparison fails."""
+    """The result of :func:`compared`; a message instead of the module if the comparison fails."""
     try:
         return compared(mutant)
     except Exception as e:

@@ -201,7 +201,8 @@ MUTANTS = [
         "jnp.cumsum(probabilities, axis=-1) - probabilities",
         "jnp.cumsum(probabilities, axis=-1)",
         (
-            "parity_tests/unit/test_sampling.py::test_the_nucleus_is_the_fewest_tokens_that_reach_top_p",
+            "parity_tests/unit/test_sampling.py"
+            "::test_the_nucleus_is_the_fewest_tokens_that_reach_top_p",
         ),
         met="top-p's token that crosses the line",
     ),

@@ -195,7 +195,8 @@ MUTANTS = [
         ("if self.padding_trained\n            else"),
         ("if True\n            else"),
         (
-            "parity_tests/unit/test_model_fields.py::test_flipping_a_field_changes_its_effect[padding_trained]",
+            "parity_tests/unit/test_model_fields.py"
+            "::test_flipping_a_field_changes_its_effect[padding_trained]",
         ),
         met="padding_idx has no gradient in torch",
     ),

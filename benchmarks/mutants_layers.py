@@ -70,7 +70,8 @@ MUTANTS = [
         "y = standardize(x.astype(dtype), self.epsilon)",
         "y = standardize(x.astype(result_dtype), self.epsilon).astype(dtype)",
         (
-            "parity_tests/unit/test_arithmetic.py::test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once",
+            "parity_tests/unit/test_arithmetic.py"
+            "::test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once",
         ),
         met="bfloat16 without the cast up",
     ),

@@ -123,7 +123,8 @@ MUTANTS = [
         "    infos = {name: TensorInfo(",
         (
             "    expected = torch_shapes(table, flax_shapes)\n"
-            "    state = {name: np.zeros(shape) for name, shape in expected.items()} | dict(state)\n"
+            "    zeros = {name: np.zeros(shape) for name, shape in expected.items()}\n"
+            "    state = zeros | dict(state)\n"
             "    infos = {name: TensorInfo("
         ),
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),

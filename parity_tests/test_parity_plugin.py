@@ -189,7 +189,8 @@ def test_torch_in_another_process_and_goldens(tmp_path, files, monkeypatch, caps
     )
     theirs: dict[str, object] = {}
     exec(files["their_block.py"], theirs)
-    save_file(theirs["make_model"]().state_dict(), tmp_path / "weights.safetensors")  # type: ignore[operator]
+    model = theirs["make_model"]()  # type: ignore[operator]
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
     output = run(tmp_path, "--parity-make-goldens")
     failed = ("test_missing", "test_nothing_to_compare_with")
     assert verdicts(output) == {

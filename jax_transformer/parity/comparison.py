@@ -96,7 +96,7 @@ def compare_recorded(
     call: Callable[..., Any] | None = None,
     architecture: Architecture | str | None = None,
 ) -> Report:
-    """As :func:`compare`, with a PyTorch model that may run anywhere.
+    """A report as :func:`compare` returns it, for a PyTorch model that may run anywhere.
 
     ``recorder(dtype, seed, batch)`` returns what ``torch_reference.recording.record`` returns.
     """
