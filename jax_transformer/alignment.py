@@ -35,7 +35,7 @@ def write(
     *,
     title: str,
 ) -> None:
-    """Write the page of the first 50 lines that are not empty and of their translations, atomically.
+    """Write the page of the first 50 lines that are not empty and of their translations.
 
     The weights are those of one forward pass a line: the model reads the source, padded as for
     translating, and the start token with all generated tokens but the last. A page takes about a

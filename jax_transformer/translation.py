@@ -22,23 +22,27 @@ _CACHE_POSITIONS = 8
 
 
 class Hypothesis(NamedTuple):
-    """A translation, its ids up to and including the end token (if there is one), and beam search's score of it."""
+    """A translation of a line."""
 
     text: str
     ids: Int[np.ndarray, " n"]
+    """Its tokens, with the end token if there is one, and nothing after it."""
     score: float | None
+    """The score of beam search; None without beam search."""
 
 
 class Translator:
     """Translates lines of text with a model, its tokenizer, and its folder's own generation config.
 
-    ``Translator.load(path)(["A line.", "Another."], beam_size=4)`` gives what ``jax-transformer translate`` prints. Options of a call are
-    keywords named as the fields of :class:`GenerationConfig` and of its ``constraints``, or ``beam_size``, ``num_hypotheses`` and
+    ``Translator.load(path)(["A line.", "Another."], beam_size=4)`` gives what ``jax-transformer
+    translate`` prints. Options of a call are keywords named as the fields of
+    :class:`GenerationConfig` and of its ``constraints``, or ``beam_size``, ``num_hypotheses`` and
     ``max_length``; those that are not given are the generation config's.
 
-    Lines are batched by length and padded to ``widths``, the widths that the model was trained with, or to the longest source that it reads.
-    All beams of a batch together take at most ``tokens_per_batch`` positions of the source, and eight times as many of the cache.
-    The model is split for the compiled loops once, here: later changes of it are not seen.
+    Lines are batched by length and padded to ``widths``, the widths that the model was trained
+    with, or to the longest source that it reads. All beams of a batch together take at most
+    ``tokens_per_batch`` positions of the source, and eight times as many of the cache. The model is
+    split for the compiled loops once, here: later changes of it are not seen.
     """
 
     def __init__(
@@ -102,16 +106,19 @@ class Translator:
     ) -> list[str] | list[list[Hypothesis]]:
         """The translation of each line, in order; an empty line stays empty.
 
-        With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from :meth:`hypotheses`.
+        With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from
+        :meth:`hypotheses`.
         """
         if num_hypotheses is not None:
             return self.hypotheses(lines, num_hypotheses=num_hypotheses, **options)
         return [best[0].text for best in self.hypotheses(lines, **options)]
 
     def hypotheses(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]:
-        """The ``num_return_sequences`` hypotheses of each line, best first; an empty line has one, which is empty.
+        """The ``num_return_sequences`` hypotheses of each line, best first.
 
-        Raises ConfigError for options that are unknown or exclude each other, and InputError for a line longer than the model reads.
+        An empty line has one hypothesis, which is empty.
+        Raises ConfigError for options that are unknown or exclude each other, and InputError for a
+        line longer than the model reads.
         """
         if isinstance(lines, str):
             raise ConfigError("lines is one string: give a list of lines")
@@ -150,7 +157,10 @@ class Translator:
             yield [filled[i] for i in indices], source
 
     def _rows(self, config: GenerationConfig) -> tuple[int, ...]:
-        """The number of rows in a batch of each width, bounded by the cache, too, which has room for the longest translation."""
+        """The number of rows in a batch of each width.
+
+        It is bounded by the cache, too, which has room for the longest translation.
+        """
         tokens = self.tokens_per_batch
         rows = batch_plan.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
         in_cache = _CACHE_POSITIONS * tokens // config.num_beams
@@ -174,7 +184,7 @@ class Translator:
 
 
 def without_cache(config: TransformerConfig) -> str | None:
-    """A message about models that decode without a cache of keys and values, and why; None for others."""
+    """A message for models that decode without a cache of keys and values; None for others."""
     if config.uncacheable is None:
         return None
     shorter = (
@@ -182,11 +192,15 @@ def without_cache(config: TransformerConfig) -> str | None:
         if config.equal_lengths
         else ""
     )
-    return f"decoding runs the whole decoder again at each token, because {config.uncacheable}{shorter}"
+    reason = f"because {config.uncacheable}{shorter}"
+    return f"decoding runs the whole decoder again at each token, {reason}"
 
 
 def n_best_lines(hypotheses: Sequence[Sequence[Hypothesis]]) -> list[str]:
-    """``line ||| translation ||| score``, lines counted from 0, best first, as Moses and fairseq write n-best lists."""
+    """Lines of an n-best list in the format of Moses and fairseq: ``line ||| text ||| score``.
+
+    Lines of the source are counted from 0; hypotheses come best first.
+    """
     return [
         f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
         for i, several in enumerate(hypotheses)

@@ -1,6 +1,8 @@
-"""Greedy decoding and beam search as they are defined: the whole model on the whole target, one row at a time, hypotheses in lists.
+"""Greedy decoding and beam search as they are defined: the whole model on the whole target, one row
+at a time, hypotheses in lists.
 
-A model is any callable that gives logits (b, t, v) for ids (b, s) and (b, t). Log-probabilities are summed in float64.
+A model is any callable that gives logits (b, t, v) for ids (b, s) and (b, t). Log-probabilities are
+summed in float64.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,9 @@ Model = Callable[[Tensor, Tensor], Tensor]
 
 
 class Hypothesis(NamedTuple):
-    """Tokens without the start token, and their log-probability (while unfinished) or score (when finished)."""
+    """Tokens without the start token, and their log-probability (while unfinished) or score (when
+    finished).
+    """
 
     tokens: list[int]
     score: float
@@ -25,7 +29,9 @@ class Found(NamedTuple):
 
     best: list[Hypothesis]
     margin: float
-    """The smallest difference that decided something: what was kept instead of what, in which order. Below rounding, it was a coin that did."""
+    """The smallest difference that decided something: what was kept instead of what, in which
+    order. Below rounding, it was a coin that did.
+    """
 
 
 def penalty(length: int, alpha: float) -> float:
@@ -52,10 +58,12 @@ def greedy(
 def beam(
     model: Model, source: Tensor, size: int, max_length: int, alpha: float, *, bos: int, eos: int
 ) -> Found:
-    """The search over one source row (s,), padded or not: ``size`` finished hypotheses where so many finish, else unfinished ones behind them.
+    """The search over one source row (s,), padded or not: ``size`` finished hypotheses where so
+    many finish, else unfinished ones behind them.
 
-    Each step looks at the 2·size likeliest continuations: those that end are finished, and of the others the first ``size`` go on. The search
-    is over when no unfinished hypothesis could still beat the worst of ``size`` finished ones.
+    Each step looks at the 2·size likeliest continuations: those that end are finished, and of the
+    others the first ``size`` go on. The search is over when no unfinished hypothesis could still
+    beat the worst of ``size`` finished ones.
     """
     live, finished, margins = [Hypothesis([], 0.0)], [], [float("inf")]
     length = 0

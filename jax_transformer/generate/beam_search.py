@@ -33,10 +33,11 @@ class _Beams(NamedTuple):
 
 
 class _Continuations(NamedTuple):
-    """The best 2k continuations of a row's k beams, best first: log-probabilities, the beams that they continue, and their last tokens."""
+    """The best 2k continuations of a row's k beams, best first."""
 
     log_probs: Float[Array, "b m"]
     parents: Int[Array, "b m"]
+    """The beams that they continue."""
     tokens: Int[Array, "b m"]
     cache: Cache | Prefix
 
@@ -102,7 +103,7 @@ def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
 
 
 def _score_dtype(model: Transformer, cache: Cache | Prefix, batch: int, beams: int) -> np.dtype:
-    """The dtype that log-probabilities are added up in: rounding to 16 bits would add up over a hypothesis."""
+    """The dtype of sums of log-probabilities: float32 at least, because rounding adds up, too."""
     logits = jax.eval_shape(model.decode_step, jnp.zeros((batch, beams), jnp.int32), cache)[0]
     return np.promote_types(logits.dtype, np.float32)
 
@@ -136,7 +137,7 @@ def _continuations(
     scores = constraints.apply(scores, beams.tokens, length, inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]
     vocabulary = totals.shape[-1]
-    # Twice as many as beams: at most one continuation of each beam is the end token, so enough go on
+    # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on
     best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)
     return _Continuations(best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache)
 
@@ -159,7 +160,7 @@ def _keep_finished(
 
 
 def _can_improve(beams: _Beams, scorer: Scorer) -> Bool[Array, " b"]:
-    """True for rows whose best unfinished hypothesis may still replace a finished one, or that have fewer than k finished ones."""
+    """True for rows that have fewer than k finished hypotheses, or may still find a better one."""
     reachable = beams.log_probs[:, :1] / scorer.divisor(scorer.best_length(beams.length))
     worst = jnp.where(
         beams.finished, beams.finished_scores.min(axis=1, keepdims=True), scorer.masked

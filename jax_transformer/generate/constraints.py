@@ -1,8 +1,8 @@
-"""Logits processors: :class:`jax_transformer.generate.generation_config.Constraints` applied to the scores of the next token.
+"""Logits processors: :class:`Constraints` applied to the scores of the next token.
 
-The order is that of transformers' ``generate``. Facts from transformers 5.23, ``generation/logits_process.py`` and
-``GenerationMixin._get_logits_processor``: there, lengths count the start token, and the generated sequence begins with it. A constraint that is
-off costs nothing.
+The order is that of transformers' ``generate``. Facts from transformers 5.23,
+``generation/logits_process.py`` and ``GenerationMixin._get_logits_processor``: there, lengths count
+the start token, and the generated sequence begins with it. A constraint that is off costs nothing.
 """
 
 import itertools
@@ -26,7 +26,7 @@ def any_in(static_args: StaticArgs, inputs: Inputs) -> bool:
 
 
 class Generated(NamedTuple):
-    """Hypotheses so far: the start token and the tokens after it, of which the first ``length`` are valid."""
+    """Hypotheses so far, from the start token on; the first ``length`` tokens are valid."""
 
     tokens: Int[Array, "b k m"]
     length: Int[Array, ""]
@@ -43,9 +43,10 @@ def apply(
     inputs: Inputs,
     static_args: StaticArgs,
 ) -> Float[Array, "b k v"]:
-    """Scores of the tokens at position ``step``, in float32 at least, with -inf for those that are forbidden.
+    """Constrained scores of the tokens at position ``step``; forbidden tokens have -inf.
 
-    ``tokens`` are those before the position; whatever follows them is ignored. Without constraints the scores are returned as they are.
+    ``tokens`` are those before the position; whatever follows them is ignored. Without constraints
+    the scores are returned as they are, otherwise in float32 at least.
     """
     if not any_in(static_args, inputs):
         return scores
@@ -140,7 +141,7 @@ def _ends_ngram(
     size: int,
     vocabulary: int,
 ) -> Bool[Array, "b k v"]:
-    """Tokens that would complete an n-gram of this size that is in the first ``length`` tokens of ``text``."""
+    """Tokens that would complete an n-gram of the first ``length`` tokens of ``text``."""
     tokens, windows = generated.tokens, text.shape[2] - size + 1
     if windows < 1 or size - 1 > tokens.shape[2]:
         return jnp.zeros((1, 1, vocabulary), bool)
@@ -158,7 +159,7 @@ def _ends_ngram(
 def _ends_word(
     generated: Generated, words: tuple[tuple[int, ...], ...], vocabulary: int
 ) -> Bool[Array, "b k v"]:
-    """The last tokens of those ``words``, all equally long, whose other tokens have just been generated."""
+    """The last tokens of those ``words`` (equally long) that are generated but for these."""
     prefixes = np.array([word[:-1] for word in words], np.int32)
     ends = np.array([word[-1] for word in words], np.int32)
     size = prefixes.shape[1]

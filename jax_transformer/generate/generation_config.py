@@ -1,7 +1,8 @@
-"""Settings of generation: frozen values, checked, that every loop is compiled for. Standard library only.
+"""Settings of generation: frozen values that check themselves. Standard library only.
 
-Fields have the names of transformers' ``GenerationConfig`` where they mean the same; ``ALIASES`` has the shorter names of the command line and of
-:class:`jax_transformer.Translator`. One thing is counted otherwise: lengths here never include the start token.
+Fields have the names of transformers' ``GenerationConfig`` where they mean the same; ``ALIASES``
+has the shorter names of the command line and of :class:`jax_transformer.Translator`. One thing is
+counted otherwise: lengths here never include the start token.
 """
 
 import dataclasses
@@ -15,10 +16,13 @@ from jax_transformer.errors import ConfigError, nearest
 
 
 class BeamScorer(enum.StrEnum):
-    """The score of a finished hypothesis in a beam search, and with it the rules by which hypotheses and searches end."""
+    """The score of a finished hypothesis, and the rules by which a beam search ends."""
 
     GNMT = "gnmt"
-    """log-probability / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7); searches until nothing better is left in the beam."""
+    """log-probability / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7).
+
+    A search ends if no hypothesis in the beam can become better than the finished ones.
+    """
     AVERAGE = "average"
     """log-probability / length ** length_penalty, with the rules of transformers' ``generate``."""
 
@@ -27,7 +31,9 @@ class EarlyStopping(enum.StrEnum):
     """When a beam search with :attr:`BeamScorer.AVERAGE` stops searching a row."""
 
     HEURISTIC = "heuristic"
-    """``False`` in transformers: the best unfinished hypothesis, scored at its current length, is no better than the worst finished one."""
+    """``False`` in transformers: the best unfinished hypothesis is no better than the worst
+    finished one, if scored at its current length.
+    """
     FULL = "full"
     """``True`` in transformers: ``num_beams`` hypotheses are finished."""
     NEVER = "never"
@@ -36,10 +42,16 @@ class EarlyStopping(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Constraints:
-    """Logits processors: tokens that are forbidden, forced or penalised. The defaults do nothing."""
+    """Logits processors: tokens that are forbidden, forced or penalised.
+
+    The defaults do nothing.
+    """
 
     repetition_penalty: float = 1.0
-    """Penalise tokens that were already generated, or are the start token (> 1): logits above 0 are divided by this, others multiplied."""
+    """Penalise tokens that were already generated, and the start token (> 1).
+
+    Scores above 0 are divided by this, others are multiplied.
+    """
     no_repeat_ngram_size: int = 0
     """Forbid repeated n-grams of this size (0: off)."""
     encoder_no_repeat_ngram_size: int = 0
@@ -90,7 +102,7 @@ class GenerationConfig:
     num_return_sequences: int = 1
     """Number of hypotheses to return for each line, at most ``num_beams``."""
     max_new_tokens: int | None = None
-    """Maximum number of generated tokens; None is twice the padded source's length, within the model's maximum."""
+    """Maximum number of generated tokens (None: twice the padded source, if the model has them)."""
     do_sample: bool = False
     """Sample each token instead of searching for the most likely ones."""
     temperature: float = 1.0
@@ -108,7 +120,7 @@ class GenerationConfig:
     constraints: Constraints = Constraints()
     """Tokens that are forbidden, forced or penalised."""
     forced_bos_token_id: int | None = None
-    """Force this token at the first position, such as the target language in NLLB; None forces none."""
+    """Force this token at the first position, such as the target language in NLLB."""
     decoder_start_token_id: int | None = None
     """The decoder's first input; None is the model's ``bos_id``."""
     eos_token_id: int | None = None
@@ -119,14 +131,16 @@ class GenerationConfig:
             raise ConfigError(f"num_beams={self.num_beams} must be at least 1")
         if self.do_sample and self.num_beams != 1:
             raise ConfigError(
-                f"do_sample and num_beams={self.num_beams} exclude each other: choose sampling or beam search"
+                f"do_sample and num_beams={self.num_beams} exclude each other: "
+                "choose sampling or beam search"
             )
         count = self.num_return_sequences
         if count < 1:
             raise ConfigError(f"num_return_sequences={count} must be at least 1")
         if count > self.num_beams:
             raise ConfigError(
-                f"num_return_sequences={count} needs num_beams of at least {count}, not {self.num_beams}"
+                f"num_return_sequences={count} needs num_beams of at least {count}, "
+                f"not {self.num_beams}"
             )
         for name, neutral in _SAMPLING.items():
             if not self.do_sample and getattr(self, name) != neutral:
@@ -136,14 +150,15 @@ class GenerationConfig:
             and self.early_stopping is not EarlyStopping.HEURISTIC
         ):
             raise ConfigError(
-                f"early_stopping={self.early_stopping} needs beam_scorer=average, not {self.beam_scorer}"
+                f"early_stopping={self.early_stopping} needs beam_scorer=average, "
+                f"not {self.beam_scorer}"
             )
 
     def overridden(self, options: Mapping[str, Any]) -> "GenerationConfig":
-        """The config with those ``options`` that are not None, named as fields, as fields of :class:`Constraints`, or as in ``ALIASES``.
+        """The config with those ``options`` that are not None; ``OPTIONS`` has their names.
 
-        Searching and sampling exclude each other: an option for one of them switches the other off. Raises ConfigError for an unknown name
-        and for values that exclude each other.
+        Searching and sampling exclude each other: an option for one of them switches the other off.
+        Raises ConfigError for an unknown name and for values that exclude each other.
         """
         changes = canonical(options)
         constraints = {name: changes.pop(name) for name in list(changes) if name in _CONSTRAINTS}
@@ -169,7 +184,7 @@ ALIASES = {
     "sample": "do_sample",
     "penalty": "beam_scorer",
 }
-"""Other names of the fields: those of the command line's flags, and the keywords of Python's functions."""
+"""Other names of the fields: the command line's flags, and keywords of Python's functions."""
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 _CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)}
@@ -182,7 +197,9 @@ OPTIONS = (
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not None, by the names of the fields. Raises ConfigError for unknown names and for a field that is named twice.
+    """The options that are not None, by the names of the fields.
+
+    Raises ConfigError for unknown names and for a field that is named twice.
 
     ``n_best=0``, "only the best", is one hypothesis.
     """

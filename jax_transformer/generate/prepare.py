@@ -1,4 +1,4 @@
-"""Arguments that all generation loops share: the model, split once, and what a call passes to them, checked."""
+"""Arguments that all generation loops share, checked: the split model, and those of a call."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from jax_transformer.transformer import Transformer
 
 
 class ModelStructure:
-    """Everything of a model but its arrays: a static argument that is hashed once, not in every call."""
+    """A model without its arrays: a static argument that is hashed once, not in every call."""
 
     def __init__(self, graphdef: nnx.GraphDef, treedef: jax.tree_util.PyTreeDef):
         self.graphdef, self.treedef = graphdef, treedef
@@ -40,7 +40,10 @@ class ModelStructure:
 
 
 class SplitModel(NamedTuple):
-    """A model as jitted loops take it. Splitting takes milliseconds: with many batches, do it once."""
+    """A model as jitted loops take it.
+
+    Splitting takes milliseconds: with many batches, do it once.
+    """
 
     config: TransformerConfig
     structure: ModelStructure
@@ -63,7 +66,7 @@ class StaticArgs(NamedTuple):
     """Everything that a loop is compiled for."""
 
     config: GenerationConfig
-    """Without the fields that are below, and without those that are traced, so that other values of them compile nothing."""
+    """Without the fields below, and without those that are traced: other values compile nothing."""
     max_new_tokens: int
     bos_id: int
     eos_id: int
@@ -86,7 +89,8 @@ def prepare(
 ) -> tuple[Inputs, StaticArgs]:
     """The arguments of a loop. ``forced_bos_ids`` wins over the config's ``forced_bos_token_id``.
 
-    Raises InputError for a source that the model cannot read, and ConfigError for a length or a token that it does not have.
+    Raises InputError for a source that the model cannot read, and ConfigError for a length or a
+    token that it does not have.
     """
     sizes = model.config
     source = inputs.check_ids(source, sizes, sizes.source_vocab_size, "source")
@@ -112,12 +116,12 @@ _RESOLVED: dict[str, Any] = dict.fromkeys(
 
 
 def default_length(config: TransformerConfig, source_width: int) -> int:
-    """Maximum number of tokens for a source that is padded to this width, unless a config says otherwise."""
+    """Maximum number of tokens for a source of this width, if a config has none."""
     return min(config.longest, 2 * source_width)
 
 
 def max_new_tokens(config: TransformerConfig, source_width: int, length: int | None) -> int:
-    """The length of a loop's result: ``length``, and never more than the source's if both must be equally long.
+    """The length of a loop's result; at most the source's, if both must be equally long.
 
     Raises ConfigError for a length that the model does not have.
     """

@@ -48,17 +48,19 @@ def sample(
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
-    """Tokens drawn one after the other from softmax(logits / temperature), cut to the most likely ones.
+    """Tokens drawn one after the other from softmax(logits / temperature).
 
     Args:
-        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id: as in :func:`jax_transformer.generate.greedy`, as are
-            the returned ids.
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id: as in
+            :func:`jax_transformer.generate.greedy`, as are the returned ids.
         key: decides every draw.
         temperature: above 0; near 0 is greedy decoding.
         top_k: draw from this many most likely tokens; 0 is all.
-        top_p: of these, draw from the fewest that together reach this probability (Holtzman et al. 2020); 1 is all.
-        rows: a number for each row, by which its draws differ from those of other rows; None is 0, 1, 2, ... A row's tokens depend only on
-            its number and its source, not on the rest of the batch (as far as rounding in matrix products does not).
+        top_p: of these, draw from the fewest that together reach this probability (Holtzman et al.
+            2020); 1 is all.
+        rows: a number for each row, by which its draws differ from those of other rows; None is 0,
+            1, 2, ... A row's tokens depend only on its number and its source, not on the rest of
+            the batch (as far as rounding in matrix products does not).
     """
     model = split(model)
     vocabulary = model.config.target_vocab_size
@@ -66,7 +68,8 @@ def sample(
         raise ConfigError(f"temperature={temperature} must be above 0 and finite")
     if not 0 <= top_k <= vocabulary:
         raise ConfigError(
-            f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, or 0 for all of it"
+            f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, "
+            "or 0 for all of it"
         )
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
@@ -117,7 +120,10 @@ def most_likely(
     top_p: Float[Array, ""] | None,
     top_k: int,
 ) -> tuple[Float[Array, "b c"], Int[Array, "b c"]]:
-    """The tokens to draw from, most likely first, and their logits in float32 at least; those outside the nucleus of ``top_p`` have -inf."""
+    """The tokens to draw from, most likely first, and their logits in float32 at least.
+
+    Tokens outside the nucleus of ``top_p`` have -inf.
+    """
     dtype = np.promote_types(logits.dtype, np.float32)
     scores, tokens = jax.lax.top_k(logits.astype(dtype), top_k or logits.shape[1])
     # At most 0, so that division by a small temperature gives no infinity

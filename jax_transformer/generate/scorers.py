@@ -46,11 +46,11 @@ class Scorer:
     def candidates(
         self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
     ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
-        """Log-probabilities of the best continuations; True if one ends; True if it may be returned."""
+        """Log-probabilities of the best continuations, which of them end, which are returned."""
         raise NotImplementedError
 
     def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
-        """The length at which the best unfinished hypothesis is compared with the worst finished one.
+        """The length that decides if an unfinished hypothesis may beat a finished one.
 
         ``length`` is the current one.
         """
@@ -58,7 +58,7 @@ class Scorer:
 
 
 class GnmtScorer(Scorer):
-    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end, and no better one is missed."""
+    """:attr:`BeamScorer.GNMT`: any of the best 2k continuations may end."""
 
     returns_unfinished = True
 
@@ -86,7 +86,7 @@ class GnmtScorer(Scorer):
 
 
 class AverageScorer(Scorer):
-    """:attr:`BeamScorer.AVERAGE`: only the best k continuations may end; at the last position all do.
+    """:attr:`BeamScorer.AVERAGE`: only the best k may end; at the last position all do.
 
     Facts from ``GenerationMixin._beam_search`` of transformers 5.23.
     """

@@ -1,4 +1,4 @@
-"""Greedy decoding, beam search, and :func:`generate`, which does what a :class:`GenerationConfig` says."""
+"""Greedy decoding, beam search, and :func:`generate`, which takes a :class:`GenerationConfig`."""
 
 import math
 from functools import partial
@@ -36,10 +36,11 @@ def generate(
     config: GenerationConfig,
     row_ids: Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
-    """The ``num_return_sequences`` hypotheses of each row, best first, and their scores, which are NaN unless a beam search gives them.
+    """The ``num_return_sequences`` hypotheses of each row, best first, and their scores.
 
-    Without ``max_new_tokens`` they have at most twice as many tokens as the source is wide. ``row_ids`` are as in :func:`sample`. Ids and
-    errors as in :func:`greedy` and :func:`beam`.
+    Scores are NaN except from a beam search. Without ``max_new_tokens`` a hypothesis has at most
+    twice as many tokens as the source is wide.
+    ``row_ids`` are as in :func:`sample`. Ids and errors as in :func:`greedy` and :func:`beam`.
     """
     model = split(model)
     length = config.max_new_tokens
@@ -80,22 +81,25 @@ def greedy(
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> Int[Array, "b n"]:
-    """The most likely next token, again and again, until every row has ended or has ``max_length`` tokens.
+    """The most likely next token, again and again, until every row has ended or is full.
 
-    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator` is the object with the folder's own settings.
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator`
+    is the object with the folder's own settings.
 
     Args:
-        model: the model, or :func:`split` of it, which saves milliseconds in every call; keys and values are cached.
+        model: the model, or :func:`split` of it, which saves milliseconds in every call; keys and
+            values are cached.
         source: ids (b, s), padded by the model's ``source_pad_id``.
         max_length: the number n of generated tokens; None is the model's maximum.
         bos_id: the start token; None is the model's.
         eos_id: the token that ends a row; None is the model's.
         constraints: tokens that are forbidden, forced or penalised.
-        forced_bos_token_id: the first token of all rows or of each, such as the target language in mBART-50 and NLLB. Another one
-            compiles nothing.
+        forced_bos_token_id: the first token of all rows or of each, such as the target language in
+            mBART-50 and NLLB. Another one compiles nothing.
 
     Returns:
-        ids (b, n) int32 without the start token, with ``eos_id``, padded after it by the model's ``target_pad_id``.
+        ids (b, n) int32 without the start token, with ``eos_id``, padded after it by the model's
+            ``target_pad_id``.
 
     Raises:
         InputError: the model cannot read the source.
@@ -141,12 +145,14 @@ def beam(
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
     """The best hypothesis of a beam search, and its score in float32 at least.
 
-    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator` is the object with the folder's own settings.
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator`
+    is the object with the folder's own settings.
 
-    ``beam_size`` unfinished and as many finished hypotheses are kept. The score is log-probability / ((5 + length) / 6) ** length_penalty
-    (Wu et al. 2016, section 7), and a row is done when no unfinished hypothesis can beat its worst finished one. With
-    ``scorer=BeamScorer.AVERAGE`` it is log-probability / length ** length_penalty, and the search is that of transformers' ``generate``, with
-    its ``early_stopping``. Other arguments, ids and errors as in :func:`greedy`.
+    ``beam_size`` unfinished and as many finished hypotheses are kept. The score is log-probability
+    / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7), and a row is done when no
+    unfinished hypothesis can beat its worst finished one. With ``scorer=BeamScorer.AVERAGE`` it is
+    log-probability / length ** length_penalty, and the search is that of transformers'
+    ``generate``, with its ``early_stopping``. Other arguments, ids and errors as in :func:`greedy`.
     """
     tokens, scores = n_best(
         model,
@@ -180,7 +186,7 @@ def n_best(
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
-    """The ``num_hypotheses`` best different hypotheses of :func:`beam`'s search, best first, and their scores.
+    """The best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
     With the scorer GNMT, unfinished hypotheses follow if too few have finished at ``max_length``.
     """

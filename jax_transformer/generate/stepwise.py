@@ -1,4 +1,4 @@
-"""The loop of one hypothesis a row: greedy decoding and sampling, which differ in how they choose a token."""
+"""The loop of greedy decoding and sampling, which have one hypothesis a row."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,8 @@ def generate(
 ) -> Int[Array, "b n"]:
     """Ids until every row has ended or has ``max_new_tokens``, padded after each row's end token.
 
-    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number. To be called inside a jitted function.
+    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number.
+    To be called inside a jitted function.
     """
     model = structure.merge(arrays)
     batch, length = inputs.source.shape[0], static_args.max_new_tokens

@@ -229,7 +229,7 @@ def _files(
         changed = {"decoder_start_token_id": words.bos_id} | (
             {} if forced is None else {"forced_bos_token_id": forced}
         )
-    if not huggingface.says_length(told):
+    if not huggingface.has_length(told):
         changed["max_length"] = (
             vocabulary.limits(data, config)[1] + 1
         )  # which there counts the start

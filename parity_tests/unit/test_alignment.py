@@ -1,4 +1,6 @@
-"""The page of attention maps: its figures are the model's, its tokens are the text's, and no text gets out of its place."""
+"""The page of attention maps: its figures are the model's, its tokens are the text's, and no text
+gets out of its place.
+"""
 
 import base64
 import hashlib

@@ -256,11 +256,11 @@ def test_the_keys_of_an_old_config_json():
         ),
         (
             {"stop_strings": ["."], "guidance_scale": 2},
-            "stop_strings=['.'] is not done here: leave it out; guidance_scale=2 is not done",
+            "stop_strings=['.'] is not supported: leave it out; guidance_scale=2 is not supported",
         ),
-        ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not done here"),
-        ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not done here"),
-        ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens, and only one can end"),
+        ({"do_sample": True, "typical_p": 0.5}, "typical_p=0.5 is not supported"),
+        ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams=2 is not supported"),
+        ({"eos_token_id": [1, 2]}, "eos_token_id has 2 tokens; only one end token is supported"),
         ({"early_stopping": "always"}, "early_stopping='always' is not true, false"),
         ({"early_stopping": 1}, "early_stopping=1 is not true, false"),
         ({"early_stopping": [1]}, "early_stopping=[1] is not true, false"),
@@ -309,8 +309,8 @@ def test_a_generation_config_round_trips():
         },
     }
     for how, message in (
-        (GenerationConfig(num_beams=2), "beam_scorer=gnmt is not one of transformers"),
-        (GenerationConfig(do_sample=True, seed=3), "seed=3 has no place"),
+        (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),
+        (GenerationConfig(do_sample=True, seed=3), "seed=3: a generation_config.json has no seed"),
     ):
         with pytest.raises(ConfigError, match=message):
             huggingface.to_generation_config(how, CONFIG)

@@ -1,4 +1,6 @@
-"""Lines of text in, lines of text out: in their order, batched by length, by whichever way of decoding is asked for."""
+"""Lines of text in, lines of text out: in their order, batched by length, by whichever way of
+decoding is asked for.
+"""
 
 import json
 
@@ -105,7 +107,9 @@ def test_the_length_of_translations_can_be_set(echo):
 
 
 def test_long_translations_have_few_rows(echo):
-    """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the sources' 8 positions."""
+    """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the
+    sources' 8 positions.
+    """
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
     assert (
         Translator(
