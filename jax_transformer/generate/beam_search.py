@@ -148,7 +148,7 @@ def _keep_finished(
     scores: Float[Array, "b m"],
     finishes: Bool[Array, "b m"],
 ) -> _Beams:
-    """The beams with the best k of their finished hypotheses and of those that have just finished."""
+    """True for rows that have fewer than k finished hypotheses, or may find a better one."""
     best, chosen = jax.lax.top_k(
         jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1] // 2
     )

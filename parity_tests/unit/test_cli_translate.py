@@ -1,4 +1,4 @@
-"""``translate`` and ``evaluate`` by the command line, and what they say of a run that is damaged."""
+"""``translate`` and ``evaluate`` by the command line, and their refusals of a damaged run."""
 
 import contextlib
 import gzip
