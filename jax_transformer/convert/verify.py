@@ -10,19 +10,13 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import ConfigError, Refusal
+from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.storage.tensors import same
 from jax_transformer.weights import rules
 
 State = Mapping[str, np.ndarray]
 _BOUND = 1e-9  # relative to the largest number; a correct pair differs by 1e-14, the smallest fault known (another epsilon) by 1e-5
 _ROWS, _SOURCE, _TARGET = 3, 7, 5
-
-
-class DifferentError(Refusal):
-    """Two models that should be equal give different numbers (exit code 1)."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

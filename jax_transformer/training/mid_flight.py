@@ -10,8 +10,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.request import ModelDescription, Request
-from jax_transformer.convert.verify import DifferentError
-from jax_transformer.errors import ConfigError, InputError, Refusal
+from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
 from jax_transformer.storage import atomic, kinds, lock, pt
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
