@@ -16,7 +16,7 @@ from jax_transformer.config import Branch, StackConfig, TransformerConfig
 from jax_transformer.transformer import Transformer
 
 PAGES = Path(__file__).parents[2] / "docs" / "architectures"
-DOCUMENTS = [name for name in jt.preset_names() if f"{name}_repaired" in jt.preset_names()]
+DOCUMENTS = sorted(path.stem for path in PAGES.glob("*.md"))
 
 # No two letters of the axis legend have the same size, and none is a multiple of another but i =
 # h·e.
@@ -32,9 +32,9 @@ def forms(document: str) -> list[str]:
     return [document, f"{document}_repaired"]
 
 
-def test_every_document_has_its_page():
-    assert sorted(path.stem for path in PAGES.glob("*.md")) == sorted(DOCUMENTS)
-    assert len(DOCUMENTS) >= 5
+def test_every_page_is_of_a_document():
+    names = jt.preset_names()
+    assert len(DOCUMENTS) >= 5 and {each for name in DOCUMENTS for each in forms(name)} <= {*names}
 
 
 # Diagrams
