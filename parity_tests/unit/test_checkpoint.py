@@ -1,5 +1,5 @@
-"""Checkpoints come back bit for bit, whole or not at all, and every damage is refused by the name
-of the file.
+"""Checkpoints come back bit for bit, completely or not at all, and every damage is refused with the
+file's name.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def save(folder: Path, step: int, tree=None, **about) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """A checkpoint for those who only read it."""
+    """A checkpoint for tests that only read it."""
     folder = tmp_path_factory.mktemp("saved")
     save(folder, 7, versions={"jax": jax.__version__})
     return folder
@@ -85,12 +85,12 @@ def copied(saved: Path, folder: Path) -> Path:
 
 
 def largest(path: Path, pattern: str) -> Path:
-    return max(path.glob(pattern), key=lambda found: found.stat().st_size)
+    return max(path.glob(pattern), key=lambda file: file.stat().st_size)
 
 
-def refusal(folder: Path, wanted=None, **options) -> str:
+def refusal(folder: Path, target=None, **options) -> str:
     with pytest.raises(errors.CheckpointError) as caught:
-        checkpoint.load(folder, 7, like(state()) if wanted is None else wanted, **options)
+        checkpoint.load(folder, 7, like(state()) if target is None else target, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -141,7 +141,7 @@ def test_a_partial_save_is_no_checkpoint_and_is_removed(tmp_path):
 
 
 def test_an_interrupted_replacement_restores_the_old_checkpoint(tmp_path):
-    """Killed between the two renames: the old one is aside, the new one not there yet."""
+    """The save was killed between its two renames, after moving the old checkpoint away."""
     save(tmp_path, 7)
     os.rename(tmp_path / "7", tmp_path / ".writing-7.replaced")
     checkpoint.remove_unfinished(tmp_path)
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, w
     save(tmp_path, 7)
 
     def full(path: Path, *rest) -> str:
-        if where == "orbax":  # as its storage says it: no OSError, several lines
+        if where == "orbax":  # as Orbax's storage raises it: no OSError, several lines
             raise ValueError(
                 "\nRESOURCE_EXHAUSTED: No space left on device [OS error 28]\nSource locations: ..."
             )
@@ -193,7 +193,7 @@ os._exit(0)  # threads of Orbax's wait for ever
 
 
 def test_an_orbax_failure_is_one_error(tmp_path):
-    """Orbax logs it with a traceback as well."""
+    """Orbax also logs it, with a traceback."""
     done = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)],
         env=runs.environment(),
@@ -206,7 +206,7 @@ def test_an_orbax_failure_is_one_error(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# Which one is good
+# Choice of an intact checkpoint
 
 
 def damage(folder: Path, step: int) -> Path:
@@ -331,7 +331,7 @@ def test_a_manifest_without_hashes_is_refused(saved, tmp_path):
 
 
 def test_describing_a_damaged_checkpoint_is_refused_as_well(saved, tmp_path):
-    """``inspect`` and ``translate`` ask for shapes before they load."""
+    """``inspect`` and ``translate`` read shapes before they load."""
     (copied(saved, tmp_path) / "state" / "_METADATA").write_bytes(b"{")
     with pytest.raises(errors.CheckpointError) as caught:
         checkpoint.open(tmp_path, 7)
@@ -346,9 +346,9 @@ def test_another_shape_or_dtype_is_refused_by_name(saved):
         jax.ShapeDtypeStruct((5, 4), jnp.float32),
         jax.ShapeDtypeStruct((5, 3), jnp.float64),
     ):
-        wanted = like(state())
-        wanted.params["blocks.0.kernel"] = changed
-        message = refusal(saved, wanted)
+        target = like(state())
+        target.params["blocks.0.kernel"] = changed
+        message = refusal(saved, target)
         assert "params/blocks.0.kernel" in message
         assert (
             "(5, 3)" in message and str(changed.shape) in message and changed.dtype.name in message
@@ -356,14 +356,14 @@ def test_another_shape_or_dtype_is_refused_by_name(saved):
 
 
 def test_an_extra_or_missing_array_is_refused_by_name(saved):
-    wanted = like(state())
-    del wanted.params["scale"]
-    assert "params/scale" in refusal(saved, wanted)
-    wanted.params["scale"], wanted.params["shift"] = (
+    target = like(state())
+    del target.params["scale"]
+    assert "params/scale" in refusal(saved, target)
+    target.params["scale"], target.params["shift"] = (
         like(state()).params["scale"],
         jax.ShapeDtypeStruct((5,), jnp.float64),
     )
-    assert "params/shift" in refusal(saved, wanted)
+    assert "params/shift" in refusal(saved, target)
 
 
 def test_a_group_of_arrays_can_be_loaded(saved):
@@ -376,8 +376,8 @@ def test_a_group_of_arrays_can_be_loaded(saved):
 
 
 def test_a_missing_group_is_refused_by_name(saved):
-    wanted = {"params": {"scales": like(state()).params["scale"]}}
-    assert "params/scales" in refusal(saved, wanted, partial=True)
+    target = {"params": {"scales": like(state()).params["scale"]}}
+    assert "params/scales" in refusal(saved, target, partial=True)
 
 
 def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
@@ -388,11 +388,11 @@ def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
     )
 
 
-# Opened once
+# Each file is opened once
 
 
 def counted(monkeypatch) -> dict[str, int]:
-    """How often each file of a checkpoint is hashed, by its path."""
+    """Count the hashes of each file of a checkpoint, by path."""
     hashed, sha256 = {}, manifest.sha256
 
     def counting(path: Path) -> str:

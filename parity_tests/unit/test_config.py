@@ -1,6 +1,4 @@
-"""A configuration goes to JSON and back unchanged, and refuses what it does not know by the dotted
-name of the key.
-"""
+"""A configuration round-trips through JSON, and unknown keys are refused by their dotted name."""
 
 import dataclasses
 import json
@@ -31,9 +29,7 @@ NAMES = jt.preset_names()
 
 
 def typed(value):
-    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's
-    JSON, which ``==`` would let pass.
-    """
+    """Return the value with its types: a StrEnum equals its string, a tuple's JSON is a list."""
     if dataclasses.is_dataclass(value):
         return type(value), [
             typed(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -57,8 +53,8 @@ def random_branches(draw, parts: list[Part], residuals: list[Residual]):
 
 
 def random_config(draw):
-    """Built outside of hypothesis' strategies: the type checker that the tests run under draws
-    random numbers of its own.
+    """This is outside hypothesis' strategies, because the tests' type checker draws random numbers
+    too.
     """
     heads, vocab = draw(st.integers(1, 9)), draw(st.integers(4, 10**6))
     stacks = {
@@ -70,7 +66,7 @@ def random_config(draw):
             [Mask.SOURCE_PADDING],
         ),
     }
-    made = {
+    stacks = {
         name: StackConfig(
             draw(st.integers(1, 99)),
             branches := random_branches(draw, parts, residuals),
@@ -121,7 +117,7 @@ def random_config(draw):
         num_heads=heads,
         d_ff=draw(st.integers(1, 10**12)),
         max_length=draw(st.integers(2, 10**6)),
-        **made,
+        **stacks,
         **enums,
         **numbers,
         head_dim=draw(st.none() | st.integers(1, 99)),
@@ -166,11 +162,11 @@ def test_json_is_plain_and_complete():
     )
     assert (
         type(jt.TransformerConfig.from_json(json.dumps(data | {"dropout": 0})).dropout) is float
-    )  # other writers write 0.0 as 0
+    )  # other JSON writers write 0.0 as 0
 
 
 def edited(path: str, value) -> str:
-    """lesson10's JSON with one place changed, or removed where the value is ``...``."""
+    """lesson10's JSON with one key changed, or removed where the value is ``...``."""
     data = json.loads(LESSON10.to_json())
     *owners, leaf = [int(key) if key.isdigit() else key for key in path.split("/")]
     owner = data
@@ -224,7 +220,8 @@ def edited(path: str, value) -> str:
         (
             "encoder/activation",
             "geluu",
-            "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu (did you mean 'gelu'?)",
+            "encoder.activation='geluu' is not one of relu, gelu, gelu_tanh, silu "
+            "(did you mean 'gelu'?)",
         ),
         (
             "decoder/mixing",
@@ -239,7 +236,8 @@ def edited(path: str, value) -> str:
         (
             "mask_fill",
             "exclude",
-            "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 (did you mean 'excluded'?)",
+            "mask_fill='exclude' is not one of excluded, minus_infinity, minus_1e20 "
+            "(did you mean 'excluded'?)",
         ),
         (
             "encoder/positions_at",
@@ -255,7 +253,8 @@ def edited(path: str, value) -> str:
         (
             "encoder/init",
             "xavir",
-            "encoder.init='xavir' is not one of torch, torch_transformer, xavier (did you mean 'xavier'?)",
+            "encoder.init='xavir' is not one of torch, torch_transformer, xavier "
+            "(did you mean 'xavier'?)",
         ),
         ("attention_bias", 0, "attention_bias must be bool, not 0"),
         ("embedding_dropouts", 1.5, "embedding_dropouts must be int, not 1.5"),
@@ -267,7 +266,8 @@ def edited(path: str, value) -> str:
         (
             "decoder/branches/0/parts/0",
             "self_atention",
-            "decoder.branches[0].parts[0]='self_atention' is not one of self_attention, cross_attention, feed_forward"
+            "decoder.branches[0].parts[0]='self_atention' is not one of self_attention, "
+            "cross_attention, feed_forward"
             " (did you mean 'self_attention'?)",
         ),
     ],
@@ -281,7 +281,8 @@ def test_json_is_refused_by_the_dotted_name_of_the_key(path, value, message):
 def test_all_missing_keys_are_named_at_once_and_other_text_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', 'd_ff'",
+        match=r"^missing key 'source_vocab_size', 'target_vocab_size', 'd_model', 'num_heads', "
+        r"'d_ff'",
     ):
         jt.TransformerConfig.from_json("{}")
     with pytest.raises(ConfigError, match=r"^the configuration must be an object, not list$"):

@@ -101,7 +101,8 @@ INVALID = [
     *(
         (
             dict(max_length=1, **stack(name, position_index=PositionIndex.TRUNCATED_COSINE)),
-            f"max_length=1 must be at least 2: {name}.position_index='truncated_cosine' reads row 1",
+            f"max_length=1 must be at least 2: {name}.position_index='truncated_cosine' "
+            "reads row 1",
         )
         for name in ("encoder", "decoder")
     ),
@@ -145,7 +146,8 @@ INVALID = [
     ),
     (
         stack("decoder", positions=Positions.RELATIVE_PER_BLOCK, relative_max_distance=16),
-        "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket of their own",
+        "decoder.relative_max_distance=16 must be over the 16 distances that have a bucket "
+        "of their own",
     ),
     (
         stack("encoder", positions=Positions.RELATIVE, branches=(Branch((Part.FFN,)),)),
@@ -153,7 +155,8 @@ INVALID = [
     ),
     (
         dict(d_model=2, num_heads=1, **stack("encoder", sinusoids=Sinusoids.TENSOR2TENSOR)),
-        "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths differ",
+        "d_model=2 must be at least 4: the first and the last of tensor2tensor's wavelengths "
+        "differ",
     ),
     (
         dict(tying=Tying.EMBEDDINGS, target_vocab_size=7),
@@ -188,7 +191,8 @@ INVALID = [
                 LESSON10.encoder, branches=(Branch((Part.FFN,), Residual.MEMORY),)
             )
         ),
-        "encoder.branches: the residual 'memory' is the encoder's output and belongs in the decoder",
+        "encoder.branches: the residual 'memory' is the encoder's output and belongs in the "
+        "decoder",
     ),
     (
         dict(encoder=dataclasses.replace(LESSON10.encoder, self_mask=(Mask.CAUSAL,))),
@@ -200,7 +204,8 @@ INVALID = [
     ),
     (
         dict(decoder=dataclasses.replace(LESSON10.decoder, self_mask=(Mask.SOURCE_PADDING,))),
-        "decoder.self_mask: 'source_padding' has no meaning there (it knows causal, target_padding)",
+        "decoder.self_mask: 'source_padding' has no meaning there (it knows causal, "
+        "target_padding)",
     ),
     (
         dict(decoder=dataclasses.replace(LESSON10.decoder, cross_mask=(Mask.CAUSAL,))),

@@ -1,6 +1,4 @@
-"""Presets are configurations: their sizes by name, what follows from them, and the documents'
-numbers.
-"""
+"""Presets are configurations: sizes by name, derived properties, and the documents' numbers."""
 
 import dataclasses
 
@@ -29,9 +27,7 @@ CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 
 def typed(value):
-    """The value with every type spelled out: a StrEnum equals its string and a list its tuple's
-    JSON, which ``==`` would let pass.
-    """
+    """Return the value with its types: a StrEnum equals its string, a tuple's JSON is a list."""
     if dataclasses.is_dataclass(value):
         return type(value), [
             typed(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -128,9 +124,7 @@ def test_preset_refuses_unknown_names_with_the_nearest(name, sizes, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_takes_the_same_field_names(name):
-    """A preset is no form of its own: any field of the configuration may be given to any of them,
-    and a misspelt one to none.
-    """
+    """Every preset accepts every field of the configuration, and refuses a misspelt one."""
     changed = jt.preset(
         name,
         num_layers=1,
@@ -166,7 +160,7 @@ def test_presets_are_values():
         configs[0].d_model = 3
 
 
-# What follows from a configuration
+# Derived properties
 
 
 def test_the_position_rule_limits_the_length():
@@ -184,7 +178,7 @@ def test_the_position_rule_limits_the_length():
     for name in (
         "encoder",
         "decoder",
-    ):  # one stack is enough, and a table that is not there has no rows to lack
+    ):  # one stack is enough, and a missing table cannot be too short
         one = LESSON10.with_sizes(**{f"{name}.position_index": "truncated_cosine"})
         assert one.longest == 50 and one.with_sizes(**{f"{name}.positions": "none"}).longest == 100
 
@@ -226,7 +220,7 @@ UNCACHEABLE = [
     (
         {"decoder.branches": CROSS_ONLY, "decoder.self_mask": ()},
         None,
-    ),  # without self-attention nothing is to be masked
+    ),  # without self-attention there is no mask
     ({"decoder.branches": CROSS_ONLY, "decoder.mixing": "summed"}, None),
     ({"decoder.branches": (*NO_CROSS, *CROSS_ONLY, *CROSS_ONLY)}, None),
     ({"encoder.mixing": "summed", "encoder.head_merge": "raw", "encoder.self_mask": ()}, None),
@@ -264,8 +258,8 @@ def test_an_omitted_size_follows_the_document_s_rule(name):
     }
     ours = config.head_width, config.d_ff
     assert ours == sizes.get(document, ours)
-    given = jt.preset(name, d_model=16, num_heads=2, head_dim=5, d_ff=7)
-    assert (given.head_width, given.d_ff) == (5, 7)
+    configured = jt.preset(name, d_model=16, num_heads=2, head_dim=5, d_ff=7)
+    assert (configured.head_width, configured.d_ff) == (5, 7)
     assert jt.preset(name, d_model=np.int64(16), num_heads=2) == config
 
 

@@ -1,5 +1,5 @@
-"""Decoding with a cache is decoding without one, and beam search is what a plain loop over lists
-computes.
+"""Decoding with a cache equals decoding without one, and beam search equals a plain loop over
+lists.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from jax_transformer.nn.cache import Prefix
 from parity_tests.unit.helpers import furthest, ragged, random_model, tiny
 from parity_tests.unit.speakers import loud
 
-ROWS, PLACES = 4, 8
+ROWS, LENGTH = 4, 8
 PAD, BOS, EOS = 1, 2, 3  # lesson10's
 
 
 @pytest.fixture(scope="module", autouse=True)
 def steps():
-    """A list that grows by one with every step of a decoding loop: what is compiled here calls
-    back, and nothing was compiled before.
+    """A list that grows by one in every step of a decoding loop, by a callback in freshly compiled
+    code.
     """
     jax.clear_caches()
     seen: list[int] = []
@@ -44,7 +44,7 @@ def steps():
 
 @functools.cache
 def compiled(definition):
-    """The whole model without a cache, compiled once for all models of its configuration."""
+    """Return a full pass without a cache, compiled once per configuration."""
     return jax.jit(lambda state, source, target: nnx.merge(definition, state)(source, target))
 
 
@@ -54,15 +54,16 @@ def forward(model: transformer.Transformer):
 
 
 def width(config: jt.TransformerConfig, source: np.ndarray, places: int) -> int:
-    """How wide the target is from the first step on: as wide as the result, or as the source where
-    both must be equally long. Where a decoder is causal, what stands behind a token changes
-    nothing before it (see test_model).
+    """Return the target's width in every step: the result's, or the source's if both must be
+    equally long.
+
+    In a causal decoder later tokens change no earlier logit (see test_model).
     """
     return source.shape[1] if config.equal_lengths else places
 
 
 def plain_greedy(
-    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = PLACES
+    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = LENGTH
 ) -> np.ndarray:
     pad, logits = model.config.target_pad_id, forward(model)
     target = np.full((ROWS, width(model.config, source, places) + 1), pad)
@@ -96,7 +97,7 @@ def test_greedy_is_the_plain_loop_without_a_cache(config):
     seen = []
     for seed in range(8):
         model, source = loud(config, seed), sources(config, seed)
-        tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
+        tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
         assert (
             tokens.dtype == np.int32
             and (tokens == plain_greedy(model, source, config.bos_id, config.eos_id)).all()
@@ -109,7 +110,7 @@ def test_greedy_is_the_plain_loop_without_a_cache(config):
         0 < ended.sum() < len(seen)
         and inside.any()
         and len(np.unique(seen, axis=0)) > len(seen) / 2
-    )  # every case was met
+    )  # every case occurred
 
 
 def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, target: np.ndarray):
@@ -125,8 +126,8 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
         return logits[:, :, 0].swapaxes(0, 1), cache.length, cache.target_valid
 
     logits, length, valid = run(state, jnp.asarray(target.T, jnp.int32))
-    whole = forward(model)(source, target)
-    assert furthest(logits, whole) <= 1e-12 * np.abs(whole).max()
+    full = forward(model)(source, target)
+    assert furthest(logits, full) <= 1e-12 * np.abs(full).max()
     assert (
         int(length) == target.shape[1]
         and (np.asarray(valid) == (target != model.config.target_pad_id)).all()
@@ -137,16 +138,16 @@ def steps_match_the_whole(model: transformer.Transformer, source: np.ndarray, ta
     "config", [FAITHFUL, PRE_NORM], ids=["lesson10", "pre-norm, learned positions"]
 )
 def test_each_cached_step_gives_the_logits_of_a_full_pass(config):
-    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
+    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, LENGTH))
     target[0, :3], target[1, 2] = (
         config.target_pad_id,
         config.target_pad_id,
-    )  # a row may begin with padding: it sees no key then
+    )  # a row that begins with padding sees no key
     steps_match_the_whole(loud(config, 0), sources(config, 0), target)
 
 
-# As T5 and M2M100 have them. Of the second, padding within a target counts as a token where there
-# is a cache, as it does in transformers
+# The rules of T5 and M2M100. In M2M100 padding within a target counts as a token with a cache, as
+# in transformers
 BY_DISTANCE = PRE_NORM.with_sizes(
     **{
         f"{stack}.{field}": value
@@ -173,13 +174,13 @@ BY_COUNT = PRE_NORM.with_sizes(
     "config", [BY_DISTANCE, BY_COUNT], ids=["relative positions", "positions that skip padding"]
 )
 def test_every_position_rule_decodes_from_a_cache(config):
-    """Step by step, and in a beam, whose hypotheses lie side by side in the cache."""
-    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, PLACES))
+    """Step by step, and in a beam, whose hypotheses share the cache."""
+    target = np.random.default_rng(3).integers(0, config.target_vocab_size, (ROWS, LENGTH))
     target[target == config.target_pad_id] = EOS
     model, source = loud(config, 0), sources(config, 0)
     steps_match_the_whole(model, source, target)
     tokens, scores = generate.beam(
-        model, source, beam_size=3, max_length=PLACES, length_penalty=0.6
+        model, source, beam_size=3, max_length=LENGTH, length_penalty=0.6
     )
     for row in range(ROWS):
         expected, score = plain_beam(model, source[row], 3, 0.6)
@@ -193,7 +194,7 @@ def test_a_cache_of_invalid_length_is_refused():
         random_model(FAITHFUL).init_cache(sources(FAITHFUL, 0), 21)
 
 
-# Where keys and values cannot be kept
+# Models without a KV cache
 
 SELF, CROSS, FFN = Branch((Part.SELF,)), Branch((Part.CROSS,)), Branch((Part.FFN,))
 TO_MEMORY = dataclasses.replace(CROSS, residual=Residual.MEMORY)
@@ -215,17 +216,15 @@ UNCACHED = {
 
 @pytest.mark.parametrize("name", UNCACHED)
 def test_greedy_without_a_cache_is_the_plain_loop(name):
-    """Each step sees the tokens so far, and padding in the places to come: this is what the numbers
-    mean where the future is not hidden.
-    """
+    """Each step sees the tokens so far, then padding, which matters without a causal mask."""
     config, seen = UNCACHED[name], []
     for seed in range(4):
         model, source = loud(config, seed), sources(config, seed)
-        places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
+        places = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
         assert isinstance(
             jax.eval_shape(lambda m=model, s=source, p=places: m.init_cache(s, p)), Prefix
         )
-        tokens = np.asarray(generate.greedy(model, source, max_length=PLACES))
+        tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
         assert tokens.dtype == np.int32 and tokens.shape == (ROWS, places)
         assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id, places)).all()
         seen.append(tokens)
@@ -237,9 +236,9 @@ def test_beam_without_a_cache_is_the_plain_search(name):
     config = UNCACHED[name]
     for seed, alpha, eos in SEARCHES[1:3]:
         model, source = loud(config, seed, eos=eos), sources(config, seed)
-        places = min(PLACES, source.shape[1]) if config.equal_lengths else PLACES
+        places = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
         tokens, scores = generate.beam(
-            model, source, beam_size=3, max_length=PLACES, length_penalty=alpha
+            model, source, beam_size=3, max_length=LENGTH, length_penalty=alpha
         )
         for row in range(ROWS):
             expected, score = plain_beam(model, source[row], 3, alpha, places)
@@ -267,7 +266,7 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
     few = np.asarray(generate.greedy(model, source, max_length=3))
     assert (
         few == np.asarray(generate.greedy(model, source))[:, :3]
-    ).all()  # the places to come do not shorten the source
+    ).all()  # max_length does not shorten the source
     with pytest.raises(
         ConfigError,
         match=r"^max_length=8 is over the source's 7 tokens, and this decoder needs equal lengths$",
@@ -277,9 +276,9 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
 
 def test_start_and_end_tokens_can_be_set():
     model, source = loud(FAITHFUL, 4), sources(FAITHFUL, 4)
-    usual = np.asarray(generate.greedy(model, source, max_length=PLACES))
+    usual = np.asarray(generate.greedy(model, source, max_length=LENGTH))
     end = int(usual[0, 1])
-    other = np.asarray(generate.greedy(model, source, max_length=PLACES, bos_id=9, eos_id=end))
+    other = np.asarray(generate.greedy(model, source, max_length=LENGTH, bos_id=9, eos_id=end))
     assert (other == plain_greedy(model, source, 9, end)).all() and (other != usual).any()
 
 
@@ -290,9 +289,9 @@ def test_an_end_token_is_followed_by_padding_and_the_loop_stops_early(steps):
         (lambda *a, **k: generate.beam(*a, beam_size=2, **k)[0], 2),
     ):
         steps.clear()
-        tokens = np.asarray(decode(model, source, max_length=PLACES))
+        tokens = np.asarray(decode(model, source, max_length=LENGTH))
         jax.effects_barrier()
-        assert (tokens == [[EOS] + [PAD] * (PLACES - 1)] * ROWS).all()
+        assert (tokens == [[EOS] + [PAD] * (LENGTH - 1)] * ROWS).all()
         assert (
             len(steps) == expected
         )  # with a beam of two, the second hypothesis ends one step later
@@ -346,11 +345,11 @@ def test_scores_of_a_16_bit_model_add_up_in_float32():
 def test_an_n_best_list_begins_with_the_best():
     model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
     tokens, scores = map(
-        np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=PLACES)
+        np.asarray, generate.n_best(model, source, 3, beam_size=4, max_length=LENGTH)
     )
-    best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=PLACES))
+    best, score = map(np.asarray, generate.beam(model, source, beam_size=4, max_length=LENGTH))
     assert (
-        tokens.shape == (ROWS, 3, PLACES)
+        tokens.shape == (ROWS, 3, LENGTH)
         and (tokens[:, 0] == best).all()
         and (scores[:, 0] == score).all()
     )
@@ -377,10 +376,10 @@ def plain_beam(
     source: np.ndarray,
     size: int,
     alpha: float,
-    places: int = PLACES,
+    places: int = LENGTH,
 ) -> tuple[list[int], float]:
-    """One row by lists: of the 2k best continuations those that end are finished (k are kept), the
-    k best others go on.
+    """Search one row with lists: of the 2k best continuations those with an end are finished (the
+    best k stay), and the k best others continue.
     """
     logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -409,7 +408,7 @@ def plain_beam(
     return tokens + [config.target_pad_id] * (places - len(tokens)), score
 
 
-# Seed, length penalty, what is added to the end token's logit. With the last two, going on pays
+# Seed, length penalty, bonus of the end token's logit. The last two reward longer hypotheses
 # although every step costs.
 SEARCHES = [
     (0, 0.0, 2.0),
@@ -429,9 +428,9 @@ def test_beam_is_the_plain_search(size):
     for seed, alpha, eos in SEARCHES:
         model, source = loud(FAITHFUL, seed, eos=eos), sources(FAITHFUL, seed)
         tokens, scores = generate.beam(
-            model, source, beam_size=size, max_length=PLACES, length_penalty=alpha
+            model, source, beam_size=size, max_length=LENGTH, length_penalty=alpha
         )
-        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, PLACES)
+        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, LENGTH)
         for row in range(ROWS):
             expected, score = plain_beam(model, source[row], size, alpha)
             assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
@@ -439,33 +438,33 @@ def test_beam_is_the_plain_search(size):
             lengths.add(expected.index(EOS) + 1 if EOS in expected else None)
         if (
             eos < 0 and size == 1
-            # with no end in reach; otherwise a beam of one weighs an early end against going on, and
-            # greedy does not
+            # only without an early end: a beam of one weighs that against continuing, greedy does
+            # not
         ):
             assert (
-                np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=PLACES))
+                np.asarray(tokens) == np.asarray(generate.greedy(model, source, max_length=LENGTH))
             ).all()
-    assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses were met
+    assert len(lengths) > 3 and None in lengths  # early, late and never-ending hypotheses occurred
 
 
 def test_the_score_is_that_of_the_tokens():
     model, source = loud(FAITHFUL, 1, eos=2.0), sources(FAITHFUL, 1)
     tokens, scores = generate.beam(
-        model, source, beam_size=3, max_length=PLACES, length_penalty=0.6
+        model, source, beam_size=3, max_length=LENGTH, length_penalty=0.6
     )
     tokens = np.asarray(tokens)
     target = np.concatenate([np.full((ROWS, 1), BOS), tokens[:, :-1]], axis=1)
     log_probs = log_softmax(forward(model)(source, target))
     for row in range(ROWS):
-        length = tokens[row].tolist().index(EOS) + 1 if EOS in tokens[row] else PLACES
+        length = tokens[row].tolist().index(EOS) + 1 if EOS in tokens[row] else LENGTH
         total = sum(log_probs[row, i, tokens[row, i]] for i in range(length))
         assert abs(float(scores[row]) - total / penalty(length, 0.6)) < 1e-12
 
 
 def test_a_row_s_beam_does_not_depend_on_other_rows():
     model, source = loud(FAITHFUL, 2, eos=2.0), sources(FAITHFUL, 2)
-    tokens, scores = generate.beam(model, source, beam_size=2, max_length=PLACES)
-    again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=PLACES)
+    tokens, scores = generate.beam(model, source, beam_size=2, max_length=LENGTH)
+    again, others = generate.beam(model, source[::-1].copy(), beam_size=2, max_length=LENGTH)
     assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(
         others[::-1], scores
     ) < 1e-12

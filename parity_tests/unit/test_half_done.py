@@ -1,5 +1,5 @@
-"""What a killed process leaves half done is undone, or done, by the next one: in the run folder,
-its metrics and its checkpoints.
+"""The next process undoes or completes the partial work of a killed one: run folder, metrics and
+checkpoints.
 """
 
 import json
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_removed_completely_or_not_at_all(tmp_path, monkeypatch,
     monkeypatch.setattr(shutil, "rmtree", dying(shutil.rmtree, killed_at))
     with pytest.raises(KeyboardInterrupt):
         checkpoint.prune(tmp_path, [3])
-        shutil.rmtree(tmp_path / "none")  # where both were removed before
+        shutil.rmtree(tmp_path / "none")  # both were removed before
     monkeypatch.undo()
     for step in checkpoint.steps(tmp_path):
         checkpoint.open(tmp_path, step)
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_removed_completely_or_not_at_all(tmp_path, monkeypatch,
 
 
 def dying(rmtree, when):
-    """Dies in the so-many-th folder, with a part of it gone."""
+    """Fail in the given folder, after removing a part of it."""
     left = when
 
     def remove(path, **options):

@@ -1,5 +1,5 @@
-"""A run that begins from another run: what it takes over, what may be changed, and that it is read
-at the start alone.
+"""A run that starts from another run: what is copied, what may be changed, and that it is read only
+at the start.
 """
 
 import json
@@ -19,14 +19,15 @@ from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import runs
 
 OPTIONS = [
-    *"--data.buckets 2 --data.tokens-per-batch 128 --optimizer.learning-rate 1e-3 --optimizer.warmup-steps 1".split(),
+    *"--data.buckets 2 --data.tokens-per-batch 128".split(),
+    *"--optimizer.learning-rate 1e-3 --optimizer.warmup-steps 1".split(),
     *"--model.dropout 0.3 --steps 20 --eval-every 10 --log-every 1 --eval-pairs 4".split(),
 ]
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory) -> runs.Trained:
-    """The run that others begin from."""
+    """The run that others start from."""
     with runs.as_a_user(tmp_path_factory.getbasetemp()):
         yield runs.trained(tmp_path_factory.getbasetemp())
 
@@ -38,12 +39,12 @@ def text(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tuned(before, text, tmp_path_factory) -> tuple[Path, list[str]]:
-    """A run from a copy of it, and its arguments."""
+    """A run from a copy of that run, and its arguments."""
     folder = tmp_path_factory.mktemp("tuned")
     shutil.copytree(before.path, folder / "before")
     arguments = ["--init", str(folder / "before"), *text, *OPTIONS]
-    told = runs.train("--run", folder / "run", *arguments)
-    assert told.code == 0, told.err
+    result = runs.train("--run", folder / "run", *arguments)
+    assert result.code == 0, result.err
     return folder / "run", arguments
 
 
@@ -52,19 +53,19 @@ def options(init: Path, **more) -> TrainOptions:
 
 
 def test_init_copies_weights_configuration_and_tokenizer(before, tmp_path):
-    found = init_source.find(
+    source = init_source.find(
         options(before.path, model=ModelOptions(dropout=0.25)), RunFolder(tmp_path)
     )
     model = pretrained.open(before.path).model()
     assert not runs.differing(
         *(
             {k: np.asarray(v) for k, v in transformer.flatten(m).items()}
-            for m in (found.model(), model)
+            for m in (source.model(), model)
         )
     )
-    assert found.config == model.config.with_sizes(dropout=0.25) and found.config != model.config
-    assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
-    assert not list(found.lines())
+    assert source.config == model.config.with_sizes(dropout=0.25) and source.config != model.config
+    assert source.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+    assert not list(source.lines())
 
 
 def test_the_first_loss_equals_that_of_the_initial_model(before, tuned):
@@ -82,18 +83,18 @@ def test_it_resumes_bit_for_bit_without_the_init_folder(tuned, tmp_path):
     gone = Path(arguments[1])
     gone.rename(gone.with_name("elsewhere"))
     try:
-        told = runs.train("--run", again, *arguments)
+        result = runs.train("--run", again, *arguments)
     finally:
         gone.with_name("elsewhere").rename(gone)
-    assert told.code == 0 and "continuing at step 10" in told.err, told.err
+    assert result.code == 0 and "continuing at step 10" in result.err, result.err
     assert not runs.differing(runs.arrays(run, 20), runs.arrays(again, 20))
     assert runs.metrics(run) == runs.metrics(again)
 
 
 def test_another_init_is_refused_on_resume(tuned, before, tmp_path):
     run, arguments = tuned
-    told = runs.train("--run", run, *runs.with_option(arguments, "--init", before.path))
-    assert told.code == 2 and "is a run of other options: init (" in told.err
+    result = runs.train("--run", run, *runs.with_option(arguments, "--init", before.path))
+    assert result.code == 2 and "is a run of other options: init (" in result.err
 
 
 def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, before, tmp_path):
@@ -106,10 +107,10 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, befo
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
     (again / "train_config.json").write_text(json.dumps(told_config))
-    told = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
-    assert told.code == 2 and "the data changed since this run began (init_sha256 (" in told.err, (
-        told.err
-    )
+    result = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
+    assert (
+        result.code == 2 and "the data changed since this run began (init_sha256 (" in result.err
+    ), result.err
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,8 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, befo
     [
         (
             {"model": ModelOptions(d_model=8, tying="all")},
-            "model.d_model=8, model.tying=all cannot be changed: model and tokenizer are those of init=",
+            "model.d_model=8, model.tying=all cannot be changed: "
+            "model and tokenizer are those of init=",
         ),
         ({"model": ModelOptions(preset="lesson10")}, "model.preset=lesson10 cannot be changed"),
         ({"data": DataOptions(vocab_size=500)}, "data.vocab_size=500 cannot be changed"),
@@ -146,11 +148,11 @@ def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
 
 
 def test_a_second_tokenizer_is_refused(before, tmp_path):
-    given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+    data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
     with pytest.raises(
         ConfigError, match="has a tokenizer, which its model was trained with; leave this out"
     ):
-        init_source.find(options(before.path, data=given), RunFolder(tmp_path))
+        init_source.find(options(before.path, data=data), RunFolder(tmp_path))
 
 
 def test_converted_weights_need_a_tokenizer(before, tmp_path):
@@ -158,20 +160,20 @@ def test_converted_weights_need_a_tokenizer(before, tmp_path):
     convert.save(pretrained.open(before.path).model(), bare)
     with pytest.raises(ConfigError, match=r"bare has no tokenizer; give data\.tokenizer"):
         init_source.find(options(bare), RunFolder(tmp_path))
-    given = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
-    found = init_source.find(options(bare, data=given), RunFolder(tmp_path))
-    assert found.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
+    data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
+    source = init_source.find(options(bare, data=data), RunFolder(tmp_path))
+    assert source.tokenizer.hash == Tokenizer.load(before.path / "tokenizer.json").hash
 
 
 def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     bare, lines = tmp_path / "bare", ["der Hund"]
     convert.save(pretrained.open(before.path).model(), bare)
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
-    given = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
+    train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
     with pytest.raises(
         ValueError, match="the tokenizer is of another model: source_pad_id is 5 and the model's"
     ):
-        init_source.find(given, RunFolder(tmp_path))
+        init_source.find(train_options, RunFolder(tmp_path))
 
 
 def test_an_init_file_must_be_converted_first(before, tmp_path):

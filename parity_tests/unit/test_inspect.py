@@ -1,4 +1,4 @@
-"""``inspect``, and how files are told apart, without jax."""
+"""``inspect``, and the detection of file kinds, without jax."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_files_are_described_and_converted_without_jax(weights, tmp_path):
 
 
 def test_pickles_that_need_more_than_weights_are_refused_as_unsafe(console, tmp_path):
-    """A pickle that would call something, inside a real zip."""
+    """A pickle with a call, inside a valid zip."""
     import pickle
     import zipfile
 

@@ -1,4 +1,4 @@
-"""The interruption campaign: damages are noticed, chains are reproducible, a small one passes."""
+"""The interruption campaign: damage is detected, chains are reproducible, a small one passes."""
 
 import random
 import shutil

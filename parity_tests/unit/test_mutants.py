@@ -1,4 +1,4 @@
-"""The faults of benchmarks/mutants.py stay valid: each still fits the code, and its tests exist."""
+"""The faults of benchmarks/mutants.py stay valid: each matches the code, and its tests exist."""
 
 import ast
 import dataclasses
@@ -27,7 +27,7 @@ def test_every_mutant_has_tests_that_exist():
 
 
 def test_every_named_test_is_of_the_default_suite(request):
-    """Parameters too: a fault that only slow tests notice does not count as noticed."""
+    """A fault that only slow tests or parameters detect does not count as detected."""
     absent = mutants_fault.uncollected(
         {node for mutant in LISTED for node in mutant.tests}, request.session
     )
