@@ -1,5 +1,5 @@
-"""What the pages of docs/architectures say is so: modules and shapes in their diagrams, and fields
-and values in their tables.
+"""The pages of docs/architectures agree with the code: modules and shapes in diagrams, fields and
+values in tables.
 """
 
 import functools
@@ -54,9 +54,9 @@ class Diagram:
         for line in filter(None, map(str.strip, lines)):
             if line == "flowchart TB" or line == "end" or line.startswith("subgraph "):
                 continue
-            found = EDGE.fullmatch(line) or ALONE.fullmatch(line)
-            assert found is not None, f"cannot read {line!r}"
-            groups = found.groupdict()
+            match = EDGE.fullmatch(line) or ALONE.fullmatch(line)
+            assert match is not None, f"cannot read {line!r}"
+            groups = match.groupdict()
             for side in ("a_", "b_") if "label" in groups else ("a_",):
                 text = next(
                     (
@@ -78,15 +78,17 @@ class Diagram:
 
     def modules(self) -> dict[str, str]:
         """The path of each node that stands for a module."""
-        found = {node: re.findall("<code>(.*?)</code>", text) for node, text in self.texts.items()}
-        assert all(len(paths) < 2 for paths in found.values()), found
-        return {node: paths[0] for node, paths in found.items() if paths}
+        paths_of = {
+            node: re.findall("<code>(.*?)</code>", text) for node, text in self.texts.items()
+        }
+        assert all(len(paths) < 2 for paths in paths_of.values()), paths_of
+        return {node: paths[0] for node, paths in paths_of.items() if paths}
 
 
 def diagrams(document: str) -> list[Diagram]:
-    found = re.findall(r"^```mermaid\n(.*?)^```$", page(document), flags=re.DOTALL | re.MULTILINE)
-    assert found and page(document).count("```mermaid") == len(found)
-    return [Diagram(text.splitlines()) for text in found]
+    blocks = re.findall(r"^```mermaid\n(.*?)^```$", page(document), flags=re.DOTALL | re.MULTILINE)
+    assert blocks and page(document).count("```mermaid") == len(blocks)
+    return [Diagram(text.splitlines()) for text in blocks]
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -94,8 +96,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 @functools.cache
 def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
-    """Of every module that a call reaches, by path: the shape of its output, and of its weights
-    where it is attention. And the letters' sizes.
+    """Return the output shape of every module of a call, by path, with weights for attention, and
+    the letters' sizes.
     """
     letters = dict(SIZES)
     if jt.preset(preset).equal_lengths:
@@ -140,19 +142,19 @@ def outputs(preset: str) -> tuple[dict[str, Shapes], dict[str, int]]:
             logits = model(*(np.ones((letters["b"], letters[n]), np.int32) for n in ("s", "t")))
         for module, shapes in calls:
             path = modules[id(module)]
-            assert found.setdefault(path, shapes) == shapes, f"{path} has outputs of two shapes"
+            assert shapes_of.setdefault(path, shapes) == shapes, f"{path} has outputs of two shapes"
         return logits
 
-    found: dict[str, Shapes] = {}
+    shapes_of: dict[str, Shapes] = {}
     jax.eval_shape(run)
-    return found, letters
+    return shapes_of, letters
 
 
 def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], Shapes]]:
-    """(path, label, letters, true shapes) of every edge that leaves a module, in every preset that
-    has the module.
+    """List (path, label, letters, true shapes) of every edge from a module, in every preset that
+    has it.
     """
-    found = []
+    edges = []
     for diagram in diagrams(document):
         for node, path in diagram.modules().items():
             owners = [outputs(preset) for preset in forms(document) if path in outputs(preset)[0]]
@@ -161,12 +163,12 @@ def checked_edges(document: str) -> list[tuple[str, str | None, dict[str, int], 
             )
             leaving = [label for a, label, _ in diagram.edges if a == node]
             assert leaving, f"{path}: nothing leaves it"
-            found += [
+            edges += [
                 (path, label, letters, shapes[path])
                 for shapes, letters in owners
                 for label in leaving
             ]
-    return found
+    return edges
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -184,11 +186,12 @@ def test_the_shapes_in_a_diagram_are_those_of_the_modules(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_module_of_a_block_is_missing_from_a_diagram(document):
-    """Each, or what it is made of."""
+    """Each module is drawn, or its parts are."""
     drawn = {path for diagram in diagrams(document) for path in diagram.modules().values()}
     computed = outputs(document)[0]
     inner = re.compile(
-        r"(encoder|decoder|)(\.blocks\.0(\.residuals\.\d+)?)?|.*\.(query|key|value|out|up|down)|.*feed_forward\.positions"
+        r"(encoder|decoder|)(\.blocks\.0(\.residuals\.\d+)?)?|.*\.(query|key|value|out|up|down)|"
+        r".*feed_forward\.positions"
     )
     missing = [
         p
@@ -199,7 +202,7 @@ def test_no_module_of_a_block_is_missing_from_a_diagram(document):
 
 
 def test_a_wrong_diagram_is_detected():
-    found = Diagram(
+    diagram = Diagram(
         [
             "flowchart TB",
             'ids["source ids"] -->|"(b, s)"| words["embedding<br/><code>source_embedding</code>"]',
@@ -210,12 +213,14 @@ def test_a_wrong_diagram_is_detected():
             "sum --> rest",
         ]
     )
-    assert found.edges == [
+    assert diagram.edges == [
         ("ids", "(b, s)", "words"),
         ("words", "(b, s, d)", "sum"),
         ("sum", None, "rest"),
     ]
-    assert found.modules() == {"words": "source_embedding"} and found.texts["rest"] == "the rest"
+    assert (
+        diagram.modules() == {"words": "source_embedding"} and diagram.texts["rest"] == "the rest"
+    )
     for line in (
         "words --> nowhere",
         'a["x"] ==> b["y"]',
@@ -227,13 +232,13 @@ def test_a_wrong_diagram_is_detected():
 
 
 def test_the_recorded_shapes_are_the_model_s():
-    found, letters = outputs("deep_dive_repaired")
+    shapes, letters = outputs("deep_dive_repaired")
     b, s, t, h, d = (letters[letter] for letter in "bsthd")
-    assert found["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
-    assert found["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
-    assert found["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
-    assert found["output"] == {"": (b, t, letters["v"])} and not any(
-        ".unused." in path for path in found
+    assert shapes["decoder.blocks.0.cross_attention"] == {"": (b, t, d), "weights": (b, h, t, s)}
+    assert shapes["encoder.blocks.0.feed_forward.up"] == {"": (b, s, letters["f"])}
+    assert shapes["decoder.blocks.0.self_attention.key"] == {"": (b, t, letters["i"])}
+    assert shapes["output"] == {"": (b, t, letters["v"])} and not any(
+        ".unused." in path for path in shapes
     )
 
 
@@ -241,14 +246,14 @@ def test_the_recorded_shapes_are_the_model_s():
 
 
 def rows(document: str) -> list[list[str]]:
-    """The cells of the table under "Configuration", without its head."""
+    """Return the cells of the table under "Configuration", without its head."""
     section = page(document).split("\n## Configuration\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def value_at(config: TransformerConfig, field: str) -> object:
-    """``decoder.branches[1].residual`` and the like."""
+    """Return a field's value by a path such as ``decoder.branches[1].residual``."""
     value: object = config
     for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", field):
         value = getattr(value, name)
@@ -256,9 +261,9 @@ def value_at(config: TransformerConfig, field: str) -> object:
     return value
 
 
-def said(value: object) -> str | None:
-    """A value as the tables write it: words in backticks, numbers without; None for what only prose
-    can say.
+def cell_text(value: object) -> str | None:
+    """Return a value as the tables write it, words in backticks, or None if only prose can describe
+    it.
     """
     if isinstance(value, tuple):
         return (
@@ -278,23 +283,23 @@ def said(value: object) -> str | None:
 
 
 def table(document: str) -> list[tuple[str, str, str]]:
-    """(preset, field, what the table says of it) of every cell that says a value."""
-    found = []
+    """List (preset, field, cell text) of every cell with a value."""
+    cells_of = []
     for fields, faithful, repaired, *_ in rows(document):
         names = re.findall("`([^`]*)`", fields)
         cells = (faithful, faithful if repaired == "the same" else repaired)
         for preset, cell in zip(forms(document), cells, strict=True):
             one_each = len(names) > 1 and len(cell.split(", ")) == len(names)
             parts = cell.split(", ") if one_each else [cell] * len(names)
-            found += [(preset, name, part) for name, part in zip(names, parts, strict=True)]
-    return found
+            cells_of += [(preset, name, part) for name, part in zip(names, parts, strict=True)]
+    return cells_of
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_fields_in_a_table_have_the_documented_values(document):
     compared = 0
     for preset, field, cell in table(document):
-        expected = said(value_at(jt.preset(preset), field))
+        expected = cell_text(value_at(jt.preset(preset), field))
         if expected is not None and re.fullmatch(r"none|true|false|[\d.]+|`\w+`(, `\w+`)*", cell):
             assert expected in (cell, f"{cell}.0"), (
                 f"{preset}: {field} is {expected}, the page says {cell}"

@@ -53,27 +53,27 @@ def forward(model: transformer.Transformer):
     return lambda source, target: np.asarray(compiled(definition)(state, source, target))
 
 
-def width(config: jt.TransformerConfig, source: np.ndarray, places: int) -> int:
+def width(config: jt.TransformerConfig, source: np.ndarray, new_tokens: int) -> int:
     """Return the target's width in every step: the result's, or the source's if both must be
     equally long.
 
     In a causal decoder later tokens change no earlier logit (see test_model).
     """
-    return source.shape[1] if config.equal_lengths else places
+    return source.shape[1] if config.equal_lengths else new_tokens
 
 
 def plain_greedy(
-    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, places: int = LENGTH
+    model: transformer.Transformer, source: np.ndarray, bos: int, eos: int, new_tokens: int = LENGTH
 ) -> np.ndarray:
     pad, logits = model.config.target_pad_id, forward(model)
-    target = np.full((ROWS, width(model.config, source, places) + 1), pad)
+    target = np.full((ROWS, width(model.config, source, new_tokens) + 1), pad)
     target[:, 0] = bos
     done = np.zeros(ROWS, bool)
-    for i in range(places):
+    for i in range(new_tokens):
         token = logits(source, target[:, :-1])[:, i].argmax(axis=-1)
         target[:, i + 1] = np.where(done, pad, token)
         done |= target[:, i + 1] == eos
-    return target[:, 1 : places + 1]
+    return target[:, 1 : new_tokens + 1]
 
 
 def sources(config: jt.TransformerConfig, seed: int) -> np.ndarray:
@@ -220,13 +220,15 @@ def test_greedy_without_a_cache_is_the_plain_loop(name):
     config, seen = UNCACHED[name], []
     for seed in range(4):
         model, source = loud(config, seed), sources(config, seed)
-        places = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
+        new_tokens = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
         assert isinstance(
-            jax.eval_shape(lambda m=model, s=source, p=places: m.init_cache(s, p)), Prefix
+            jax.eval_shape(lambda m=model, s=source, p=new_tokens: m.init_cache(s, p)), Prefix
         )
         tokens = np.asarray(generate.greedy(model, source, max_length=LENGTH))
-        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, places)
-        assert (tokens == plain_greedy(model, source, config.bos_id, config.eos_id, places)).all()
+        assert tokens.dtype == np.int32 and tokens.shape == (ROWS, new_tokens)
+        assert (
+            tokens == plain_greedy(model, source, config.bos_id, config.eos_id, new_tokens)
+        ).all()
         seen.append(tokens)
     assert len(np.unique(np.concatenate(seen), axis=0)) > ROWS
 
@@ -236,12 +238,12 @@ def test_beam_without_a_cache_is_the_plain_search(name):
     config = UNCACHED[name]
     for seed, alpha, eos in SEARCHES[1:3]:
         model, source = loud(config, seed, eos=eos), sources(config, seed)
-        places = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
+        new_tokens = min(LENGTH, source.shape[1]) if config.equal_lengths else LENGTH
         tokens, scores = generate.beam(
             model, source, beam_size=3, max_length=LENGTH, length_penalty=alpha
         )
         for row in range(ROWS):
-            expected, score = plain_beam(model, source[row], 3, alpha, places)
+            expected, score = plain_beam(model, source[row], 3, alpha, new_tokens)
             assert np.asarray(tokens)[row].tolist() == expected, f"seed {seed}, row {row}"
             assert abs(float(scores[row]) - score) <= 1e-12 * abs(score)
 
@@ -255,9 +257,9 @@ def test_the_source_length_limits_generation_if_sides_must_be_equally_long():
         "sample": lambda *a, **k: generate.sample(*a, jax.random.key(0), **k),
     }
     for name, decode in decoders.items():
-        for places, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
+        for new_tokens, expected in ((None, 7), (3, 3), (7, 7), (20, 7)):
             assert jax.eval_shape(
-                lambda d=decode, p=places: d(model, source, max_length=p)
+                lambda d=decode, p=new_tokens: d(model, source, max_length=p)
             ).shape == (ROWS, expected), name
         with pytest.raises(
             ConfigError, match=r"^max_length=21 must be between 1 and the model's 20$"
@@ -302,11 +304,11 @@ def test_the_number_of_tokens_is_bounded_by_the_model():
     assert jax.eval_shape(lambda: generate.greedy(model, source)).shape == (ROWS, 20)
     assert jax.eval_shape(lambda: generate.beam(model, source))[0].shape == (ROWS, 20)
     for decode in (generate.greedy, generate.beam):
-        for places in (0, -1, 21):
+        for new_tokens in (0, -1, 21):
             with pytest.raises(
-                ConfigError, match=f"^max_length={places} must be between 1 and the model's 20$"
+                ConfigError, match=f"^max_length={new_tokens} must be between 1 and the model's 20$"
             ):
-                decode(model, source, max_length=places)
+                decode(model, source, max_length=new_tokens)
         for name in ("bos_id", "eos_id"):
             for value in (-1, 13):
                 with pytest.raises(
@@ -376,7 +378,7 @@ def plain_beam(
     source: np.ndarray,
     size: int,
     alpha: float,
-    places: int = LENGTH,
+    new_tokens: int = LENGTH,
 ) -> tuple[list[int], float]:
     """Search one row with lists: of the 2k best continuations those with an end are finished (the
     best k stay), and the k best others continue.
@@ -384,8 +386,8 @@ def plain_beam(
     logits, config = forward(model), model.config
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
-    for step in range(places):
-        target = np.full((ROWS, width(config, source[None], places)), config.target_pad_id)
+    for step in range(new_tokens):
+        target = np.full((ROWS, width(config, source[None], new_tokens)), config.target_pad_id)
         for row, (_, tokens) in enumerate(live):
             target[row, : step + 1] = [config.bos_id, *tokens]
         log_probs = log_softmax(logits(np.repeat(source[None], ROWS, axis=0), target)[:, step])
@@ -402,10 +404,10 @@ def plain_beam(
         ]
         finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:size]
         live = [hypothesis for hypothesis in best if hypothesis[1][-1] != config.eos_id][:size]
-        if len(finished) == size and live[0][0] / penalty(places, alpha) <= finished[-1][0]:
+        if len(finished) == size and live[0][0] / penalty(new_tokens, alpha) <= finished[-1][0]:
             break
     score, tokens = finished[0] if finished else (live[0][0] / penalty(step + 1, alpha), live[0][1])
-    return tokens + [config.target_pad_id] * (places - len(tokens)), score
+    return tokens + [config.target_pad_id] * (new_tokens - len(tokens)), score
 
 
 # Seed, length penalty, bonus of the end token's logit. The last two reward longer hypotheses

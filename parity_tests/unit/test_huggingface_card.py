@@ -14,7 +14,7 @@ from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # no
 
 
 def run(theirs: Path, path: Path, options: TrainOptions) -> Path:
-    """Return a run as training with these options leaves it."""
+    """Write the files of a run that was trained with these options."""
     convert(theirs, path)
     (path / "train_config.json").write_text(codec.to_json(options))
     return path
@@ -31,9 +31,7 @@ def exported(path: Path, out: Path) -> str:
 
 
 def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
-    """A run as training leaves it: its options, counts and validation, none of which names a path
-    of this machine.
-    """
+    """The card has the run's options, counts and validation, and no local path."""
     convert(theirs, tmp_path / "run")
     data = DataOptions(
         train_source=("/home/me/train.en",),
@@ -47,41 +45,44 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
         json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n"
     )
     convert(tmp_path / "run", tmp_path / "out", to="hf")
-    made = (tmp_path / "out/README.md").read_text()
-    front, body = made.removeprefix("---\n").split("---\n", 1)
+    text = (tmp_path / "out/README.md").read_text()
+    front, body = text.removeprefix("---\n").split("---\n", 1)
     assert body.startswith(
         "\n# A model\n\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n"
     )
-    said = yaml.safe_load(front)
-    assert (said["license"], said["language"]) == ("mit", ["en", "de"]) and said.keys() == {
+    metadata = yaml.safe_load(front)
+    assert (metadata["license"], metadata["language"]) == (
+        "mit",
+        ["en", "de"],
+    ) and metadata.keys() == {
         "license",
         "language",
         "model-index",
     }
-    assert said["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
-    assert said["model-index"][0]["results"][0]["metrics"][0] == {
+    assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "v, w"
+    assert metadata["model-index"][0]["results"][0]["metrics"][0] == {
         "type": "bleu",
         "name": "BLEU",
         "value": 31.234,
     }
     assert (
-        "- train_pairs: 1,200" in made
-        and "| BLEU | 31.23 |" in made
-        and '"optimizer.learning_rate"' in made
-        and "/home" not in made
+        "- train_pairs: 1,200" in text
+        and "| BLEU | 31.23 |" in text
+        and '"optimizer.learning_rate"' in text
+        and "/home" not in text
     )
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
 
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
-    made = card.new(
+    text = card.new(
         "my model",
         "marian",
         1234,
         card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
     )
-    front = yaml.safe_load(made.split("---\n")[1])
+    front = yaml.safe_load(text.split("---\n")[1])
     assert (
         front["language"] == ["en", "de"]
         and front["pipeline_tag"] == "translation"
@@ -92,12 +93,12 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
         "name": "BLEU",
         "value": 31.234,
     }
-    assert 'src_lang="en_XX", tgt_lang="de_DE")' in made
-    assert "(`nrefs:1|case:mixed`)" in made and "add `license:`" in made
+    assert 'src_lang="en_XX", tgt_lang="de_DE")' in text
+    assert "(`nrefs:1|case:mixed`)" in text and "add `license:`" in text
 
 
 @pytest.mark.parametrize(
-    ("init", "name_or_path", "base", "said"),
+    ("init", "name_or_path", "base", "origin"),
     [
         (
             "hf:Helsinki-NLP/opus-mt-en-de@main",
@@ -112,19 +113,19 @@ def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     ],
 )
 def test_a_card_names_the_base_model_and_no_local_path(
-    theirs, tmp_path, init, name_or_path, base, said
+    theirs, tmp_path, init, name_or_path, base, origin
 ):
     path = run(
         theirs, tmp_path / "run", TrainOptions(init=init, data=DataOptions(dataset="/home/me/text"))
     )
-    kept = path / "huggingface/config.json"
-    kept.write_text(
+    config_file = path / "huggingface/config.json"
+    config_file.write_text(
         json.dumps(T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path}))
     )
     for out in ("with the card that there was", "without one"):
-        made = exported(path, tmp_path / out)
-        assert front_of(made).get("base_model") == base and "datasets" not in front_of(made)
-        assert f"on text, from {said}.\n" in made and "/home" not in made
+        text = exported(path, tmp_path / out)
+        assert front_of(text).get("base_model") == base and "datasets" not in front_of(text)
+        assert f"on text, from {origin}.\n" in text and "/home" not in text
         (path / "huggingface/README.md").unlink(missing_ok=True)
 
 
@@ -135,12 +136,12 @@ def test_a_run_from_a_run_names_the_model_of_the_first(theirs, tmp_path):
         tmp_path / "second",
         TrainOptions(init=str(first), data=DataOptions(dataset="owner/pairs")),
     )
-    made = exported(second, tmp_path / "out")
-    assert (front_of(made)["base_model"], front_of(made)["datasets"]) == (
+    text = exported(second, tmp_path / "out")
+    assert (front_of(text)["base_model"], front_of(text)["datasets"]) == (
         "owner/name",
         ["owner/pairs"],
     )
-    assert "on owner/pairs, from first.\n" in made
+    assert "on owner/pairs, from first.\n" in text
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_languages_are_those_of_the_tokenizer_or_of_the_files_names(
     options = TrainOptions(
         init="opus" if "source_lang" in data else None, data=DataOptions(**data, **valid)
     )
-    made = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
-    assert front_of(made).get("language") == languages
+    text = exported(run(theirs, tmp_path / "run", options), tmp_path / "out")
+    assert front_of(text).get("language") == languages
 
 
 BEFORE = """---
@@ -208,16 +209,16 @@ def test_scores_of_the_base_model_are_replaced():
         base_model="new/one",
         datasets=("d",),
     )
-    made = card.appended(BEFORE, "mine", training)
-    front = front_of(made)
-    assert front.pop("model-index")[0]["name"] == "mine" and "99" not in made
+    text = card.appended(BEFORE, "mine", training)
+    front = front_of(text)
+    assert front.pop("model-index")[0]["name"] == "mine" and "99" not in text
     assert front == {
         "language": ["en", "fr"],
         "base_model": "new/one",
         "datasets": ["d"],
         "tags": ["x"],
     }
-    assert made.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
+    assert text.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
     unscored = card.appended(BEFORE, "mine", card.Training(7, ("a",), {}, {}))
     assert front_of(unscored) == {"language": ["en", "fr"], "base_model": "old/one", "tags": ["x"]}
 

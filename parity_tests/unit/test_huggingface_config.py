@@ -16,7 +16,7 @@ from jax_transformer.config import Activation, EmbeddingScale, LogitScale, Posit
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import huggingface
 
-# As on the hub, with the attributes that older versions of transformers wrote
+# From the hub, with attributes that older versions of transformers wrote
 OPUS = {
     "_num_labels": 3,
     "activation_dropout": 0.0,
@@ -129,7 +129,7 @@ def test_a_flan_t5_model_has_no_longest_sequence_and_does_not_scale():
     assert config.longest > 10_000
 
 
-# As the files of transformers 3.4 have it
+# From the files of transformers 3.4
 BLENDERBOT = {
     "do_blenderbot_90_layernorm": True,
     "extra_layer_norm": False,
@@ -175,7 +175,7 @@ EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
     ("changes", "names", "equal", "tying", "scaled"),
     [
         ({}, None, None, Tying.ALL, True),  # T5 version 1
-        ({}, HEADED, True, Tying.ALL, True),  # as a .bin file holds it
+        ({}, HEADED, True, Tying.ALL, True),  # from a .bin file
         ({}, HEADED, False, Tying.EMBEDDINGS, True),
         ({}, HEADED, None, Tying.ALL, True),
         ({"tie_word_embeddings": False}, None, None, Tying.EMBEDDINGS, False),  # version 1.1
@@ -187,7 +187,7 @@ EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")
             None,
             Tying.ALL,
             False,
-        ),  # transformers 5 ties what is missing
+        ),  # transformers 5 ties missing tensors
         (
             {"scale_decoder_outputs": False},
             HEADED,
@@ -224,7 +224,7 @@ def test_mt5_never_scales_and_umt5_always():
 
 
 def test_published_umt5_have_relative_positions_in_every_block():
-    found = from_config(
+    config = from_config(
         FLAN
         | {
             "model_type": "umt5",
@@ -232,7 +232,7 @@ def test_published_umt5_have_relative_positions_in_every_block():
             "scalable_attention": True,
         }
     )
-    assert found == from_config(FLAN | {"model_type": "umt5", "architectures": None})
+    assert config == from_config(FLAN | {"model_type": "umt5", "architectures": None})
 
 
 def test_the_output_layer_of_the_others():

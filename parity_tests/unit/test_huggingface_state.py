@@ -39,7 +39,7 @@ def config_of(name, **changes):
     return from_config({"model_type": name} | sizes | changes)
 
 
-def whole(config) -> dict[str, TensorInfo]:
+def all_tensors(config) -> dict[str, TensorInfo]:
     shapes = {name: leaf.shape for name, leaf in flatten(abstract(config)).items()}
     return {
         name: TensorInfo(shape, "bfloat16")
@@ -52,7 +52,7 @@ def whole(config) -> dict[str, TensorInfo]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_abstract_shapes_are_completed_like_arrays(name):
     config = config_of(name)
-    full = whole(config)
+    full = all_tensors(config)
     file = states.saved(full, config)
     assert states.complete(file, config) == full
     assert not fit.problems(full, {name: one.shape for name, one in full.items()})
@@ -62,8 +62,10 @@ def test_abstract_shapes_are_completed_like_arrays(name):
         if isinstance(rule, Alias)
     }
     computed = config.encoder.positions is Positions.SINUSOIDAL_STORED
-    kept = {name: one for name, one in full.items() if not (computed and "embed_positions" in name)}
-    arrays = {name: np.zeros(one.shape, np.float32) for name, one in kept.items()}
+    saved = {
+        name: one for name, one in full.items() if not (computed and "embed_positions" in name)
+    }
+    arrays = {name: np.zeros(one.shape, np.float32) for name, one in saved.items()}
     completed = states.complete(arrays, config)
     assert {name: value.shape for name, value in completed.items()} == {
         name: one.shape for name, one in full.items()
@@ -75,7 +77,7 @@ def test_abstract_shapes_are_completed_like_arrays(name):
 )
 def test_any_one_of_tied_tensors_suffices(present):
     config = config_of("bart")
-    full = whole(config)
+    full = all_tensors(config)
     tied = {
         "model.shared.weight",
         "model.encoder.embed_tokens.weight",
@@ -110,5 +112,5 @@ def test_dropped_tensors_have_reasons():
 
 def test_unknown_tensors_reach_the_table_and_are_refused():
     config = config_of("t5")
-    extra = whole(config) | {"adapter.weight": TensorInfo((3,), "float32")}
+    extra = all_tensors(config) | {"adapter.weight": TensorInfo((3,), "float32")}
     assert "adapter.weight" in states.complete(extra, config)

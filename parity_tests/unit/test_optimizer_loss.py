@@ -16,36 +16,34 @@ PAD = 2
 
 
 def rates(steps: int, **options) -> list[float]:
-    with jax.numpy_dtype_promotion(
-        "standard"
-    ):  # Optax adds Python's numbers to arrays of any dtype
+    with jax.numpy_dtype_promotion("standard"):  # Optax adds Python numbers to arrays of any dtype
         schedule = optimizer.schedule(OptimizerOptions(**options), steps)
         return [float(schedule(jnp.asarray(step, jnp.int32))) for step in range(steps + 1)]
 
 
 @pytest.mark.parametrize("kind", list(Schedule))
 def test_warm_up_is_linear_from_a_first_small_step_to_the_peak(kind):
-    found = rates(20, learning_rate=0.5, schedule=kind, warmup_steps=4)
-    np.testing.assert_allclose(found[:5], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
-    assert max(found) == pytest.approx(0.5, rel=1e-6)
+    actual = rates(20, learning_rate=0.5, schedule=kind, warmup_steps=4)
+    np.testing.assert_allclose(actual[:5], [0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
+    assert max(actual) == pytest.approx(0.5, rel=1e-6)
 
 
 def test_cosine_is_half_way_in_the_middle_and_zero_at_the_end():
-    found = rates(24, learning_rate=0.5, schedule=Schedule.COSINE, warmup_steps=4)
+    actual = rates(24, learning_rate=0.5, schedule=Schedule.COSINE, warmup_steps=4)
     after = np.arange(21) / 20
     np.testing.assert_allclose(
-        found[4:], 0.5 * (1 + np.cos(np.pi * after)) / 2, rtol=1e-6, atol=1e-9
+        actual[4:], 0.5 * (1 + np.cos(np.pi * after)) / 2, rtol=1e-6, atol=1e-9
     )
-    assert found[14] == pytest.approx(0.25, rel=1e-6)
-    assert found[24] == pytest.approx(0, abs=1e-9) and found[23] > 1e-4
+    assert actual[14] == pytest.approx(0.25, rel=1e-6)
+    assert actual[24] == pytest.approx(0, abs=1e-9) and actual[23] > 1e-4
 
 
 def test_inverse_square_root_continues_warm_up_without_a_jump():
-    found = rates(400, learning_rate=0.5, schedule=Schedule.INVERSE_SQRT, warmup_steps=100)
+    actual = rates(400, learning_rate=0.5, schedule=Schedule.INVERSE_SQRT, warmup_steps=100)
     np.testing.assert_allclose(
-        found[100:], [0.5 * np.sqrt(100 / step) for step in range(100, 401)], rtol=1e-6
+        actual[100:], [0.5 * np.sqrt(100 / step) for step in range(100, 401)], rtol=1e-6
     )
-    assert found[400] == pytest.approx(0.25, rel=1e-6)
+    assert actual[400] == pytest.approx(0.25, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,29 +82,29 @@ def clipped(gradients: dict, max_norm: float) -> dict:
 GRADIENTS = {
     "a": jnp.array([3.0, 0.0], jnp.float64),
     "b": jnp.array([[4.0]], jnp.float64),
-}  # a norm of 5
+}  # their norm is 5
 
 
 def test_gradients_over_the_norm_are_scaled_as_torch_does():
-    found = clipped(GRADIENTS, 2.0)
+    actual = clipped(GRADIENTS, 2.0)
     for name, gradient in GRADIENTS.items():
         np.testing.assert_allclose(
-            found[name], np.asarray(gradient) * (2.0 / (5.0 + 1e-6)), rtol=1e-15
+            actual[name], np.asarray(gradient) * (2.0 / (5.0 + 1e-6)), rtol=1e-15
         )
-    assert not np.allclose(found["b"], 4 * 2 / 5, rtol=1e-9)  # which is Optax's form
+    assert not np.allclose(actual["b"], 4 * 2 / 5, rtol=1e-9)  # Optax's form
 
 
 @pytest.mark.parametrize("max_norm", [5.1, 1e9])
 def test_gradients_below_the_norm_are_unchanged(max_norm):
-    found = clipped(GRADIENTS, max_norm)
-    assert all(found[name].tobytes() == gradient.tobytes() for name, gradient in GRADIENTS.items())
+    actual = clipped(GRADIENTS, max_norm)
+    assert all(actual[name].tobytes() == gradient.tobytes() for name, gradient in GRADIENTS.items())
 
 
 def test_clipping_keeps_dtypes():
-    found = clipped(
+    actual = clipped(
         {"half": jnp.full(4, 100, jnp.bfloat16), "single": jnp.full(4, 100, jnp.float32)}, 1.0
     )
-    assert {name: str(array.dtype) for name, array in found.items()} == {
+    assert {name: str(array.dtype) for name, array in actual.items()} == {
         "half": "bfloat16",
         "single": "float32",
     }
@@ -119,7 +117,7 @@ def adamw(
     parameters: dict, gradients: list[dict], options: OptimizerOptions, steps: int
 ) -> list[dict]:
     """Loshchilov and Hutter 2019, algorithm 2, with clipping before it and the decay multiplied by
-    the learning rate, as torch has it.
+    the learning rate, as in torch.
     """
     p = {name: np.array(value) for name, value in parameters.items()}
     m, v = ({name: np.zeros_like(value) for name, value in p.items()} for _ in range(2))
@@ -191,11 +189,11 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
         weight_decay=weight_decay,
         clip_norm=clip_norm,
     )
-    found, expected = (
+    actual, expected = (
         ours(parameters, gradients, options, 5),
         adamw(parameters, gradients, options, 5),
     )
-    for step, (have, want) in enumerate(zip(found, expected, strict=True)):
+    for step, (have, want) in enumerate(zip(actual, expected, strict=True)):
         for name in parameters:
             np.testing.assert_allclose(
                 have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {step}"
@@ -203,8 +201,9 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
 
 
 def test_weight_decay_is_decoupled_from_the_gradient():
-    """With no gradient a parameter only shrinks, by the learning rate times the decay; as an L2
-    term Adam would make it one of size 1.
+    """Without a gradient a parameter only shrinks, by the learning rate times the decay.
+
+    Adam would turn an L2 term into a step of size 1.
     """
     options = OptimizerOptions(
         learning_rate=0.1, schedule=Schedule.CONSTANT, warmup_steps=0, weight_decay=0.5
@@ -234,10 +233,10 @@ def expected_loss(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> 
         for scores, target in zip(row, ids, strict=True):
             if target == PAD:
                 continue
-            wanted = np.full(len(scores), smoothing / len(scores))
-            wanted[target] += 1 - smoothing
+            distribution = np.full(len(scores), smoothing / len(scores))
+            distribution[target] += 1 - smoothing
             log_probs = scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
-            total, count = total - (wanted * log_probs).sum(), count + 1
+            total, count = total - (distribution * log_probs).sum(), count + 1
     return total, count
 
 

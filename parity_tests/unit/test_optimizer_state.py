@@ -1,5 +1,5 @@
-"""A torch.optim state_dict as plain arrays: there and back by the table, into any Optax chain, and
-all that is refused. Needs no torch.
+"""A torch.optim state_dict as plain arrays: round trips by the table, into any Optax chain, and
+refusals. Needs no torch.
 """
 
 import copy
@@ -18,8 +18,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import optimizer_state
 from jax_transformer.weights import rules
 
-# Packed, fused by head, transposed, tied, carried along, and a square one: everything that a table
-# does to a tensor
+# Packed, fused by head, transposed, tied, frozen and square tensors: everything that a table does
 TABLE = [
     *rules.embedding("emb", "target_embedding"),
     rules.Alias("src.weight", "emb.weight"),
@@ -49,10 +48,12 @@ SHAPES |= {
     for name in ("query", "key", "value", "out")
 }
 ALL_SHAPES = SHAPES | {"idle.kernel": (D, D), "idle.bias": (D,), "positions.table": (9, D)}
-# As a module would have them: the tied embedding first under its other name, what is never trained
-# in the middle, no buffer
-NAMES = "norm.weight norm.bias src.weight unused.weight unused.bias attn.in_proj_weight attn.in_proj_bias attn.out_proj.weight".split()
-NAMES += "attn.out_proj.bias mix.qkv.weight mix.qkv.bias mix.linear_layer.weight mix.linear_layer.bias up.weight up.bias".split()
+# A module's order: the tied embedding first under its other name, the frozen layer in the middle,
+# no buffer
+NAMES = "norm.weight norm.bias src.weight unused.weight unused.bias attn.in_proj_weight".split()
+NAMES += "attn.in_proj_bias attn.out_proj.weight".split()
+NAMES += "attn.out_proj.bias mix.qkv.weight mix.qkv.bias mix.linear_layer.weight".split()
+NAMES += "mix.linear_layer.bias up.weight up.bias".split()
 GROUPS = {
     "adamw": dict(
         lr=1e-3,
@@ -91,7 +92,7 @@ GROUPS = {
 
 
 def saved(kind: str, *, count: int = 3, dtype: str = "float64") -> dict[str, Any]:
-    """What ``state_dict()`` gives, with random moments."""
+    """Return an optimizer's ``state_dict()`` with random moments."""
     random, shapes, state = np.random.default_rng(1), rules.torch_shapes(TABLE, ALL_SHAPES), {}
     for number, name in enumerate(NAMES):
         if not name.startswith("unused"):
@@ -106,7 +107,7 @@ def saved(kind: str, *, count: int = 3, dtype: str = "float64") -> dict[str, Any
 
 
 def assert_same(ours: Any, theirs: Any, where: str = "state_dict") -> None:
-    """Arrays bit for bit, all else equal."""
+    """Return True if arrays are bitwise equal and all other values are equal."""
     assert type(ours) is type(theirs), where
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), where
@@ -137,7 +138,7 @@ def test_there_and_back_is_the_identity(kind: str, dtype: str):
 
 
 def test_moments_are_mapped_like_their_parameters():
-    """Negative control of the identity above, which a table that is never read would pass too."""
+    """Negative control of the identity above, which an unused table would pass too."""
     moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     state = saved("adamw")["state"]
     packed, fused = (
@@ -163,7 +164,7 @@ def test_before_its_first_update_an_optimizer_has_no_state(kind: str):
 
 
 def split(state: dict[str, Any], at: int, **changes: Any) -> dict[str, Any]:
-    """The same with a second group behind parameter ``at``."""
+    """Return the state with a second group after parameter ``at``."""
     (group,) = state["param_groups"]
     numbers = group["params"]
     state["param_groups"] = [
@@ -184,7 +185,7 @@ def test_groups_may_differ_in_weight_decay():
 
 
 def test_missing_momentum_is_zero():
-    """torch makes a buffer at the first gradient, and begins it with that, as from zero."""
+    """torch creates a buffer at the first gradient, with that value, as if it were zero before."""
     state = saved("sgd")
     state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
     moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
@@ -204,8 +205,11 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
             "fused": True,
             "param_names": NAMES,
         }
-    found = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
-    assert found.counts == expected.counts and found.hyperparameters == expected.hyperparameters
+    converted = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    assert (
+        converted.counts == expected.counts
+        and converted.hyperparameters == expected.hyperparameters
+    )
 
 
 def test_the_order_of_parameters_is_that_of_the_state_dict():
@@ -344,7 +348,8 @@ def test_a_packed_tensor_has_one_count_and_one_decay():
     moments.weight_decay["self_attention.query.bias"] = 0.5
     with pytest.raises(
         InputError,
-        match=r"in_proj_weight would have 2 counts: 3, 9.*in_proj_bias would have 2 weight decays: 0\.1, 0\.5",
+        match=r"in_proj_weight would have 2 counts: 3, 9.*"
+        r"in_proj_bias would have 2 weight decays: 0\.1, 0\.5",
     ):
         optimizer.to_torch(moments, TABLE, SHAPES, NAMES)
 

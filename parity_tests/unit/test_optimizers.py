@@ -1,5 +1,5 @@
 """Adam, SGD, Adafactor and Lion by value, against their papers' formulas in NumPy, and the options
-that each takes.
+of each.
 
 AdamW, schedules and clipping are in test_optimizer_loss.py.
 """
@@ -51,7 +51,7 @@ def by_hand(
     gradients: list[Arrays],
     memories: int,
 ) -> Arrays:
-    """The same with a formula ``update(parameter, gradient, memory, t)``, t from 1."""
+    """Return them by a formula ``update(parameter, gradient, memory, t)``, t from 1."""
     after = {}
     for name, p in params.items():
         memory = [np.zeros_like(p) for _ in range(memories)]
@@ -105,7 +105,7 @@ def test_sgd_with_momentum(momentum, nesterov):
 
 
 def test_lion_steps_by_the_sign():
-    """Chen et al. 2023, algorithm 2: the sign of one mean, a memory of another."""
+    """Chen et al. 2023, algorithm 2: the sign of one moving average, and another as state."""
 
     def lion(p, g, memory, t):
         sign = np.sign(B1 * memory[0] + (1 - B1) * g)
@@ -130,7 +130,7 @@ def test_adafactor_factors_wide_matrices(shape):
         second = memory[0]
         if (
             second.ndim > 1 and min(second.shape) >= 128
-        ):  # the mean of rows and columns is linear: taken at the end
+        ):  # means of rows and columns are linear, so they are taken at the end
             rows, columns = second.mean(axis=1), second.mean(axis=0)
             second = np.outer(rows, columns) / rows.mean()
         update = g / np.sqrt(second)
@@ -148,7 +148,7 @@ def test_adafactor_factors_wide_matrices(shape):
 @pytest.mark.parametrize("name", list(OptimizerName))
 def test_every_optimizer_clips_and_follows_the_schedule(name):
     """Gradients a thousand times as large change nothing if both are clipped; at rate 0 nothing
-    moves.
+    changes.
     """
     params, gradients = problem()
     large = [{key: array * 1000 for key, array in gradient.items()} for gradient in gradients]
@@ -167,17 +167,17 @@ def test_every_optimizer_clips_and_follows_the_schedule(name):
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 4), (4, 9)])
 def test_linear_falls_to_zero_at_the_last_step(steps, warmup):
-    """The formula of transformers' get_linear_schedule_with_warmup after the warm-up, which begins
-    at 1.
+    """Compare with transformers' get_linear_schedule_with_warmup after the warm-up, which starts at
+    1.
     """
-    found = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
+    actual = rates(steps, learning_rate=0.5, schedule=Schedule.LINEAR, warmup_steps=warmup)
     expected = [
         (step + 1) / (warmup + 1)
         if step < warmup
         else max(0.0, (steps - step) / max(1, steps - warmup))
         for step in range(steps + 1)
     ]
-    np.testing.assert_allclose(found, 0.5 * np.array(expected), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(actual, 0.5 * np.array(expected), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", list(OptimizerName))

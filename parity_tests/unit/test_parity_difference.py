@@ -119,7 +119,7 @@ def test_a_pattern_without_a_match_is_refused_with_the_nearest_name(patterns, me
     assert message in str(error.value)
 
 
-# Verdicts on made-up measurements
+# Verdicts on artificial measurements
 
 
 def measured(error: float, floor: float = 1e-16, **changes) -> Measurement:

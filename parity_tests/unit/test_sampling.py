@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution that is asked for, by the key, and each row for itself."""
+"""Tokens are drawn from the requested distribution, by the key, and independently for each row."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_a_draw_is_decided_by_key_and_row():
     same = drawn(model, np.repeat(ids[:1], ROWS, axis=0))
     assert (same[0] == tokens[0]).all() and len(
         np.unique(same, axis=0)
-    ) > 1  # the same source in other rows: other draws
+    ) > 1  # the same source in other rows gives other draws
 
 
 def test_an_end_token_is_followed_by_padding():
@@ -82,22 +82,22 @@ def test_first_tokens_have_the_requested_distribution(options):
     ranks = expected.argsort()[::-1]
     expected[ranks[options.get("top_k") or len(ranks) :]] = 0
     expected /= expected.sum()
-    kept = (
+    nucleus = (
         int((expected[ranks].cumsum() < options.get("top_p", 1.0)).sum()) + 1
-    )  # the fewest that reach it
-    expected[ranks[kept:]] = 0
+    )  # the fewest tokens that reach top_p
+    expected[ranks[nucleus:]] = 0
     expected /= expected.sum()
     tokens = drawn(model, np.repeat(ids, count, axis=0), max_length=1, **options)[:, 0]
-    found = np.bincount(tokens, minlength=len(expected)) / count
-    assert (found[expected == 0] == 0).all() and (expected > 0).sum() > 1
+    frequencies = np.bincount(tokens, minlength=len(expected)) / count
+    assert (frequencies[expected == 0] == 0).all() and (expected > 0).sum() > 1
     assert (
-        np.abs(found - expected).max() < 4 * (0.25 / count) ** 0.5
+        np.abs(frequencies - expected).max() < 4 * (0.25 / count) ** 0.5
     )  # four standard deviations of the worst token
 
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
     logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
-    for top_p, kept in (
+    for top_p, size in (
         (0.01, 1),
         (0.49, 1),
         (0.51, 2),
@@ -108,7 +108,7 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
     ):
         scores, tokens = sampling.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
         assert (
-            tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == kept
+            tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == size
         ), top_p
     after_cut, _ = sampling.most_likely(
         logits, jnp.asarray(1.0), jnp.asarray(0.6), 2

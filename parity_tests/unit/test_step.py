@@ -25,7 +25,7 @@ NO_DROPOUT = dict.fromkeys(
 
 
 def batch_of(config, rows: int, *, length: int = 6, seed: int = 0) -> Batch:
-    """Ragged rows; the target that goes in is the one that comes out, one place later."""
+    """Return ragged rows; the target input is the target output, shifted by one position."""
     source = helpers.ragged(config.source_vocab_size, config.source_pad_id, rows, length, seed=seed)
     target = helpers.ragged(
         config.target_vocab_size, config.target_pad_id, rows, length, seed=seed + 1
@@ -44,7 +44,7 @@ def furthest(first: dict, second: dict) -> float:
 
 
 def strict_off(function):
-    """Optax is not written for strict promotion."""
+    """Turn off strict promotion, which Optax does not support."""
 
     def call(*arguments):
         with jax.numpy_dtype_promotion("standard"):
@@ -54,7 +54,7 @@ def strict_off(function):
 
 
 def prepared(ema: bool = False):
-    """A configuration without dropout, an optimizer, and a state before the first step."""
+    """Return a configuration without dropout, an optimizer, and the initial state."""
     config = helpers.tiny(num_layers=1, **NO_DROPOUT)
     rule = optax.sgd(0.1, momentum=0.9)
     state = strict_off(partial(step.initial_state, ema=ema))(helpers.random_model(config), rule)
@@ -62,21 +62,21 @@ def prepared(ema: bool = False):
 
 
 def test_accumulated_batches_equal_one_batch():
-    """Rows of different lengths, so a mean of means would differ."""
+    """The rows have different lengths, so that a mean of means would differ."""
     config, rule, state = prepared()
     train = strict_off(step.make_step(config, rule, 0.1))
     batch = batch_of(config, 6)
     copies = [jax.tree.map(np.array, state) for _ in range(2)]
-    whole, told = train(copies[0], [batch], KEY)
-    parts, said = train(copies[1], [rows_of(batch, i, i + 2) for i in (0, 2, 4)], KEY)
-    assert furthest(whole.params, parts.params) < 1e-13
+    once, once_metrics = train(copies[0], [batch], KEY)
+    parts, parts_metrics = train(copies[1], [rows_of(batch, i, i + 2) for i in (0, 2, 4)], KEY)
+    assert furthest(once.params, parts.params) < 1e-13
     assert (
-        int(said["tokens"])
-        == int(told["tokens"])
+        int(parts_metrics["tokens"])
+        == int(once_metrics["tokens"])
         == int((batch.target_out != config.target_pad_id).sum())
     )
     for name in ("loss", "gradient_norm"):
-        np.testing.assert_allclose(told[name], said[name], rtol=1e-13)
+        np.testing.assert_allclose(once_metrics[name], parts_metrics[name], rtol=1e-13)
     assert int(parts.step) == 1
 
 
@@ -93,7 +93,7 @@ def test_each_accumulated_batch_has_its_own_dropout():
 
 
 def test_each_step_has_its_own_dropout():
-    """Without it, the masks of the first step would be those of all."""
+    """Otherwise every step would have the first step's masks."""
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
     batch = batch_of(config, 2)
@@ -154,7 +154,8 @@ def test_more_devices_than_available_are_refused():
 ON_MANY = """
 import sys
 import jax
-jax.config.update("jax_num_cpu_devices", int(sys.argv[1])), jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+jax.config.update("jax_enable_x64", True)
 import numpy as np, optax
 from jax_transformer.training import mesh, step
 from parity_tests.unit import helpers, test_step
@@ -172,8 +173,8 @@ np.savez(sys.argv[2], loss=measured["loss"], **state.ema)
 
 
 def test_a_batch_shared_by_two_devices_makes_the_same_update(tmp_path):
-    """With dropout: the masks are those of the whole batch."""
-    found = []
+    """With dropout: the masks are those of the complete batch."""
+    updates = []
     for count in (1, 2):
         path = tmp_path / f"{count}.npz"
         done = subprocess.run(
@@ -183,5 +184,5 @@ def test_a_batch_shared_by_two_devices_makes_the_same_update(tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        found.append(dict(np.load(path)))
-    assert furthest(*found) < 1e-12
+        updates.append(dict(np.load(path)))
+    assert furthest(*updates) < 1e-12

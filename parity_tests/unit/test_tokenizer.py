@@ -107,7 +107,7 @@ def test_the_smallest_vocabulary_is_named():
     assert train(vocab_size=260).vocab_size == 260
     with pytest.raises(
         errors.ConfigError, match="at least 1000000257"
-    ):  # and no list of a thousand million names is made first
+    ):  # without building a list of a thousand million names first
         train(eos_id=1_000_000_000)
 
 
@@ -191,15 +191,15 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     assert "directory" in refusal(tmp_path)
     path = tmp_path / "broken.json"
     TOKENIZER.save(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for content in (
         b"",
         b"{}",
         b"[1,\n2]",
         b"\xff\xfe",
-        whole[:1000],
-        whole[:-1],
-        whole.replace(b'"BPE"', b'"nonsense"'),
+        content[:1000],
+        content[:-1],
+        content.replace(b'"BPE"', b'"nonsense"'),
     ):
         path.write_bytes(content)
         assert "not a tokenizer file" in refusal(path)
@@ -274,8 +274,8 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [
         "tokenizer.json"
     ] and run_tokenizer.in_folder(tmp_path)
-    found = run_tokenizer.load_folder(tmp_path)
-    assert isinstance(found, tokenizer.Tokenizer) and found.hash == SOURCE.hash
+    loaded = run_tokenizer.load_folder(tmp_path)
+    assert isinstance(loaded, tokenizer.Tokenizer) and loaded.hash == SOURCE.hash
     two = tmp_path / "two"
     two.mkdir()
     pair = tokenizer.TokenizerPair(SOURCE, TARGET)
@@ -284,9 +284,9 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
         "tokenizer.source.json",
         "tokenizer.target.json",
     ] and run_tokenizer.in_folder(two)
-    found = run_tokenizer.load_folder(two)
-    assert isinstance(found, tokenizer.TokenizerPair)
-    assert (found.hash, found.source.hash, found.target.hash) == (
+    loaded = run_tokenizer.load_folder(two)
+    assert isinstance(loaded, tokenizer.TokenizerPair)
+    assert (loaded.hash, loaded.source.hash, loaded.target.hash) == (
         pair.hash,
         SOURCE.hash,
         TARGET.hash,

@@ -1,4 +1,4 @@
-"""What a training run leaves and says, what it refuses to go on with, and what it never saves."""
+"""A training run: its files and output, refusals to continue, and arrays that are never saved."""
 
 import dataclasses
 import io
@@ -22,7 +22,7 @@ QUICK = [
     "--data.buckets",
     "1",
     *(word for name in RATES for word in (f"--model.{name}", "0")),
-]  # compiled in half the time
+]  # these compile in half the time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,18 +32,18 @@ def _as_a_user(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(_as_a_user, tmp_path_factory) -> runs.Trained:
-    """A run that nothing interrupted."""
+def finished(_as_a_user, tmp_path_factory) -> runs.Trained:
+    """An uninterrupted run."""
     return runs.trained(tmp_path_factory.getbasetemp())
 
 
-# What a run leaves and says
+# Files and output of a run
 
 
-def test_a_run_prints_only_its_path_on_stdout(whole):
-    run, told = whole.path, whole.result
-    assert told.code == 0
-    assert told.out == f"{run}\n"
+def test_a_run_prints_only_its_path_on_stdout(finished):
+    run, result = finished.path, finished.result
+    assert result.code == 0
+    assert result.out == f"{run}\n"
     files = {
         "config.json",
         "train_config.json",
@@ -58,8 +58,10 @@ def test_a_run_prints_only_its_path_on_stdout(whole):
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)
 
 
-def test_metrics_have_the_documented_keys(whole):
-    lines = [json.loads(line) for line in (whole.path / "metrics.jsonl").read_text().splitlines()]
+def test_metrics_have_the_documented_keys(finished):
+    lines = [
+        json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()
+    ]
     steps = [line for line in lines if "loss" in line]
     validations = [line for line in lines if "valid_loss" in line]
     assert [line["step"] for line in steps] == list(range(1, runs.STEPS + 1))
@@ -82,30 +84,32 @@ def test_metrics_have_the_documented_keys(whole):
     assert all(line["tokens_per_second"] > 0 and line["gradient_norm"] > 0 for line in steps)
 
 
-def test_the_loss_falls(whole):
-    losses = [line["loss"] for line in runs.metrics(whole.path) if "loss" in line]
+def test_the_loss_falls(finished):
+    losses = [line["loss"] for line in runs.metrics(finished.path) if "loss" in line]
     assert abs(losses[0] - np.log(300)) < 1.5
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 1.5
-    first, last = [line["valid_loss"] for line in runs.metrics(whole.path) if "valid_loss" in line]
+    first, last = [
+        line["valid_loss"] for line in runs.metrics(finished.path) if "valid_loss" in line
+    ]
     assert last < first
 
 
-def test_progress_and_translated_samples_are_on_stderr(whole):
-    told = whole.result
-    assert f"step {runs.STEPS}/{runs.STEPS}  loss " in told.err
-    assert told.err.count("validation loss") == len(runs.CHECKPOINTS)
-    assert told.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
-    assert "60 pairs in batches of" in told.err
+def test_progress_and_translated_samples_are_on_stderr(finished):
+    result = finished.result
+    assert f"step {runs.STEPS}/{runs.STEPS}  loss " in result.err
+    assert result.err.count("validation loss") == len(runs.CHECKPOINTS)
+    assert result.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
+    assert "60 pairs in batches of" in result.err
 
 
-def test_one_program_is_compiled_for_each_bucket(whole):
-    widths = json.loads((whole.path / "data.json").read_text())["widths"]
+def test_one_program_is_compiled_for_each_bucket(finished):
+    widths = json.loads((finished.path / "data.json").read_text())["widths"]
     assert len(widths) == 2
-    assert whole.result.programs == [len(widths)]
+    assert finished.result.programs == [len(widths)]
 
 
-def test_the_manifest_records_the_inputs_of_a_run(whole):
-    manifest = checkpoint.read_manifest(whole.path / "checkpoints", runs.STEPS)
+def test_the_manifest_records_the_inputs_of_a_run(finished):
+    manifest = checkpoint.read_manifest(finished.path / "checkpoints", runs.STEPS)
     assert manifest["step"] == runs.STEPS
     assert {"python", "jax", "jaxlib", "flax", "optax", "numpy"} <= manifest["versions"].keys()
     assert (
@@ -114,13 +118,13 @@ def test_the_manifest_records_the_inputs_of_a_run(whole):
     )
     (line,) = [
         line
-        for line in runs.metrics(whole.path)
+        for line in runs.metrics(finished.path)
         if line["step"] == runs.STEPS and "valid_loss" in line
     ]
     assert manifest["figures"] == {name: value for name, value in line.items() if name != "step"}
 
 
-# Continuing what is not the same
+# Continuing with changes
 
 
 def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
@@ -131,17 +135,17 @@ def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_finished_run_is_not_changed(whole):
-    run, first = whole.path, whole.result
+def test_a_finished_run_is_not_changed(finished):
+    run, first = finished.path, finished.result
     before, metrics = snapshot(run), (run / "metrics.jsonl").read_bytes()
-    told = runs.train("--run", run, *whole.arguments)
-    assert (told.code, told.out) == (0, first.out)
+    result = runs.train("--run", run, *finished.arguments)
+    assert (result.code, result.out) == (0, first.out)
     assert (snapshot(run), (run / "metrics.jsonl").read_bytes()) == (before, metrics)
-    assert told.programs in ([], [0])
+    assert result.programs in ([], [0])
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "message"),
     [
         ("--data.tokens-per-batch", 256, "data.tokens_per_batch (128 -> 256)"),
         ("--optimizer.learning-rate", 0.5, "optimizer.learning_rate (0.01 -> 0.5)"),
@@ -149,23 +153,21 @@ def test_a_finished_run_is_not_changed(whole):
         ("--model.d-ff", 64, "model.d_ff (32 -> 64)"),
     ],
 )
-def test_other_options_are_refused_with_both_values(whole, flag, value, said):
-    before = snapshot(whole.path)
-    told = runs.train("--run", whole.path, *runs.with_option(whole.arguments, flag, value))
-    assert (told.code, told.out) == (2, "")
-    assert (
-        told.err
-        == f"jax-transformer: {whole.path} is a run of other options: {said}; give another --run\n"
-    )
-    assert snapshot(whole.path) == before
+def test_other_options_are_refused_with_both_values(finished, flag, value, message):
+    before = snapshot(finished.path)
+    result = runs.train("--run", finished.path, *runs.with_option(finished.arguments, flag, value))
+    assert (result.code, result.out) == (2, "")
+    expected = f"{finished.path} is a run of other options: {message}; give another --run\n"
+    assert result.err == f"jax-transformer: {expected}"
+    assert snapshot(finished.path) == before
 
 
 @pytest.mark.parametrize(
     ("flag", "named"),
     [("--data.train-target", "train_sha256"), ("--data.valid-source", "valid_sha256")],
 )
-def test_changed_text_is_refused(whole, tmp_path, flag, named):
-    path = Path(whole.arguments[whole.arguments.index(flag) + 1])
+def test_changed_text_is_refused(finished, tmp_path, flag, named):
+    path = Path(finished.arguments[finished.arguments.index(flag) + 1])
     original = path.read_text()
     try:
         path.write_text(
@@ -173,22 +175,22 @@ def test_changed_text_is_refused(whole, tmp_path, flag, named):
             if "source" in flag
             else original.replace("Katze", "Hund", 1)
         )
-        told = runs.train("--run", whole.path, *whole.arguments)
+        result = runs.train("--run", finished.path, *finished.arguments)
     finally:
         path.write_text(original)
-    assert (told.code, told.out) == (2, "")
+    assert (result.code, result.out) == (2, "")
     assert (
-        told.err.startswith(f"jax-transformer: {whole.path}: the data changed")
-        and named in told.err
+        result.err.startswith(f"jax-transformer: {finished.path}: the data changed")
+        and named in result.err
     )
 
 
 # Best, averaged, early
 
 
-def test_patience_averaging_and_the_best_checkpoint_work_together(whole, tmp_path, monkeypatch):
-    """The losses of the validations are told here: training stops after two without a new best, and
-    the best two are averaged.
+def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_path, monkeypatch):
+    """Validation losses are set here: training stops after two without a new best, and the best two
+    are averaged.
     """
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
     validate = validation.Validation.__call__
@@ -198,10 +200,10 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(whole, tmp_pat
         return dataclasses.replace(report, figures=report.figures | {"valid_loss": next(losses)})
 
     monkeypatch.setattr(validation.Validation, "__call__", told_loss)
-    options = [*runs.with_option(whole.arguments, "--eval-every", 20), *QUICK]
+    options = [*runs.with_option(finished.arguments, "--eval-every", 20), *QUICK]
     options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
-    told = runs.train("--run", run, *options)
-    assert told.code == 0, told.err
+    result = runs.train("--run", run, *options)
+    assert result.code == 0, result.err
     assert [line["step"] for line in runs.metrics(run) if "valid_loss" in line] == [
         20,
         40,
@@ -231,31 +233,31 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(whole, tmp_pat
             for path, array in arrays.items()
         ), name
     before = runs.metrics(run)
-    told = runs.train("--run", run, *options)
-    assert (told.code, told.programs, runs.metrics(run)) == (0, [], before), "finished is finished"
+    result = runs.train("--run", run, *options)
+    assert (result.code, result.programs, runs.metrics(run)) == (0, [], before), (
+        "finished is finished"
+    )
 
 
 # Losses that are not finite
 
 
-def test_a_huge_learning_rate_ends_the_run(whole, tmp_path):
-    options = [*runs.with_option(whole.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
-    told = runs.train("--run", tmp_path / "run", *options)
-    assert (told.code, told.out) == (6, "")
-    assert "the loss of step 2 is" in told.err.splitlines()[-1]
-    assert "Traceback" not in told.err
+def test_a_huge_learning_rate_ends_the_run(finished, tmp_path):
+    options = [*runs.with_option(finished.arguments, "--optimizer.learning-rate", 1e30), *QUICK]
+    result = runs.train("--run", tmp_path / "run", *options)
+    assert (result.code, result.out) == (6, "")
+    assert "the loss of step 2 is" in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.parametrize(
-    ("log_every", "spoiled", "kept"), [(1, 196, [100]), (30, 96, []), (1, 100, [])]
+    ("log_every", "spoiled", "saved_steps"), [(1, 196, [100]), (30, 96, []), (1, 100, [])]
 )
 def test_arrays_that_are_not_finite_are_never_saved(
-    whole, tmp_path, monkeypatch, log_every, spoiled, kept
+    finished, tmp_path, monkeypatch, log_every, spoiled, saved_steps
 ):
-    """A step spoils the parameters, the loss of the next is the first to show it, and there is a
-    checkpoint at 100 and at 200.
-    """
+    """A step makes parameters NaN, which the next loss shows; checkpoints are at 100 and 200."""
     make_step = step.make_step
 
     def poisoned(*arguments, **options):
@@ -273,17 +275,19 @@ def test_arrays_that_are_not_finite_are_never_saved(
 
     monkeypatch.setattr(step, "make_step", poisoned)
     options = [
-        *runs.with_option(whole.arguments, "--log-every", log_every),
+        *runs.with_option(finished.arguments, "--log-every", log_every),
         "--keep",
         "1",
         "--keep-best",
         "0",
     ]
-    told = runs.train("--run", tmp_path / "run", *options)
-    assert (told.code, told.out) == (6, "")
-    assert str(spoiled if spoiled in runs.CHECKPOINTS else spoiled + 1) in told.err.splitlines()[-1]
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == kept
-    for saved in kept:
+    result = runs.train("--run", tmp_path / "run", *options)
+    assert (result.code, result.out) == (6, "")
+    assert (
+        str(spoiled if spoiled in runs.CHECKPOINTS else spoiled + 1) in result.err.splitlines()[-1]
+    )
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == saved_steps
+    for saved in saved_steps:
         assert all(
             np.all(np.isfinite(array)) for array in runs.arrays(tmp_path / "run", saved).values()
         )
@@ -292,30 +296,30 @@ def test_arrays_that_are_not_finite_are_never_saved(
     )
 
 
-# Arrays that are carried and never trained
+# Frozen arrays
 
 
 def test_lesson10_trains_translates_and_keeps_its_position_table(
-    whole, tmp_path, monkeypatch, capsys
+    finished, tmp_path, monkeypatch, capsys
 ):
     run = tmp_path / "run"
-    told = runs.train("--run", run, *whole.arguments, *QUICK, "--model.preset", "lesson10")
-    assert (told.code, told.out) == (0, f"{run}\n")
-    found = runs.arrays(run)
-    carried = {name: array for name, array in found.items() if name.startswith("frozen/")}
-    assert set(carried) == {"frozen/encoder.positions.table", "frozen/decoder.positions.table"}
+    result = runs.train("--run", run, *finished.arguments, *QUICK, "--model.preset", "lesson10")
+    assert (result.code, result.out) == (0, f"{run}\n")
+    arrays = runs.arrays(run)
+    frozen = {name: array for name, array in arrays.items() if name.startswith("frozen/")}
+    assert set(frozen) == {"frozen/encoder.positions.table", "frozen/decoder.positions.table"}
     config = registry.preset(
         "lesson10", d_model=16, num_heads=2, d_ff=32, num_layers=1, max_length=40, vocab_size=300
     )
     fresh = transformer.flatten(transformer.Transformer(config, rngs=nnx.Rngs(0)), Frozen)
     assert (
         runs.differing(
-            {name.removeprefix("frozen/"): array for name, array in carried.items()},
+            {name.removeprefix("frozen/"): array for name, array in frozen.items()},
             jax.device_get(fresh),
         )
         == []
     )
-    assert not [name for name in found if "positions.table" in name and name not in carried]
+    assert not [name for name in arrays if "positions.table" in name and name not in frozen]
     losses = [line["loss"] for line in runs.metrics(run) if "loss" in line]
     assert np.mean(losses[-10:]) < losses[0] - 1
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\na red dog\n")))
