@@ -11,18 +11,21 @@ from jax_transformer.training import step
 
 
 def mean(folder: RunFolder, steps: list[int], like: step.TrainState) -> dict[str, np.ndarray]:
-    """The mean over ``steps`` of the weights that were validated, taken in float64 and rounded once; ``like`` gives shapes and dtypes."""
+    """The mean of the validated weights of ``steps``, computed in float64 and rounded once.
+
+    ``like`` gives shapes and dtypes.
+    """
     group = "ema" if like.ema else "params"
-    wanted = {group: getattr(like, group)}
+    abstract = {group: getattr(like, group)}
     total: dict[str, Any] = {}
     for each in steps:
-        arrays = checkpoint.load(folder.checkpoints, each, wanted, partial=True)[group]
+        arrays = checkpoint.load(folder.checkpoints, each, abstract, partial=True)[group]
         total = {
             name: np.asarray(array, np.float64) + total.get(name, 0)
             for name, array in arrays.items()
         }
     averaged = {
-        name: (array / len(steps)).astype(wanted[group][name].dtype)
+        name: (array / len(steps)).astype(abstract[group][name].dtype)
         for name, array in total.items()
     }
     return jax.tree.map(np.ascontiguousarray, averaged)

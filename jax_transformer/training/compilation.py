@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache: a program that was compiled once is read from disk at the next start."""
+"""JAX's persistent compilation cache: compiled programs are read from disk at the next start."""
 
 import hashlib
 import os
@@ -9,9 +9,10 @@ import jax
 
 
 def use_cache(folder: str | None = None) -> None:
-    """Keep compiled programs in ``folder``: where None, in what JAX_COMPILATION_CACHE_DIR names, else in the user's cache folder.
+    """Keep compiled programs in ``folder``, or nowhere if it is ``none``.
 
-    ``none`` keeps them nowhere. A program fits one kind of processor, so each kind has a folder of its own.
+    By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
+    set. A program fits one kind of processor, so each kind has its own subfolder.
     """
     if folder == "none" or (folder is None and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
         return
@@ -22,7 +23,7 @@ def use_cache(folder: str | None = None) -> None:
 
 
 def _processor() -> str:
-    """A name for this kind of processor, by its instruction set where the system tells it."""
+    """A name for this kind of processor, by its instruction set if the system lists it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The learning curves of a run as one picture, drawn from its metrics.jsonl after every validation."""
+"""The learning curves of a run in one picture, drawn from metrics.jsonl after every validation."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jax_transformer.storage import atomic
 
-# Okabe and Ito's colours, which the colour-blind tell apart: https://jfly.uni-koeln.de/color/
+# Okabe and Ito's colours for the colour-blind: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 SCORES = (
     ("bleu", "BLEU", BLUE, "o"),
@@ -43,14 +43,14 @@ Points = list[tuple[int, float]]
 
 
 def draw(metrics: Path, picture: Path, *, title: str) -> None:
-    """Draw the lines of ``metrics`` into the PNG file ``picture``, whole or not at all.
+    """Draw the lines of ``metrics`` into the PNG file ``picture``, atomically.
 
-    A picture is no reason to lose a run: what goes wrong is said on stderr in one line, once for each picture, and the one that was there stays.
+    A picture is no reason to lose a run: an error is one line on stderr, once per picture, and the
+    previous picture stays.
     """
     try:
-        lines = metrics.read_text(encoding="utf-8").split("\n")[
-            :-1
-        ]  # behind the last newline: what was cut off
+        # Text after the last newline is an incomplete line
+        lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
         with _quiet():
             _save(figure([json.loads(line) for line in lines], title), picture)
     except Exception as error:
@@ -63,7 +63,10 @@ def draw(metrics: Path, picture: Path, *, title: str) -> None:
 
 
 def _points(entries: list[dict[str, Any]], name: str, *, averaged: bool = False) -> Points:
-    """Step and value of every line that has this figure and where it is finite; those of averaged weights, or those of the weights in training."""
+    """Step and value of every line in which this figure is finite.
+
+    Those of averaged weights, or those of the weights in training.
+    """
     chosen = [entry for entry in entries if name in entry and ("weights" in entry) is averaged]
     return [(entry["step"], entry[name]) for entry in chosen if math.isfinite(entry[name])]
 
@@ -171,7 +174,7 @@ def _validated(
     best: Any,
     digits: int,
 ) -> None:
-    """A figure of the validations, with a ring around its best, and a diamond where averaged weights came out."""
+    """Plot a validation figure, with a ring around its best and a diamond for averaged weights."""
     points, averaged = _points(entries, name), _points(entries, name, averaged=True)
     if points:
         step, value = best(points, key=lambda point: point[1])
@@ -193,7 +196,7 @@ def _validated(
 
 
 def _legend(axes: Any) -> None:
-    """Below the panel, where it hides nothing."""
+    """Put the legend below the panel, where it hides nothing."""
     if axes.lines:
         axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False)
 
@@ -205,7 +208,7 @@ def _save(figure: Any, picture: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what matplotlib has to say: that it builds its cache of fonts, where it puts it, and which letters of a title its font lacks."""
+    """Silence matplotlib's messages about its font cache and about missing glyphs."""
     logger = logging.getLogger("matplotlib")
     before = logger.level
     logger.setLevel(logging.ERROR)

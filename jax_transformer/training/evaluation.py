@@ -1,4 +1,4 @@
-"""A trained run against a test set."""
+"""The evaluation of a trained model on a test set."""
 
 import math
 import sys
@@ -18,7 +18,7 @@ from jax_transformer.translation import Translator
 
 
 class Evaluation(NamedTuple):
-    """Figures, and the translation of each line of the source file (nothing where a side of its pair is empty)."""
+    """Figures, and a translation for each source line (empty if a side of its pair is empty)."""
 
     report: dict[str, Any]
     hypotheses: list[str]
@@ -28,18 +28,27 @@ def evaluate(
     run: str,
     source: str,
     target: str,
-    how: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     *,
     weights: str = "auto",
     bootstrap: int = 0,
     languages: tuple[str | None, str | None] = (None, None),
 ) -> Evaluation:
-    """BLEU, chrF, TER, exact match, loss (nats a token) and perplexity of a run on two files of lines.
+    """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on two files of lines.
 
-    Every pair counts for the scores, so an over-long source is an error; pairs with an empty side are left out and counted. The loss leaves
-    out pairs whose reference is longer than the model writes: ``left_out_of_loss`` counts them, and loss and perplexity are None where
-    none is left. ``how`` is what of the folder's own decoding is put otherwise, as of :meth:`GenerationConfig.overridden`, ``weights`` as of
-    :func:`jax_transformer.pretrained.open`, ``bootstrap`` as of :func:`metrics.score`, ``languages`` the source's and the target's.
+    Every pair counts for the scores, so a source that is too long is an error; pairs with an empty
+    side are left out and counted. The loss leaves out pairs whose reference is longer than the
+    model can generate: ``left_out_of_loss`` counts them; loss and perplexity are None if no pair
+    remains.
+
+    Args:
+        run: a run or model folder.
+        source, target: files with one sentence per line.
+        overrides: changes to the folder's generation config, see
+            :meth:`GenerationConfig.overridden`.
+        weights: see :func:`jax_transformer.pretrained.open`.
+        bootstrap: see :func:`metrics.score`.
+        languages: the source's and the target's, for a tokenizer with languages.
     """
     opened = pretrained.open(run, weights)
     translator = translation.Translator.from_opened(
@@ -47,21 +56,19 @@ def evaluate(
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
-    sources, targets = (
-        parallel_text.read_lines(source),
-        parallel_text.read_lines(target),
-    )  # each once: it may be a pipe
-    found = parallel_text.paired(sources, targets, source, target)
+    # Read each file once: it may be a pipe
+    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)
+    parallel = parallel_text.paired(sources, targets, source, target)
     longest = translator.model.config.longest
     encoding.encode_sources(sources, translator.tokenizer, longest, f"{source}: ")
-    pairs = found.pairs
-    translated = translator([s for s, _ in pairs], **(how or {}))
+    pairs = parallel.pairs
+    translated = translator([s for s, _ in pairs], **(overrides or {}))
     total, tokens, counted = loss(translator, pairs)
     report = {
         "weights": opened.weights,
         "step": opened.step,
         "pairs": len(pairs),
-        "dropped_empty": found.dropped_empty,
+        "dropped_empty": parallel.dropped_empty,
         **metrics.score(
             translated, [t for _, t in pairs], names=tuple(metrics.METRICS), bootstrap=bootstrap
         ),
@@ -73,7 +80,7 @@ def evaluate(
 
 
 def readable(report: dict[str, Any]) -> Iterator[str]:
-    """A figure a line, with its interval as sacreBLEU writes it: around the mean over resampled lines."""
+    """One line per figure, with its interval in sacreBLEU's form: mean ± half width."""
     report = dict(report)
     signatures, confidence = report.pop("signatures"), report.pop("confidence", {})
     for name, value in report.items():
@@ -90,7 +97,7 @@ def readable(report: dict[str, Any]) -> Iterator[str]:
 
 
 def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, int, int]:
-    """The summed loss of the references in nats, their tokens, and the number of pairs: those that fit the model."""
+    """Summed loss of the references in nats, their tokens, and the number of pairs that fit."""
     config = translator.model.config
     try:
         encoded = encoding.encode_pairs(
@@ -109,7 +116,7 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
 
 
 def _in_place(sources: Sequence[str], targets: Sequence[str], translated: list[str]) -> list[str]:
-    """A line for each line of the files: the translations where both sides have text."""
+    """A line for each source line: its translation, or nothing if a side is empty."""
     left = iter(translated)
     return [
         next(left) if s.strip() and t.strip() else "" for s, t in zip(sources, targets, strict=True)

@@ -14,8 +14,9 @@ def cross_entropy(
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """The sum over tokens of the loss in nats, and the number of tokens.
 
-    As torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target distribution is (1 - smoothing) on the token plus
-    smoothing / v on every token, itself included. Computed in float32 at least.
+    Equal to torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target
+    distribution is (1 - smoothing) on the token plus smoothing / v on every token, itself included.
+    Computed in float32 or float64.
     """
     if logits.dtype.itemsize < 4:
         logits = logits.astype(jnp.float32)

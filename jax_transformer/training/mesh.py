@@ -1,6 +1,7 @@
-"""The devices that share every batch: rows are divided among them, weights are on each. One device is a mesh of one.
+"""The devices that share every batch: rows are divided among them, weights are replicated.
 
-The arithmetic is written for the whole batch; XLA inserts the sums over devices (https://docs.jax.dev/en/latest/parallel.html).
+One device is a mesh of one. The arithmetic is written for the whole batch; XLA inserts the sums
+over devices (https://docs.jax.dev/en/latest/parallel.html).
 """
 
 from dataclasses import dataclass
@@ -20,15 +21,17 @@ class Devices:
 
     @classmethod
     def take(cls, count: int = 0) -> "Devices":
-        """The first ``count`` devices, all where 0. Raises ConfigError where there are not so many."""
-        found = jax.devices()
-        if count > len(found):
+        """The first ``count`` devices, all if 0. Raises ConfigError if there are fewer."""
+        available = jax.devices()
+        if count > len(available):
             raise ConfigError(
-                f"devices={count}, and JAX finds {len(found)} ({found[0].device_kind})"
+                f"devices={count}, and JAX finds {len(available)} ({available[0].device_kind})"
             )
-        count = count or len(found)
+        count = count or len(available)
         return cls(
-            jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count])
+            jax.make_mesh(
+                (count,), ("data",), axis_types=(AxisType.Auto,), devices=available[:count]
+            )
         )
 
     @property
@@ -36,19 +39,19 @@ class Devices:
         return self.mesh.size
 
     @property
-    def whole(self) -> NamedSharding:
-        """An array that every device has whole."""
+    def replicated(self) -> NamedSharding:
+        """The sharding of an array that is complete on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def rows(self) -> NamedSharding:
-        """An array whose first axis is divided among the devices."""
+        """The sharding of an array whose first axis is divided among the devices."""
         return NamedSharding(self.mesh, PartitionSpec("data"))
 
     def replicate(self, tree: Any) -> Any:
-        """Every array whole on every device."""
-        return jax.device_put(tree, self.whole)
+        """Put every array on every device."""
+        return jax.device_put(tree, self.replicated)
 
     def divide(self, batch: Any) -> Any:
-        """The rows of a batch, a multiple of :attr:`count`, over the devices."""
+        """Divide the rows of a batch, a multiple of :attr:`count`, among the devices."""
         return jax.device_put(batch, self.rows)

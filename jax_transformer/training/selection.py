@@ -1,4 +1,7 @@
-"""Which checkpoints are best, which stay, and when a run has gone long enough without a new best. Pure functions of figures."""
+"""The choice of checkpoints: the best, those to keep and to average, and early stopping.
+
+Pure functions of validation figures.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,22 +14,22 @@ Figures = Mapping[int, Mapping[str, Any]]
 
 
 def ranked(figures: Figures, by: Criterion) -> list[int]:
-    """The steps, best first; of equals the earlier."""
+    """The steps, best first; the earlier first among equals."""
     return best_first(figures, by.value)
 
 
 def since_best(figures: Figures, by: Criterion) -> int:
-    """How many validations came after the best one."""
+    """The number of validations after the best one."""
     return sum(step > ranked(figures, by)[0] for step in figures) if figures else 0
 
 
 def stops_early(options: TrainOptions, figures: Figures) -> bool:
-    """Whether the options' patience is at its end."""
+    """True if there were as many validations without a new best as ``patience`` allows."""
     return 0 < options.patience <= since_best(figures, options.best_by)
 
 
 def to_average(options: TrainOptions, figures: Figures) -> list[int]:
-    """The steps whose weights are averaged at the end, ascending."""
+    """The steps whose weights are averaged at the end, in ascending order."""
     order = (
         ranked(figures, options.best_by)
         if options.average_of is AverageOf.BEST
@@ -36,9 +39,11 @@ def to_average(options: TrainOptions, figures: Figures) -> list[int]:
 
 
 def to_keep(options: TrainOptions, figures: Figures, steps: Sequence[int]) -> set[int]:
-    """The checkpoints that stay: the newest, the last and the best validated ones, and while the run goes on those that may be averaged.
+    """The checkpoints to keep: the newest, the last and best validated ones, and candidates for the
+    average.
 
-    What a signal made between validations goes with the next save, so an interrupted run ends with the folder of an uninterrupted one.
+    A checkpoint that a signal caused between validations is removed at the next save, so an
+    interrupted run ends with the same files as an uninterrupted one.
     """
     last = sorted(figures)[-options.keep :]
     best = ranked(figures, options.best_by)[: options.keep_best]

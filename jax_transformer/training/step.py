@@ -24,27 +24,30 @@ Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the arrays that it carries along."""
+    """Everything that a step changes, and the frozen arrays of the model."""
 
     step: Int[Array, ""]
     params: Arrays
     """Trained arrays by dotted path."""
     frozen: Arrays
-    """Arrays of the checkpoint that are never trained, by dotted path."""
+    """Arrays that are never trained, by dotted path."""
     opt_state: optax.OptState
     ema: Arrays
-    """The moving average of ``params``; nothing where none is kept."""
+    """Moving average of ``params``; empty if none is kept."""
 
     @property
     def weights(self) -> Arrays:
-        """The arrays of the model that is validated and translated with."""
+        """The arrays of the model that validation and translation use."""
         return (self.ema or self.params) | self.frozen
 
 
 def initial_state(
     model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False
 ) -> TrainState:
-    """The state before the first step. Its arrays are copies: a step takes over their memory, and the model keeps its own."""
+    """The state before the first step.
+
+    Its arrays are copies: a step takes over their memory (donation), the model keeps its own.
+    """
     params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
@@ -65,10 +68,13 @@ def loss_sum(
     label_smoothing: float = 0.0,
     dropout: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Summed loss and number of target tokens of a batch; ``dropout`` is a key or another source of masks."""
+    """Summed loss and number of target tokens of a batch.
+
+    ``dropout`` is a key, another source of masks, or None for a deterministic model.
+    """
     model = transformer.unflatten(config, params | frozen)
     logits = model(batch.source, batch.target_in, rngs=dropout)
-    assert isinstance(logits, jax.Array), "no attention was asked for"
+    assert isinstance(logits, jax.Array), "without return_attention"
     return cross_entropy(
         logits,
         jnp.asarray(batch.target_out),
@@ -78,7 +84,7 @@ def loss_sum(
 
 
 class Sums(NamedTuple):
-    """What the batches of one update add up to."""
+    """Sums over the batches of one update."""
 
     gradients: Arrays
     loss: Float[Array, ""]
@@ -87,10 +93,13 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update from one batch or from several, each token weighing the same. It takes over the memory of the state that it is given."""
+    """One update from one batch or several, each token weighing the same.
+
+    It takes over the memory of its input state.
+    """
 
     one: Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]
-    """The whole update from a single batch."""
+    """The update from a single batch."""
     first: Callable[[TrainState, Batch, PRNGKeyArray], Sums]
     further: Callable[[Sums, TrainState, Batch, PRNGKeyArray, Any], Sums]
     finish: Callable[[TrainState, Sums], tuple[TrainState, Metrics]]
@@ -98,7 +107,7 @@ class TrainStep:
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray
     ) -> tuple[TrainState, Metrics]:
-        """The next state, and the loss (nats a token), tokens, and gradient norm before clipping."""
+        """The next state, and loss (nats per token), tokens, and gradient norm before clipping."""
         if len(batches) == 1:
             return self.one(state, batches[0], key)
         sums = self.first(state, batches[0], key)
@@ -107,7 +116,7 @@ class TrainStep:
         return self.finish(state, sums)
 
     def programs(self) -> int:
-        """How many programs were compiled."""
+        """The number of compiled programs."""
         return sum(
             program._cache_size() for program in (self.one, self.first, self.further, self.finish)
         )  # type: ignore[union-attr]
@@ -119,9 +128,10 @@ def make_step(
     label_smoothing: float,
     ema: float = 0.0,
 ) -> TrainStep:
-    """The jitted step; ``ema`` is the decay of the moving average that the state may hold.
+    """The jitted step; ``ema`` is the decay of the state's moving average, if it has one.
 
-    The dropout of step n is drawn from ``fold_in(key, n)``, that of its batches behind the first from ``fold_in(fold_in(key, n), i)``.
+    The dropout of step n is drawn from ``fold_in(key, n)``; that of its further batches i = 1, 2,
+    ... from ``fold_in(fold_in(key, n), i)``.
     """
 
     def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
@@ -168,5 +178,5 @@ def make_step(
 def make_evaluation(
     config: TransformerConfig,
 ) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
-    """The jitted validation step: from a model's arrays, summed loss without smoothing or dropout and the number of target tokens."""
+    """The jitted validation step: summed loss without smoothing or dropout, and target tokens."""
     return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config))

@@ -1,4 +1,5 @@
-"""What SIGTERM and Ctrl-C do to a training run: the first asks it to save and stop, the second ends it at once."""
+"""SIGTERM and Ctrl-C in a training run: the first asks it to save and stop, the second ends it at
+once."""
 
 import signal
 import sys
@@ -11,27 +12,27 @@ from jax_transformer.errors import Preempted
 
 
 class Stop:
-    """Whether the run was asked to stop."""
+    """A request to stop, which a run looks for after every step."""
 
     def __init__(self) -> None:
         self.asked = False
         self._at_once: str | None = None
 
     def request(self) -> None:
-        """Ask. Raises Preempted inside :meth:`at_once`."""
+        """Ask the run to stop. Raises Preempted inside :meth:`at_once`."""
         self.asked = True
         if self._at_once is not None:
             raise Preempted(self._at_once)
 
     @contextmanager
     def at_once(self, message: str) -> Iterator[None]:
-        """While there is nothing to save, a request ends the work where it stands, with this message."""
+        """Let a request end the work immediately, with this message: there is nothing to save."""
         self._at_once = message
         try:
             if self.asked:
                 raise Preempted(message)
             yield
-            if self.asked:  # what the request raised was lost, as in a finalizer
+            if self.asked:  # the exception was lost, for example in a finalizer
                 raise Preempted(message)
         finally:
             self._at_once = None
@@ -39,10 +40,10 @@ class Stop:
 
 @contextmanager
 def requests() -> Iterator[Stop]:
-    """A Stop that SIGTERM and Ctrl-C ask; a second one of either does what it would have done without us."""
+    """A Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # Python hands signals to the main thread alone
+        yield stop  # only the main thread can handle signals
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -54,7 +55,7 @@ def requests() -> Iterator[Stop]:
     unraisable = sys.unraisablehook
 
     def lost(what: Any) -> None:
-        if not isinstance(what.exc_value, Preempted):  # that is raised again as soon as it can be
+        if not isinstance(what.exc_value, Preempted):  # `at_once` raises that again
             unraisable(what)
 
     for number in previous:

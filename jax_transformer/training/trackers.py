@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl on boards as well, where the options ask for them: TensorBoard, and Weights & Biases."""
+"""Experiment trackers: the lines of metrics.jsonl in TensorBoard and Weights & Biases as well."""
 
 import dataclasses
 import importlib.util
@@ -11,48 +11,49 @@ from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training.options import TrainOptions
 
 EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-"""The option, which is also the name of the extra, and the module that it needs."""
+"""The module that each option needs; the option is also the name of its extra."""
 FLUSH_SECONDS = 5
-"""How long a line may wait until TensorBoard can see it."""
+"""Seconds until a line is visible in TensorBoard."""
 
 
 class Trackers:
-    """Every board that the options ask for; none is fine too."""
+    """All trackers of a run, perhaps none."""
 
     def __init__(self, folder: RunFolder, options: TrainOptions):
-        """Raises ConfigError where a board's package is not installed or refuses."""
+        """Raise ConfigError if a tracker's package is not installed or refuses to start."""
         check(options)
-        self._boards: list[TensorBoard | WeightsAndBiases] = []
+        self._trackers: list[TensorBoard | WeightsAndBiases] = []
         if options.tensorboard:
-            self._boards.append(TensorBoard(folder))
+            self._trackers.append(TensorBoard(folder))
         if options.wandb:
-            self._boards.append(WeightsAndBiases(folder, options))
+            self._trackers.append(WeightsAndBiases(folder, options))
 
     def add(self, entry: dict[str, Any]) -> None:
-        """One line of metrics.jsonl."""
-        for board in self._boards:
-            board.add(entry["step"], scalars(entry))
+        """Log one line of metrics.jsonl."""
+        for tracker in self._trackers:
+            tracker.add(entry["step"], scalars(entry))
 
     def close(self) -> None:
-        """Have everything written and sent."""
-        for board in self._boards:
-            board.close()
+        """Write and send everything that is pending."""
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def check(options: TrainOptions) -> None:
-    """Raises ConfigError where a board is asked for whose package is not installed."""
+    """Raise ConfigError if the package of a requested tracker is not installed."""
     for name, module in EXTRAS.items():
-        found = importlib.util.find_spec(module) if getattr(options, name) else None
-        if getattr(options, name) and (
-            found is None or found.origin is None
-        ):  # without origin: a folder of that name in the working directory
+        if not getattr(options, name):
+            continue
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:  # no origin: a folder of that name in the cwd
             raise ConfigError(
                 f"{name} needs the package {module}: pip install 'jax-transformer[{name}]'"
             )
 
 
 def scalars(entry: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line under the names that they have on a board, as ``train/loss``, ``valid/loss``, ``valid/bleu`` and ``averaged/bleu``."""
+    """The numbers of a line by their names in trackers: ``train/loss``, ``valid/bleu``,
+    ``averaged/bleu`` and so on."""
     group = "averaged" if "weights" in entry else "valid" if "valid_loss" in entry else "train"
     numbers = {
         name: value
@@ -80,9 +81,11 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def _open(self, void: int) -> Any:
-        """A writer to one more event file. What earlier files have from step ``void`` on is no longer shown: a resumed run measures it again.
+        """A writer to a new event file.
 
-        A run that is resumed for a validation only keeps the training line of that step.
+        TensorBoard no longer shows the events of earlier files from step ``void`` on: a resumed run
+        measures them again. A run that is resumed for a validation keeps the training line of that
+        step.
         """
         earlier = len(list(self._path.iterdir())) if self._path.exists() else 0
         purge = void if earlier else None
@@ -99,9 +102,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run in a project of Weights & Biases; its id is in RUN/wandb.json, so that a resumed run goes on there.
+    """A run in a project of Weights & Biases; its id is in RUN/wandb.json, for a resumed run.
 
-    Steps that are made a second time after a crash are the same bit for bit, so it does no harm that Weights & Biases keeps the first.
+    Steps that are repeated after a crash are equal bit for bit, so it does no harm that Weights &
+    Biases keeps the first values.
     """
 
     def __init__(self, folder: RunFolder, options: TrainOptions):
