@@ -20,42 +20,43 @@ from parity_tests.unit import runs
 
 FLAGS = {
     "train": """
-        --config --architecture --run --init --resume --steps --seed --log-every --eval-every
-        --eval-pairs --samples --keep --keep-best --best-by --patience --average
-        --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
-        --model.preset --model.d-model --model.num-heads --model.d-ff
-        --model.encoder-layers --model.decoder-layers --model.max-length --model.dropout
-        --model.attention-dropout --model.activation-dropout --model.embedding-dropout
-        --model.norm-placement --model.tying --model.precision --data.train-source
-        --data.train-target --data.valid-source --data.valid-target --data.train
-        --data.valid --data.dataset --data.dataset-config --data.train-split
-        --data.valid-split --data.source-field --data.target-field --data.vocabularies
-        --data.vocab-size --data.tokenizer --data.target-tokenizer --data.source-lang
-        --data.target-lang --data.max-source-length --data.max-target-length
-        --data.too-long --data.tokens-per-batch --data.buckets --optimizer.name
-        --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps
-        --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon --optimizer.momentum
-        --optimizer.nesterov --optimizer.no-nesterov --optimizer.weight-decay
-        --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate
-        --optimizer.ema""".split(),
+        --config --architecture --run --init --resume --steps --seed --log-every
+        --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience
+        --average --average-of --devices --tensorboard --no-tensorboard --wandb
+        --compilation-cache --model.preset --model.d-model --model.num-heads
+        --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
+        --model.dropout --model.attention-dropout --model.activation-dropout
+        --model.embedding-dropout --model.norm-placement --model.tying --model.precision
+        --data.train-source --data.train-target --data.valid-source --data.valid-target
+        --data.train --data.valid --data.dataset --data.dataset-config
+        --data.train-split --data.valid-split --data.source-field --data.target-field
+        --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
+        --data.source-lang --data.target-lang --data.max-source-length
+        --data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
+        --optimizer.name --optimizer.learning-rate --optimizer.schedule
+        --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon
+        --optimizer.momentum --optimizer.nesterov --optimizer.no-nesterov
+        --optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing
+        --optimizer.accumulate --optimizer.ema""".split(),
     "translate": """
-        --run --weights --architecture --source-lang --target-lang --input --output --attention
-        --max-length --beam --length-penalty --penalty --early-stopping
+        --run --weights --architecture --source-lang --target-lang --input --output
+        --attention --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
         --no-sample --temperature --top-k --top-p --seed""".split(),
     "evaluate": """
-        --run --source --target --weights --architecture --source-lang --target-lang --max-length --beam
-        --length-penalty --penalty --early-stopping --no-repeat-ngram-size
-        --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""".split(),
+        --run --source --target --weights --architecture --source-lang --target-lang
+        --max-length --beam --length-penalty --penalty --early-stopping
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap
+        --hypotheses --json --no-json""".split(),
     "convert": """
-        --to --config --preset --architecture --set --dtype --weights --key --strip-prefix --training
-        --no-training --dry-run --no-dry-run --force --no-force --shard-size --check
-        --no-check --json --no-json""".split(),
+        --to --config --preset --architecture --set --dtype --weights --key
+        --strip-prefix --training --no-training --dry-run --no-dry-run --force
+        --no-force --shard-size --check --no-check --json --no-json""".split(),
     "inspect": """
         --json --no-json""".split(),
     "parity": """
-        --config --preset --architecture --set --weights --dtype --gradients --no-gradients --lengths
-        --seed --html --json --no-json""".split(),
+        --config --preset --architecture --set --weights --dtype --gradients
+        --no-gradients --lengths --seed --html --json --no-json""".split(),
     "golden": """
         --batch --weights --architecture --python --seed""".split(),
 }
@@ -64,28 +65,29 @@ FLAGS_0_1 = {
     "train": """
         --config --run --init --resume --steps --seed --log-every --eval-every
         --eval-pairs --samples --keep --keep-best --best-by --patience --average
-        --average-of --devices --tensorboard --no-tensorboard --wandb --compilation-cache
-        --model.preset --model.d-model --model.num-heads --model.d-ff
-        --model.encoder-layers --model.decoder-layers --model.max-length --model.dropout
-        --model.attention-dropout --model.activation-dropout --model.embedding-dropout
-        --model.norm-placement --model.tying --model.precision --data.train-source
-        --data.train-target --data.valid-source --data.valid-target --data.train
-        --data.valid --data.dataset --data.dataset-config --data.train-split
-        --data.valid-split --data.source-field --data.target-field --data.vocabularies
-        --data.vocab-size --data.tokenizer --data.target-tokenizer --data.source-lang
-        --data.target-lang --data.max-source-length --data.max-target-length
-        --data.too-long --data.tokens-per-batch --data.buckets --optimizer.learning-rate
-        --optimizer.schedule --optimizer.warmup-steps --optimizer.beta1 --optimizer.beta2
-        --optimizer.epsilon --optimizer.weight-decay --optimizer.clip-norm
-        --optimizer.label-smoothing --optimizer.accumulate --optimizer.ema""",
+        --average-of --devices --tensorboard --no-tensorboard --wandb
+        --compilation-cache --model.preset --model.d-model --model.num-heads
+        --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
+        --model.dropout --model.attention-dropout --model.activation-dropout
+        --model.embedding-dropout --model.norm-placement --model.tying --model.precision
+        --data.train-source --data.train-target --data.valid-source --data.valid-target
+        --data.train --data.valid --data.dataset --data.dataset-config
+        --data.train-split --data.valid-split --data.source-field --data.target-field
+        --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
+        --data.source-lang --data.target-lang --data.max-source-length
+        --data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
+        --optimizer.learning-rate --optimizer.schedule --optimizer.warmup-steps
+        --optimizer.beta1 --optimizer.beta2 --optimizer.epsilon --optimizer.weight-decay
+        --optimizer.clip-norm --optimizer.label-smoothing --optimizer.accumulate
+        --optimizer.ema""",
     "translate": """
         --run --weights --source-lang --target-lang --input --output --attention
         --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
         --no-sample --temperature --top-k --top-p --seed""",
     "evaluate": """
-        --run --source --target --weights --source-lang --target-lang --max-length --beam
-        --length-penalty --penalty --early-stopping --no-repeat-ngram-size
+        --run --source --target --weights --source-lang --target-lang --max-length
+        --beam --length-penalty --penalty --early-stopping --no-repeat-ngram-size
         --repetition-penalty --min-new-tokens --bootstrap --hypotheses --json --no-json""",
     "convert": """
         --to --config --preset --set --dtype --weights --key --strip-prefix --training

@@ -1,4 +1,4 @@
-"""``convert`` and ``inspect``: round trips are exact; nothing is guessed, overwritten or partial."""
+"""``convert`` and ``inspect``: round trips are exact; nothing is guessed or overwritten."""
 
 import json
 from pathlib import Path

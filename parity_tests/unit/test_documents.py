@@ -1,4 +1,4 @@
-"""The documents' presets through the commands: train, translate, and convert to PyTorch and back."""
+"""The presets of documents through the commands: train, translate, convert both ways."""
 
 import pytest
 
