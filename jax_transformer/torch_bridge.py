@@ -129,7 +129,7 @@ def outputs(
     Raises:
         ConfigError: the configuration has no twin, or the twin raises an exception.
     """
-    if huggingface.find(config) is not None:  # transformers' modules have fewer rates
+    if huggingface.family_or_none(config) is not None:  # transformers' modules have fewer rates
         config = huggingface.without_dropout(config)
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})

@@ -95,7 +95,7 @@ class BartFamily(HuggingFaceFamily):
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes."""
-        activation = huggingface.activation(values["activation_function"])
+        activation = huggingface.activation_named(values["activation_function"])
         stacks = {
             name: StackConfig(
                 values[f"{name}_layers"],

@@ -141,7 +141,7 @@ def families() -> dict[str, HuggingFaceFamily]:
     }
 
 
-def find(config: TransformerConfig) -> HuggingFaceFamily | None:
+def family_or_none(config: TransformerConfig) -> HuggingFaceFamily | None:
     """Return the family of a configuration, or None if its architecture is not a Hugging Face
     family.
     """
@@ -153,7 +153,7 @@ def find(config: TransformerConfig) -> HuggingFaceFamily | None:
 
 def family_of(config: TransformerConfig) -> HuggingFaceFamily:
     """Return the family of a configuration. Raises ConfigError if its architecture is none."""
-    family = find(config)
+    family = family_or_none(config)
     if family is None:
         raise ConfigError(
             f"architecture {config.architecture!r} is not a Hugging Face family: only models of"
@@ -186,7 +186,7 @@ def usual_length(config: TransformerConfig) -> int:
 
     If they have no end, the length that the family was trained with.
     """
-    family = find(config)
+    family = family_or_none(config)
     if family is None or family.usual_length is None:
         return config.longest
     return family.usual_length if config.max_length == family.unbounded_length else config.longest
@@ -228,7 +228,7 @@ def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}
 
 
-def activation(name: str) -> Activation:
+def activation_named(name: str) -> Activation:
     """Return the activation of that name. Raises ConfigError for an unknown one."""
     if name not in _ACTIVATIONS:
         raise ConfigError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")

@@ -104,7 +104,7 @@ def computed_again(
         state: arrays by their names in PyTorch or in Flax.
         config: the model's configuration.
     """
-    family = huggingface.find(config)
+    family = huggingface.family_or_none(config)
     if family is None or family.saves_computed_positions:
         return dict(state)
     names = [*_positions(config)]

@@ -229,7 +229,7 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
         )
     # The one exception of its configuration: gated GELU is the approximation
     named = "gelu_new" if (gated, name) == ("gated", "gelu") else name
-    activation = huggingface.activation(values.get("dense_act_fn", named))
+    activation = huggingface.activation_named(values.get("dense_act_fn", named))
     return activation, values.get("is_gated_act", bool(gated))
 
 
