@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file
 
 import jax_transformer as jt
-from jax_transformer import cli
+from jax_transformer import cli, torch_bridge
 from jax_transformer.architectures import registry
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
@@ -294,6 +294,27 @@ def test_a_table_that_does_not_cover_the_model_is_refused_with_the_names(folder)
         ConfigError, match=r"architecture 'my_translator' has no names .*final_norm"
     ):
         jt.convert.weight_table(config, architecture=short)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (None, "has no PyTorch twin: set its field `reference`"),
+        ("my_missing:X", "cannot import its twin my_missing:X: ModuleNotFoundError"),
+        ("my_model:MyTranslatr", r"my_model has no class 'MyTranslatr' \(did you mean 'MyTr"),
+        ("my_model:MyTranslator", "its twin raised TypeError"),
+    ],
+)
+def test_what_is_wrong_with_a_twin_is_one_line(folder, reference, message):
+    random_module(folder)
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    config = mine.presets["my_translator"].config
+    other = jt.Architecture(
+        "my_translator", "", mine.weight_table, reference=reference,
+        reference_arguments=lambda config: ((), {"widht": 3}),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=message):
+        torch_bridge.twin(config, other)
 
 
 # Installed packages

@@ -1,5 +1,4 @@
-"""The description of one architecture: where it is published, its presets, its weights' names and
-its PyTorch twin.
+"""The description of one architecture: source, presets, names of weights, and PyTorch twin.
 
 A twin is the PyTorch module that computes what the Flax model of the same configuration computes.
 Nothing here imports torch: a twin is named by a string, or returned by a function that imports it.
@@ -83,9 +82,10 @@ def reference_class(architecture: Architecture) -> type:
     module_name, _, class_name = reference.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # in a user's file
         raise ConfigError(
-            f"architecture {architecture.name!r}: cannot import its twin {reference}: {error}"
+            f"architecture {architecture.name!r}: cannot import its twin {reference}:"
+            f" {type(error).__name__}: {error}"
         ) from error
     try:
         return getattr(module, class_name)

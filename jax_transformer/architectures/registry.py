@@ -26,13 +26,17 @@ from jax_transformer.weights.rules import Table
 ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
 
 _added: dict[str, Architecture] = {}
+_skipped: set[str] = set()
+"""Messages of installed architectures that cannot be loaded; each is printed once."""
 
 
 def register(architecture: Architecture, *, replace: bool = False) -> Architecture:
     """Add an architecture for this process, and return it.
 
-    Args: architecture: its name and the names of its presets must be new. replace: allow the name
-        of an architecture that was registered before (in a notebook, after a change).
+    Args:
+        architecture: its name and the names of its presets must be new.
+        replace: allow the name of an architecture that was registered before (in a notebook, after
+            a change).
 
     Raises:
         ConfigError: another architecture has the name, or a preset of that name.
@@ -105,7 +109,9 @@ def architectures() -> list[Architecture]:
             try:
                 register(_loaded(entry_point))
             except ConfigError as error:
-                print(f"skipped an installed architecture: {error}", file=sys.stderr)
+                if str(error) not in _skipped:
+                    _skipped.add(str(error))
+                    print(f"skipped an installed architecture: {error}", file=sys.stderr)
     return list((built_in() | _added).values())
 
 
@@ -159,7 +165,8 @@ def preset(name: str, **sizes: Any) -> TransformerConfig:
 def load_from(spec: str) -> Architecture:
     """Import the architecture that the user names, register it, and return it.
 
-    Args: spec: ``path/to/file.py:NAME``, ``package.module:NAME``, or the name of a registered
+    Args:
+        spec: ``path/to/file.py:NAME``, ``package.module:NAME``, or the name of a registered
             architecture. The folder of a file is added to the end of ``sys.path``, so that it can
             import its neighbours.
 
@@ -185,14 +192,19 @@ def load_from(spec: str) -> Architecture:
 
 @functools.cache
 def built_in() -> dict[str, Architecture]:
-    """The architectures of this folder, in the order of their files' names."""
-    modules = (
-        importlib.import_module(f"{__package__}.{module.name}")
-        for module in pkgutil.iter_modules([str(Path(__file__).parent)])
-        if module.name != "registry"
-    )
-    known = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
-    return {architecture.name: architecture for architecture in known}
+    """Return the architectures of this folder by name, in the order of their files."""
+    known: dict[str, Architecture] = {}
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name == "registry":
+            continue
+        contents = vars(importlib.import_module(f"{__package__}.{module.name}"))
+        if "ARCHITECTURE" in contents:
+            architecture: Architecture = contents["ARCHITECTURE"]
+            _check(architecture)
+            if architecture.name in known:
+                raise ConfigError(f"{module.name}.py: another file has {architecture.name!r}")
+            known[architecture.name] = architecture
+    return known
 
 
 def _check(architecture: Architecture) -> None:
@@ -200,8 +212,8 @@ def _check(architecture: Architecture) -> None:
         if entry.config.architecture != architecture.name:
             raise ConfigError(
                 f"architecture {architecture.name!r}: preset {name!r} has the configuration of"
-                " another,"
-                f" architecture={entry.config.architecture!r}"
+                f" another, architecture={entry.config.architecture!r}: set"
+                f" architecture={architecture.name!r}"
             )
 
 
