@@ -68,6 +68,18 @@ def test_with_sizes_knows_its_shorthands():
         LESSON10.with_sizes(num_layers="3")
 
 
+def test_names_of_version_0_1_are_accepted(capsys):
+    deep_dive = jt.preset("deep_dive")
+    old = deep_dive.to_json().replace('"architecture"', '"layout"').replace('"unused"', '"idle"')
+    assert '"layout"' in old and '"idle"' in old
+    assert jt.TransformerConfig.from_json(old) == deep_dive and capsys.readouterr().err == ""
+    assert LESSON10.with_sizes(layout="torch_nn").architecture == "torch_nn"
+    assert capsys.readouterr().err == "layout is now called architecture\n"
+    changed = deep_dive.with_sizes(**{"decoder.idle": ()})
+    assert changed == deep_dive.with_sizes(**{"decoder.unused": ()})
+    assert capsys.readouterr().err == "decoder.idle is now called decoder.unused\n"
+
+
 def test_with_sizes_accepts_python_types():
     assert LESSON10.with_sizes(d_model=np.int64(16)) == LESSON10.with_sizes(d_model=16)
     branches = (Branch((Part.FFN,)), Branch((Part.SELF,)))
