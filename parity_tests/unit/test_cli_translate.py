@@ -1,4 +1,4 @@
-"""``translate`` and ``evaluate`` by the command line, and their refusals of a damaged run."""
+"""``translate`` and ``evaluate`` by the command line, and their errors about a damaged run."""
 
 import contextlib
 import gzip
@@ -69,11 +69,11 @@ def translated(console: runs.Console, run: Path, lines: list[str], *more: str) -
 
 
 def test_translations_keep_the_order_of_lines(console, run):
-    found = translated(console, run, LINES)
-    assert len(found) == len(LINES)
-    assert [i for i, line in enumerate(found) if not line] == [2]
-    assert len(set(found)) >= 4
-    assert translated(console, run, LINES[::-1]) == found[::-1]
+    translations = translated(console, run, LINES)
+    assert len(translations) == len(LINES)
+    assert [i for i, line in enumerate(translations) if not line] == [2]
+    assert len(set(translations)) >= 4
+    assert translated(console, run, LINES[::-1]) == translations[::-1]
 
 
 def test_line_endings_do_not_matter(console, run):
@@ -93,11 +93,11 @@ def test_empty_input_gives_empty_output(console, run):
 
 
 def test_beam_search_by_its_flag(console, run):
-    found = translated(console, run, LINES, "--beam", "2", "--length-penalty", "1")
+    translations = translated(console, run, LINES, "--beam", "2", "--length-penalty", "1")
     assert (
-        len(found) == len(LINES)
-        and not found[2]
-        and all(line for i, line in enumerate(found) if i != 2)
+        len(translations) == len(LINES)
+        and not translations[2]
+        and all(line for i, line in enumerate(translations) if i != 2)
     )
     console.refused(2, ["num_beams=0"], "translate", "--run", run, "--beam", "0", stdin=b"a\n")
     console.refused(
@@ -117,16 +117,16 @@ def test_beam_search_by_its_flag(console, run):
 @pytest.mark.slow
 def test_n_best_lists_by_their_flag(console, run):
     best = translated(console, run, LINES[:3], "--beam", "3")
-    found = [
+    entries = [
         line.split(" ||| ")
         for line in translated(console, run, LINES[:3], "--beam", "3", "--n-best", "2")
     ]
-    assert [number for number, _, _ in found] == ["0", "0", "1", "1", "2"] and found[4][1:] == [
+    assert [number for number, _, _ in entries] == ["0", "0", "1", "1", "2"] and entries[4][1:] == [
         "",
         "0.000000",
     ]
-    assert [text for _, text, _ in found[::2]] == best
-    assert all(float(a[2]) >= float(b[2]) for a, b in (found[:2], found[2:4]))
+    assert [text for _, text, _ in entries[::2]] == best
+    assert all(float(a[2]) >= float(b[2]) for a, b in (entries[:2], entries[2:4]))
 
 
 @pytest.mark.slow
@@ -187,10 +187,12 @@ def test_translations_of_a_given_length(console, run):
 
 
 def test_translations_are_utf8_and_one_line_each_on_every_output(run, monkeypatch):
-    found = [
+    hypotheses = [
         [translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")
     ]
-    monkeypatch.setattr(translation.Translator, "hypotheses", lambda *arguments, **options: found)
+    monkeypatch.setattr(
+        translation.Translator, "hypotheses", lambda *arguments, **options: hypotheses
+    )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     file = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
@@ -229,7 +231,7 @@ def test_a_path_that_is_no_run_is_refused(console, run, tmp_path):
 
 @pytest.fixture(scope="module")
 def broken(run, tmp_path_factory) -> Path:
-    """A run to damage, and to leave as it was."""
+    """A run to damage, restored afterwards."""
     copy = tmp_path_factory.mktemp("broken") / "run"
     shutil.copytree(run, copy)
     shutil.rmtree(copy / "checkpoints" / "100")
@@ -268,9 +270,7 @@ FILES = (
 )
 @pytest.mark.parametrize("pattern", FILES)
 def test_a_damaged_checkpoint_is_refused_by_the_name_of_the_file(console, broken, command, pattern):
-    path = max(
-        (broken / "checkpoints" / "200").glob(pattern), key=lambda found: found.stat().st_size
-    )
+    path = max((broken / "checkpoints" / "200").glob(pattern), key=lambda file: file.stat().st_size)
     with damaged(path, path.read_bytes()[:-3]):
         console.refused(5, [path], *command, broken, stdin=b"a\n")
 

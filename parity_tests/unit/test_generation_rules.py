@@ -1,4 +1,4 @@
-"""What may not be said is not said, and generation_config.json is read to the last key."""
+"""Constraints on generated tokens hold, and every key of generation_config.json is read."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from parity_tests.unit.speakers import loud
 
 CONFIG = tiny("lesson10", num_layers=1)
 SOURCE = ragged(CONFIG.source_vocab_size, CONFIG.source_pad_id, 4, 7, 0)
-PLACES = 8
+LENGTH = 8
 RULES = Constraints(
     no_repeat_ngram_size=2,
     bad_words_ids=((5,), (7, 8)),
@@ -28,17 +28,17 @@ RULES = Constraints(
 )
 
 
-def kept(rows: np.ndarray) -> None:
-    """Asserts that rows follow RULES, up to their ends."""
+def assert_constrained(rows: np.ndarray) -> None:
+    """Assert that rows follow RULES, up to their ends."""
     for row in rows.tolist():
-        said = row[: row.index(CONFIG.eos_id) + 1]  # forced at the latest
-        pairs = list(zip([CONFIG.bos_id, *said], said, strict=False))
+        tokens = row[: row.index(CONFIG.eos_id) + 1]  # forced at the latest
+        pairs = list(zip([CONFIG.bos_id, *tokens], tokens, strict=False))
         assert (
-            len(said) > 3
-            and 5 not in said
+            len(tokens) > 3
+            and 5 not in tokens
             and (7, 8) not in pairs
             and len(set(pairs)) == len(pairs)
-        ), said
+        ), tokens
 
 
 WAYS = {
@@ -54,10 +54,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_search_applies_the_constraints(way):
     model = loud(CONFIG, 0)
-    free = np.asarray(WAYS[way](model, max_length=PLACES))
+    free = np.asarray(WAYS[way](model, max_length=LENGTH))
     with pytest.raises((AssertionError, ValueError)):
-        kept(free)
-    kept(np.asarray(WAYS[way](model, max_length=PLACES, constraints=RULES)))
+        assert_constrained(free)
+    assert_constrained(np.asarray(WAYS[way](model, max_length=LENGTH, constraints=RULES)))
 
 
 def test_each_row_has_its_own_first_token_without_recompilation():
@@ -68,7 +68,7 @@ def test_each_row_has_its_own_first_token_without_recompilation():
             generate.greedy(
                 model,
                 SOURCE,
-                max_length=PLACES,
+                max_length=LENGTH,
                 forced_bos_token_id=first if isinstance(first, int) else np.array(first),
             )
         )
@@ -146,16 +146,21 @@ FOLDER = GenerationConfig(
 
 def test_flags_override_the_generation_config_of_a_folder():
     assert FOLDER.overridden({"beam": None, "max_length": None}) == FOLDER
-    found = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
-    assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.early_stopping) == (
+    config = FOLDER.overridden({"beam": 2, "length_penalty": 1.5, "no_repeat_ngram_size": 0})
+    assert (
+        config.num_beams,
+        config.length_penalty,
+        config.max_new_tokens,
+        config.early_stopping,
+    ) == (
         2,
         1.5,
         9,
         EarlyStopping.FULL,
     )
     assert (
-        found.constraints.no_repeat_ngram_size == 0
-        and found.constraints.bad_words_ids == RULES.bad_words_ids
+        config.constraints.no_repeat_ngram_size == 0
+        and config.constraints.bad_words_ids == RULES.bad_words_ids
     )
     drawn = FOLDER.overridden({"sample": True, "top_k": 5})
     assert (drawn.do_sample, drawn.num_beams, drawn.num_return_sequences, drawn.top_k) == (
@@ -171,7 +176,7 @@ def test_flags_override_the_generation_config_of_a_folder():
         FOLDER.overridden({"beam": 2, "sample": True})
 
 
-MARIAN = {  # as OPUS-MT's models have it
+MARIAN = {  # as in OPUS-MT's models
     **{
         "bad_words_ids": [[12]],
         "bos_token_id": 0,
@@ -190,11 +195,11 @@ MARIAN = {  # as OPUS-MT's models have it
 
 
 def test_the_file_of_an_opus_model():
-    how = huggingface.from_generation_config(MARIAN, CONFIG)
+    config = huggingface.from_generation_config(MARIAN, CONFIG)
     constraints = Constraints(
         bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True
     )
-    assert how == GenerationConfig(
+    assert config == GenerationConfig(
         num_beams=4,
         length_penalty=1.0,
         max_new_tokens=511,
@@ -206,8 +211,8 @@ def test_the_file_of_an_opus_model():
 
 
 def test_missing_keys_have_transformers_defaults():
-    how = huggingface.from_generation_config({}, CONFIG)
-    assert how == GenerationConfig(
+    config = huggingface.from_generation_config({}, CONFIG)
+    assert config == GenerationConfig(
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
     assert huggingface.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
@@ -238,8 +243,8 @@ def test_the_keys_of_an_old_config_json():
         "force_bos_token_to_be_generated": True,
         "top_k": None,
     }
-    found = huggingface.from_model_config(old)
-    assert found == {
+    config = huggingface.from_model_config(old)
+    assert config == {
         "num_beams": 4,
         "early_stopping": True,
         "bos_token_id": 0,
@@ -283,7 +288,7 @@ def test_unsupported_settings_are_refused_by_name(data, message):
 
 
 def test_a_generation_config_round_trips():
-    for how in (
+    for config in (
         FOLDER,
         GenerationConfig(
             do_sample=True,
@@ -296,9 +301,9 @@ def test_a_generation_config_round_trips():
     ):
         assert (
             huggingface.from_generation_config(
-                huggingface.to_generation_config(how, CONFIG), CONFIG
+                huggingface.to_generation_config(config, CONFIG), CONFIG
             )
-            == how
+            == config
         )
     assert huggingface.to_generation_config(GenerationConfig(), CONFIG) == {
         **{
@@ -308,12 +313,12 @@ def test_a_generation_config_round_trips():
             "max_length": 20,
         },
     }
-    for how, message in (
+    for config, message in (
         (GenerationConfig(num_beams=2), "transformers has no beam_scorer=gnmt"),
         (GenerationConfig(do_sample=True, seed=3), "seed=3: a generation_config.json has no seed"),
     ):
         with pytest.raises(ConfigError, match=message):
-            huggingface.to_generation_config(how, CONFIG)
+            huggingface.to_generation_config(config, CONFIG)
 
 
 def test_scores_of_the_average_search_are_sums_over_the_length():
@@ -323,7 +328,7 @@ def test_scores_of_the_average_search_are_sums_over_the_length():
             model,
             SOURCE,
             beam_size=3,
-            max_length=PLACES,
+            max_length=LENGTH,
             length_penalty=penalty,
             scorer=BeamScorer.AVERAGE,
         )
@@ -337,7 +342,7 @@ def test_scores_of_the_average_search_are_sums_over_the_length():
         ]
         for row in range(len(tokens)):
             ends = np.flatnonzero(tokens[row] == CONFIG.eos_id)
-            length = ends[0] + 1 if len(ends) else PLACES
+            length = ends[0] + 1 if len(ends) else LENGTH
             np.testing.assert_allclose(
                 scores[row], taken[row, :length].sum() / float(length) ** penalty, rtol=1e-12
             )
