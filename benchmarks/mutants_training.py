@@ -273,7 +273,7 @@ MUTANTS = [
         _CROSS,
         "np.array(counts[name], np.float32)",
         "np.array(counts[name] + 1, np.float32)",
-        (f"{_LIVE}::test_what_comes_back_is_an_ordinary_state_dict[small-adamw]",),
+        (f"{_LIVE}::test_the_exported_state_is_an_ordinary_state_dict[small-adamw]",),
         met="bias correction off by one, on the way back",
     ),
     Mutant(
@@ -289,7 +289,7 @@ MUTANTS = [
         _GROUPS,
         "return ADAMW if decoupled else ADAM",
         "return ADAMW",
-        (f"{_LIVE}::test_what_comes_back_is_an_ordinary_state_dict[small-adam]",),
+        (f"{_LIVE}::test_the_exported_state_is_an_ordinary_state_dict[small-adam]",),
         met="decoupled decay",
     ),
     Mutant(
@@ -297,7 +297,7 @@ MUTANTS = [
         _GROUPS,
         '"nesterov": values["nesterov"]',
         '"nesterov": False',
-        (f"{_LIVE}::test_what_comes_back_is_an_ordinary_state_dict[small-nesterov]",),
+        (f"{_LIVE}::test_the_exported_state_is_an_ordinary_state_dict[small-nesterov]",),
         met="a setting lost",
     ),
     Mutant(

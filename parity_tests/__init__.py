@@ -1,5 +1,5 @@
-"""Where the frameworks meet.
+"""Tests of both frameworks together.
 
-``cases.py`` is the table: an architecture is one line of it. ``unit`` holds the tests that need JAX
-alone.
+``cases.py`` is the table: an architecture is one line of it. ``unit`` has the tests that need only
+JAX.
 """

@@ -1,4 +1,4 @@
-"""The table of what is compared: every test of this folder runs over every case."""
+"""Table of the compared configurations: every test of this folder runs over every case."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +7,8 @@ import jax_transformer as jt
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 
-# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, which
-# shapes then cannot.
+# Odd sizes show swapped axes; square ones (d_model = d_ff = lengths) show missing transposes, as
+# every shape fits there.
 ODD: dict[str, Any] = dict(
     source_vocab_size=11,
     target_vocab_size=13,
@@ -54,7 +54,7 @@ def case(name: str, preset: str, **changes: Any) -> Case:
 
 
 def stock(name: str, **changes: Any) -> Case:
-    """torch.nn.Transformer as it comes, set differently."""
+    """Configurations of the stock torch.nn.Transformer."""
     return case(f"torch.nn {name}", "lesson10_repaired", **(ODD | STOCK | changes))
 
 
@@ -63,8 +63,9 @@ def _without_d_ff(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(preset: str) -> list[Case]:
-    """A document's preset at odd and at square sizes; a feed-forward that the document makes so
-    many times as wide as the model stays so.
+    """A document's preset at odd and at square sizes.
+
+    If d_ff is a multiple of d_model in the document, it stays so.
     """
     ruled = "d_ff" in registry.presets()[preset].multiples
     sizes = {"": ODD, " square": SQUARE}

@@ -1,5 +1,5 @@
-"""``convert`` beside PyTorch itself: what torch.save wrote arrives, what is written torch.load
-reads, and the self-check sees a wrong weight.
+"""``convert`` with PyTorch: files of torch.save are read, torch.load reads ours, and the self-check
+detects a wrong weight.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ TIED = next(case for case in CASES if case.name == "small")
 
 
 def convert(source, destination, config_file=None, **more) -> report.Outcome:
-    given = ModelDescription(str(config_file)) if config_file else ModelDescription()
+    description = ModelDescription(str(config_file)) if config_file else ModelDescription()
     return conversion.convert(
-        preparation.prepare(Request(str(source), str(destination), given, **more))
+        preparation.prepare(Request(str(source), str(destination), description, **more))
     )
 
 
@@ -67,8 +67,8 @@ def test_every_architecture_is_tried():
 
 
 def test_the_check_sees_two_weights_exchanged():
-    """Square kernels that change places fit every shape, and come back bit for bit through the same
-    wrong table.
+    """Swapped square kernels fit every shape, and round-trip bit for bit through the same wrong
+    table.
     """
     both = pair(TIED.config)
     model = state_dict.model_weights(TIED.config)
@@ -99,12 +99,12 @@ def test_without_a_twin_it_says_so(tmp_path):
     assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
 
 
-# A run in mid-flight, through the command
+# Training checkpoints, through the command
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A trained run to copy; its moments are those of 200 updates."""
+    """A trained run to copy, with the moments of 200 updates."""
     with runs.as_a_user(tmp_path_factory.getbasetemp()):
         yield runs.trained(tmp_path_factory.getbasetemp()).path
 
@@ -180,8 +180,8 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
 
 
 def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path, monkeypatch):
-    """A run that trains until the conversion gets its lock leaves a newer step, from which it would
-    go on.
+    """A run that trains until the conversion gets its lock may leave a newer step, which must be
+    converted.
     """
     folder, hold = tmp_path / "run", lock.hold
     shutil.copytree(run, folder)

@@ -1,4 +1,4 @@
-"""Decoding against the plainest PyTorch there is: no cache, no batch of beams, hypotheses in lists.
+"""Decoding against a plain PyTorch loop: no cache, no batch of beams, hypotheses in lists.
 
 Token for token, in float64.
 """
@@ -14,20 +14,21 @@ from parity_tests.cases import CASES
 from parity_tests.twins import Pair, as_torch, pair
 from torch_reference import decoding
 
-PLACES = 8
+LENGTH = 8
 SEARCHES = [(1, 0.6), (2, 0.0), (4, 1.0), (5, 2.5)]  # beam size and length penalty
-# What rounding may change: scores that close are told apart by luck
+# Scores closer than this are ordered by rounding
 NEAR = 1e-10
 
 
 SEARCHED = [
     case for case in CASES if not case.name.endswith("square")
-]  # a search cannot tell a square size
+]  # square sizes add nothing to a search
 
 
 def reader(both: Pair) -> decoding.Model:
-    """The twin; where both sides must be equally long, it reads the target padded to the source's
-    length.
+    """Return a call of the twin.
+
+    If both sides must be equally long, it pads the target to the source's length.
     """
     if not both.config.equal_lengths:
         return both.torch
@@ -60,8 +61,8 @@ def test_greedy_token_for_token(case):
 
 
 def likely_end(both: Pair) -> int:
-    """A token that some hypotheses end with early and others never: the third that the first row
-    says greedily, if it is not padding.
+    """Return a token that ends some hypotheses early and others never: the first row's third greedy
+    token, if it is not padding.
     """
     config = both.config
     ids = {"bos": config.bos_id, "eos": config.eos_id, "pad": config.target_pad_id}
@@ -69,8 +70,8 @@ def likely_end(both: Pair) -> int:
     return config.eos_id if token == config.target_pad_id else token
 
 
-# Each with one search, so that each search meets a quarter of them; what decides tokens one by one
-# is compared for every case above
+# One search per case, so that each search has a quarter of the cases; greedy decoding above covers
+# every case
 BEAMS = [
     "deep_dive",
     "lesson10",
@@ -97,21 +98,23 @@ def test_beam_token_for_token(case, search):
         both.source,
         size,
         beam_size=size,
-        max_length=PLACES,
+        max_length=LENGTH,
         length_penalty=alpha,
         eos_id=end,
     )
     for row, source in enumerate(as_torch(both.source)):
-        found = decoding.beam(reader(both), source, size, PLACES, alpha, bos=config.bos_id, eos=end)
-        ties += found.margin < NEAR
+        search = decoding.beam(
+            reader(both), source, size, LENGTH, alpha, bos=config.bos_id, eos=end
+        )
+        ties += search.margin < NEAR
         for ours, score, theirs in zip(
-            np.asarray(tokens)[row], np.asarray(scores)[row], found.best, strict=True
+            np.asarray(tokens)[row], np.asarray(scores)[row], search.best, strict=True
         ):
             assert ours.tolist() == theirs.tokens + [config.target_pad_id] * (
-                PLACES - len(theirs.tokens)
-            ), f"row {row}: {found}"
+                LENGTH - len(theirs.tokens)
+            ), f"row {row}: {search}"
             assert abs(score - theirs.score) <= 1e-12 * max(1, abs(theirs.score)), (
-                f"row {row}: {found}"
+                f"row {row}: {search}"
             )
             ended += theirs.tokens[-1] == end
     assert ties == 0, f"{ties} searches were decided by less than {NEAR}"

@@ -1,4 +1,4 @@
-"""A run that changes frameworks: PyTorch, JAX, PyTorch again, as if it had stayed in either.
+"""A run that changes frameworks, PyTorch, JAX and PyTorch again, equals one that stays in either.
 
 Same batches, losses and weights, in float64.
 """
@@ -43,14 +43,14 @@ Checkpoint = dict[str, Any]
 
 @dataclass
 class Flight:
-    """A run folder as ``train`` makes it before its first step, in both frameworks."""
+    """A run folder as ``train`` creates it before its first step, in both frameworks."""
 
     folder: RunFolder
     options: TrainOptions
     corpus: Corpus
     step: step.TrainStep
     start: Checkpoint
-    """Of step 0: PyTorch's initial weights in float64."""
+    """The state of step 0: PyTorch's initial weights in float64."""
 
     def torch(self, begin: Checkpoint) -> training.Loop:
         loop = training.Loop(training.read(self.folder.path), torch_bridge.twin(self.corpus.config))
@@ -58,7 +58,7 @@ class Flight:
         return loop
 
     def jax(self, state: TrainState, updates: int) -> tuple[TrainState, list[float]]:
-        """Updates in JAX, and their losses."""
+        """Return the state after updates in JAX, and their losses."""
         losses, first, each = [], int(state.step), self.options.optimizer.accumulate
         stream = batches.train_stream(
             self.corpus.train, self.corpus.plan, first * each, (first + updates) * each
@@ -104,8 +104,8 @@ SIZES: dict[str, Any] = dict(
     dropout=0.0,
     embedding_dropout=0.0,
 )
-# A tied and packed module; one with idle blocks, whose parameters the optimizer has and never
-# updates; two batches an update
+# A tied and packed module; one with unused blocks, whose parameters the optimizer has and never
+# updates; two batches per update
 FLIGHTS = {
     "small": (
         ModelOptions("small", **SIZES, d_ff=32, attention_dropout=0.0, activation_dropout=0.0),
@@ -132,17 +132,17 @@ def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     )
     folder = RunFolder(path / "run")
     folder.path.mkdir()
-    made = corpus.prepare(options, folder)
+    prepared = corpus.prepare(options, folder)
     atomic.write_text(folder.train_config, codec.to_json(options))
-    corpus.record(made, folder)
+    corpus.record(prepared, folder)
     torch.manual_seed(0)
-    fresh = training.Loop(training.read(folder.path), torch_bridge.twin(made.config).double())
+    fresh = training.Loop(training.read(folder.path), torch_bridge.twin(prepared.config).double())
     rule_of_steps = optimizer.make(options.optimizer, options.steps)
     return Flight(
         folder,
         options,
-        made,
-        step.make_step(made.config, rule_of_steps, options.optimizer.label_smoothing),
+        prepared,
+        step.make_step(prepared.config, rule_of_steps, options.optimizer.label_smoothing),
         as_arrays(fresh.state()),
     )
 
@@ -155,7 +155,7 @@ def flight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def stayed(flight: Flight) -> tuple[list[Checkpoint], list[float]]:
-    """PyTorch all the way: the state at every switch, and all losses."""
+    """Return an all-PyTorch run's state at every switch, and all losses."""
     loop, states, losses = flight.torch(flight.start), [], []
     for _ in range(3):
         losses += list(loop.losses(N))
@@ -164,7 +164,9 @@ def stayed(flight: Flight) -> tuple[list[Checkpoint], list[float]]:
 
 
 def furthest(ours: Checkpoint, theirs: Checkpoint) -> float:
-    """Over all weights and moments; structure, counts and settings must be equal."""
+    """Return the largest error of weights and moments; structure, counts and settings must be
+    equal.
+    """
     errors = []
 
     def compare(a: Any, b: Any, where: str) -> None:
@@ -190,13 +192,13 @@ def furthest(ours: Checkpoint, theirs: Checkpoint) -> float:
 
 
 def test_both_frameworks_read_the_same_batches(flight: Flight):
-    """By hash, and two epochs of them."""
+    """Two epochs of batches have the same hashes."""
     count = 2 * flight.corpus.plan.batches_per_epoch
     run = training.read(flight.folder.path)
     theirs = [[side.to(torch.int32).numpy() for side in run.batch(i)] for i in range(count)]
     hashes = [
-        [hashlib.sha256(b"".join(side.tobytes() for side in batch)).hexdigest() for batch in found]
-        for found in (
+        [hashlib.sha256(b"".join(side.tobytes() for side in batch)).hexdigest() for batch in stream]
+        for stream in (
             batches.train_stream(flight.corpus.train, flight.corpus.plan, 0, count),
             theirs,
         )
@@ -208,7 +210,7 @@ def test_both_frameworks_read_the_same_batches(flight: Flight):
 def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], tmp_path: Path
 ):
-    """By files: torch.save, our reader, a checkpoint of the run, our writer, torch.load."""
+    """Go through files: torch.save, our reader, a run's checkpoint, our writer, torch.load."""
     first = flight.torch(flight.start)
     losses = list(first.losses(N))
     torch.save(first.state(), tmp_path / "n.pt")
@@ -255,7 +257,7 @@ def test_there_and_back_changes_no_bit(
 
 
 def shown(value: Any) -> Any:
-    """The bytes of arrays by their names."""
+    """Return the bytes of arrays by their names."""
     if isinstance(value, dict):
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -298,8 +300,8 @@ def data_off_by_one(state: TrainState) -> TrainState:
 def test_what_is_lost_on_the_way_shows(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
 ):
-    """Negative control: the moments, Adam's count, the schedule's position, the place in the data,
-    each of which alone is far outside the bound.
+    """Negative control: a wrong moment, Adam count, schedule step or data position each far exceeds
+    the bound.
     """
     state, _ = flight.jax(wrong(flight.into_jax(stayed[0][0])), N)
     ours = jt.convert.to_torch(
@@ -314,8 +316,8 @@ def test_what_is_lost_on_the_way_shows(
 def test_the_loop_by_its_command(
     flight: Flight, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Twice two updates are four, bit for bit; the checkpoint is one that torch.load reads without
-    trust.
+    """Twice two updates equal four, bit for bit, and torch.load reads the checkpoint with
+    weights_only.
     """
 
     def run(steps: int, name: str, *more: str) -> list[dict]:
@@ -358,7 +360,7 @@ OTHER_OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OTHER_OPTIMIZERS)
 def test_adam_and_sgd_change_frameworks_too(name: str, tmp_path: Path):
-    """PyTorch, JAX, PyTorch, against PyTorch all the way; every crossing back is bit for bit."""
+    """PyTorch, JAX, PyTorch, against PyTorch all the way; every conversion back is exact."""
     options = OTHER_OPTIMIZERS[name]
     enums = {"name": OptimizerName(options["name"])}
     enums |= {"schedule": Schedule(options["schedule"])} if "schedule" in options else {}
@@ -432,8 +434,8 @@ def test_what_does_not_belong_to_the_run_is_refused(
 
 
 def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
-    """In float32, as users have it: PyTorch, then ``train`` to the end, against PyTorch to the end;
-    then its last step as a file again.
+    """In float32, as for users: PyTorch, then ``train`` to the end, equals PyTorch to the end; its
+    last step is then exported again.
     """
     if flight.options.model.preset != "small":
         pytest.skip("one model is enough for the commands: what crosses is tested above")
@@ -454,10 +456,10 @@ def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: P
         assert main("convert", tmp_path / "n.pt", run, "--training") == 0
         recipe.train(dataclasses.replace(flight.options, run=str(run), log_every=1))
         assert main("convert", run, tmp_path / "end.pt", "--training") == 0
-    told = {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
-    assert sorted(told) == list(range(N + 1, flight.options.steps + 1))
+    losses = {line["step"]: line["loss"] for line in metrics(run) if "loss" in line}
+    assert sorted(losses) == list(range(N + 1, flight.options.steps + 1))
     rest = list(loop.losses(flight.options.steps - N))
-    np.testing.assert_allclose([told[step] for step in sorted(told)], rest, rtol=1e-4)
+    np.testing.assert_allclose([losses[step] for step in sorted(losses)], rest, rtol=1e-4)
     assert abs(before[0] - rest[0]) > 0.01
     end = torch.load(tmp_path / "end.pt", weights_only=True)
     assert (

@@ -1,5 +1,7 @@
-"""Real torch.optim optimizers on every twin: their state crosses to Optax and back, and both go on
-alike. Nothing is compiled.
+"""Real torch.optim optimizers on every twin: their state converts to Optax and back, and both
+continue alike.
+
+Nothing is compiled.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ RATE, DECAY = 1e-2, 0.1
 
 
 class Setting:
-    """A twin with an optimizer, and the table that joins its parameters to the Flax model's arrays."""
+    """A twin with an optimizer, and the table from its parameters to the Flax model's arrays."""
 
     def __init__(self, config: TransformerConfig, make: Callable[[Any], torch.optim.Optimizer]):
         torch.manual_seed(0)
@@ -55,7 +57,7 @@ class Setting:
         self.torch = make(self.module)
 
     def params(self) -> dict[str, jax.Array]:
-        """The twin's weights under Flax's names, copied."""
+        """Return a copy of the twin's weights under Flax's names."""
         state = {
             name: torch_bridge.to_numpy(tensor) for name, tensor in self.module.state_dict().items()
         }
@@ -65,7 +67,7 @@ class Setting:
         return {name: jnp.array(array, copy=True) for name, array in arrays.items()}
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Random ones by PyTorch's names; what is not trained has none."""
+        """Return random gradients by PyTorch's names, for trained parameters only."""
         return {
             name: self.random.normal(size=shape)
             for name, shape in rules.torch_shapes(self.trained, self.shapes).items()
@@ -84,7 +86,7 @@ class Setting:
 
 
 def decayed_alone(module: Any) -> list[dict[str, Any]]:
-    """The usual two groups: weight decay for matrices, none for biases and norms."""
+    """Return the usual two groups: weight decay for matrices, none for biases and norms."""
     matrices = [p for p in module.parameters() if p.dim() > 1]
     return [
         {"params": matrices, "weight_decay": DECAY},
@@ -121,9 +123,7 @@ def as_optax_needs() -> Iterator[None]:
 
 
 def go_on_alike(setting: Setting, rule: optax.GradientTransformation) -> None:
-    """Two updates in PyTorch, then two more in both frameworks from there: the same weights and the
-    same state.
-    """
+    """Two updates in PyTorch, then two more in both frameworks, give the same weights and state."""
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()
@@ -158,7 +158,7 @@ def case(name: str) -> TransformerConfig:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_adamw_of_every_architecture(name: str):
-    """Idle blocks are in the optimizer, and have no state; buffers are not in it."""
+    """Unused blocks are in the optimizer, without state; buffers are not in it."""
     go_on_alike(Setting(case(name), TORCH["adamw"]), OPTAX["adamw"]())
 
 
@@ -168,7 +168,7 @@ def test_the_other_optimizers(kind: str):
 
 
 def test_weight_decay_groups():
-    """Optax says by a mask which arrays decay; the carried state says which do."""
+    """Optax selects decayed arrays by a mask, and the converted state by its groups."""
     setting = Setting(
         case("small"),
         lambda module: torch.optim.AdamW(decayed_alone(module), lr=RATE, betas=(0.9, 0.98)),
@@ -195,8 +195,8 @@ def test_weight_decay_groups():
 
 @pytest.mark.parametrize("kind", list(TORCH))
 @pytest.mark.parametrize("name", ["deep_dive", "small", "part2_encoder"])
-def test_what_comes_back_is_an_ordinary_state_dict(name: str, kind: str):
-    """Bit for bit, and the optimizer that loads it goes on as if nothing had been."""
+def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
+    """Bit for bit, and the optimizer that loads it continues exactly."""
     setting = Setting(case(name), TORCH[kind])
     for _ in range(2):
         setting.step_torch(setting.gradients())
@@ -219,13 +219,13 @@ def test_what_comes_back_is_an_ordinary_state_dict(name: str, kind: str):
 
 
 def test_the_order_of_parameters_is_that_of_the_module():
-    """A tied parameter counts where it comes first, a stored table of positions not at all."""
+    """A tied parameter counts at its first name, a stored position table not at all."""
     for config in map(case, NAMES):
         module = torch_bridge.twin(config)
-        found = optimizer.parameter_names(
+        names = optimizer.parameter_names(
             module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
         )
-        assert found == [name for name, _ in module.named_parameters()], config
+        assert names == [name for name, _ in module.named_parameters()], config
 
 
 OTHERS = {
@@ -254,17 +254,15 @@ def test_other_optimizers_are_refused_by_name(name: str):
         setting.moments()
 
 
-def test_moments_of_the_wrong_place_show():
-    """Negative control: first and second moments exchanged, of one bias alone, are far outside the
-    bound.
-    """
+def test_exchanged_moments_are_detected():
+    """Negative control: exchanging first and second moments of one bias far exceeds the bound."""
     setting = Setting(case("small"), TORCH["adamw"])
     read = setting.moments
 
     def exchanged() -> optimizer.Moments:
-        found, name = read(), "encoder.blocks.0.feed_forward.up.bias"
-        found.first[name], found.second[name] = found.second[name], abs(found.first[name])
-        return found
+        state, name = read(), "encoder.blocks.0.feed_forward.up.bias"
+        state.first[name], state.second[name] = state.second[name], abs(state.first[name])
+        return state
 
     setting.moments = exchanged
     with pytest.raises(AssertionError, match="feed_forward"):

@@ -39,7 +39,7 @@ class Custom(nnx.Module):
 
 
 def compare(ours: Any, theirs: nn.Module, *arguments: Any, **options: Any) -> Report:
-    """The report, with promotion of dtypes and ranks allowed: Flax's own layers promote."""
+    """Return the report, with promotion of dtypes and ranks allowed, which Flax's layers need."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return jt.parity.compare(ours, theirs, *arguments, **options)
 
@@ -177,7 +177,7 @@ def test_a_pytorch_module_without_a_floating_point_output_is_refused(sequential)
 
 
 def test_the_flax_model_runs_under_jit(sequential):
-    """It is traced once for each dtype."""
+    """The model is traced once for each dtype."""
     traced = []
 
     def call(model, x):

@@ -76,7 +76,7 @@ batch = [np.random.default_rng(0).standard_normal((3, 5, 8))]
 
 
 def run(folder: Path, *arguments: str, installed: bool = False) -> str:
-    """The output of pytest in a folder of its own, without this project's settings.
+    """Return the output of pytest in a separate folder, without this project's settings.
 
     The plugin is passed by name, or pytest finds it if the package is installed.
     """
@@ -104,7 +104,7 @@ def verdicts(output: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
-    """The page's Python files."""
+    """Return the page's Python files."""
     blocks = re.findall(
         r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
     )

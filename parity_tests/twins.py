@@ -1,5 +1,5 @@
-"""A Flax model and its PyTorch twin with the same random weights, batches to run them on, and how
-each twin's parts are called.
+"""A Flax model and its PyTorch twin with the same random weights, batches for both, and calls of
+each twin's parts.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.transformer import Transformer
 from parity_tests import adapters
 
-torch.set_num_threads(1)  # the same sums in the same order on every machine
+torch.set_num_threads(1)  # so that sums have the same order on every machine
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Pair:
 
     @property
     def calls(self) -> ModuleType:
-        """How the twin's parts are called with (batch, length, d) arrays."""
+        """The adapter that calls the twin's parts with (batch, length, d) arrays."""
         return adapters.of(self.config.architecture)
 
 
@@ -44,9 +44,9 @@ def pair(
     source: int = 7,
     target: int = 5,
 ) -> Pair:
-    """Both with :func:`random_twin`'s weights.
+    """Return both models with :func:`random_twin`'s weights.
 
-    Where source and target must be equally long, both have the source's length.
+    If source and target must be equally long, both have the source's length.
     """
     target = source if config.equal_lengths else target
     module = random_twin(config, dtype, seed)
@@ -63,15 +63,15 @@ def pair(
 def random_twin(
     config: TransformerConfig, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> nn.Module:
-    """Every weight random (PyTorch's own zero biases and unit scales hide swaps), the table of
-    positions too where it is stored.
+    """Return the twin with random weights everywhere, as PyTorch's zero biases and unit scales hide
+    swaps. A stored position table is random too.
     """
     generator = torch.Generator().manual_seed(seed)
     module = torch_bridge.twin(config).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):
-                # Matrices as wide as their inputs, so that values stay of order one through every
+                # Matrices scaled by their input width, so that values stay of order one in every
                 # layer
                 scale = tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.5
                 tensor.copy_(
@@ -96,8 +96,8 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
 
 
 def _is_scale(name: str) -> bool:
-    """Of a norm, as the documents name them: norm1.weight, layer_norm2.weight,
-    normalization1.weight, norm1.gamma.
+    """Return True for a norm's scale: norm1.weight, layer_norm2.weight, normalization1.weight,
+    norm1.gamma.
     """
     owner, _, leaf = name.rpartition(".")
     return "norm" in owner.rpartition(".")[2] and leaf in ("weight", "gamma")

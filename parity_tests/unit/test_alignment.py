@@ -1,5 +1,5 @@
-"""The page of attention maps: its figures are the model's, its tokens are the text's, and no text
-gets out of its place.
+"""The page of attention maps: its figures are the model's, its tokens are the text's, and text is
+escaped.
 """
 
 import base64
@@ -40,7 +40,7 @@ def translated(tokenizer: Tokenizer, text: str = "das rote Haus") -> translation
 
 
 class Page(html.parser.HTMLParser):
-    """A page as a browser takes it apart."""
+    """A page as a browser parses it."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -73,13 +73,18 @@ class Page(html.parser.HTMLParser):
 
 
 def page(
-    tmp_path, tokenizer, *, line: str = LINE, found: translation.Hypothesis | None = None, **options
+    tmp_path,
+    tokenizer,
+    *,
+    line: str = LINE,
+    hypothesis: translation.Hypothesis | None = None,
+    **options,
 ) -> Page:
-    path, found = tmp_path / "out.html", found or translated(tokenizer)
+    path, hypothesis = tmp_path / "out.html", hypothesis or translated(tokenizer)
     translator = translation.Translator(
         options.pop("model", None) or model(), tokenizer, widths=options.pop("widths", ())
     )
-    alignment.write(path, translator, [line], [found], **({"title": "a run"} | options))
+    alignment.write(path, translator, [line], [hypothesis], **({"title": "a run"} | options))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -107,7 +112,7 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
         expected = np.stack([np.asarray(layer[0]) for layer in getattr(attention, name)])
         assert (
             expected.std() > 0.05
-        )  # far from uniform: rows, columns and heads cannot be mistaken for one another
+        )  # far from uniform, so that swapped rows, columns or heads show
         assert helpers.furthest(weights(maps[name]), expected) < ROUNDED
 
 
@@ -136,7 +141,7 @@ def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
 
 def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(alignment, "SENTENCES", 2)
-    lines, found = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
+    lines, hypotheses = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
     for count, numbers, note in (
         (4, [1, 3], "The first 2 of 3 lines."),
         (3, [1, 3], ""),
@@ -144,7 +149,7 @@ def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch)
     ):
         translator = translation.Translator(model(), tokenizer)
         alignment.write(
-            tmp_path / "out.html", translator, lines[:count], found[:count], title="a run"
+            tmp_path / "out.html", translator, lines[:count], hypotheses[:count], title="a run"
         )
         shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
         assert ([one["number"] for one in shown.sentences], shown.data["note"]) == (numbers, note)
@@ -162,20 +167,20 @@ def test_pieces_are_readable(tokenizer):
     ) == ["<bos>", " ", "<pad>", "<eos>"]
     broken = alignment.pieces(
         tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids]
-    )  # a character that begins four times and never ends
+    )  # a character that starts four times and never ends
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
 
 
 def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     other = Tokenizer.train(["Haus rote das Haus"], 280, pad_id=1, bos_id=2, eos_id=3)
-    found = translated(other)
-    cross = page(tmp_path, TokenizerPair(tokenizer, other), found=found).sentences[0]["maps"][
-        "cross"
-    ]
+    translated_line = translated(other)
+    cross = page(tmp_path, TokenizerPair(tokenizer, other), hypothesis=translated_line).sentences[
+        0
+    ]["maps"]["cross"]
     assert (
         cross["rows"]
-        == alignment.pieces(other, found.ids.tolist())
-        != alignment.pieces(tokenizer, found.ids.tolist())
+        == alignment.pieces(other, translated_line.ids.tolist())
+        != alignment.pieces(tokenizer, translated_line.ids.tolist())
     )
     assert cross["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
@@ -194,7 +199,7 @@ def test_text_is_escaped(tmp_path, tokenizer):
         tmp_path,
         tokenizer,
         line=HOSTILE,
-        found=translated(tokenizer, HOSTILE),
+        hypothesis=translated(tokenizer, HOSTILE),
         title=HOSTILE,
         model=model(max_length=120),
     )
@@ -202,7 +207,7 @@ def test_text_is_escaped(tmp_path, tokenizer):
     assert hostile.script == innocent.script
     assert not set("<>&\u2028") & set(
         hostile.raw
-    )  # stricter than this parser: browsers know more ways out of a script
+    )  # stricter than this parser: browsers end a script in more cases
     assert (
         hostile.data["title"],
         hostile.sentences[0]["source"],
@@ -249,7 +254,7 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
 
 @pytest.fixture
 def console(capsys, monkeypatch, tmp_path, tokenizer):
-    """Commands that find an untrained model in whatever run folder they are given."""
+    """Commands that read an untrained model from any run folder."""
     translator = translation.Translator(model(max_length=32), tokenizer, widths=(8, 16))
     opened = types.SimpleNamespace(step=7)
     monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
@@ -268,10 +273,10 @@ def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenize
     assert (code, err) == (0, "")
     shown = Page(path.read_text(encoding="utf-8"))
     assert shown.data["title"] == "a/run, step 7"
-    found = [(one["number"], one["source"], one["target"]) for one in shown.sentences]
+    sentences = [(one["number"], one["source"], one["target"]) for one in shown.sentences]
     written = out.split("\n")
-    assert [(number, source) for number, source, _ in found] == [(1, lines[0]), (3, lines[2])]
-    assert [target.replace("\n", " ") for _, _, target in found] == [written[0], written[2]]
+    assert [(number, source) for number, source, _ in sentences] == [(1, lines[0]), (3, lines[2])]
+    assert [target.replace("\n", " ") for _, _, target in sentences] == [written[0], written[2]]
     for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
         assert one["maps"]["cross"]["columns"] == [
             *alignment.pieces(tokenizer, tokenizer.encode(source)),

@@ -98,7 +98,7 @@ def test_the_config_saved_by_a_run_can_be_passed_again(tmp_path):
     (tmp_path / "train_config.json").write_text(codec.to_json(options))
     assert "\\ud83d\\ude00" in codec.to_json(
         options
-    )  # as JSON escapes it, which YAML reads otherwise
+    )  # escaped by JSON, which YAML parses differently
     assert parsed("--config", tmp_path / "train_config.json") == options
 
 

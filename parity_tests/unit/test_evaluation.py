@@ -23,7 +23,7 @@ TARGETS = ["two one", LONG, "nothing", "five four", " "]
 
 @pytest.fixture(scope="module")
 def translator() -> translation.Translator:
-    """Its model writes at most 16 tokens."""
+    """A translator whose model generates at most 16 tokens."""
     tokenizer = Tokenizer.train(
         ["one two three four five six"] * 9, 300, pad_id=PAD, bos_id=BOS, eos_id=EOS
     )

@@ -1,6 +1,6 @@
 """Hugging Face folders without transformers.
 
-Recognizing one, its files, what is written next to the weights, replacing, and the hub.
+Detection, files, the export of weights and other files, replacement, and the hub.
 """
 
 import json
@@ -47,24 +47,24 @@ CARD = "---\nlicense: mit\n---\n\n# A model\n"
 
 def weights() -> dict[str, np.ndarray]:
     """Return the tensors that transformers writes for the model of ``T5``, with random numbers."""
-    found = huggingface_config.from_config(T5)
-    whole = rules.to_torch(
-        state_dict.model_weights(found).table, helpers.random_arrays(found, dtype="float32")
+    config = huggingface_config.from_config(T5)
+    tensors = rules.to_torch(
+        state_dict.model_weights(config).table, helpers.random_arrays(config, dtype="float32")
     )
-    return huggingface_state.saved(whole, found)
+    return huggingface_state.saved(tensors, config)
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory) -> Path:
-    """A folder as transformers saves one, with files of more kinds than it reads."""
+    """A folder as transformers saves one, with more files than transformers reads."""
     path = tmp_path_factory.mktemp("hub") / "theirs"
     others = {
         "generation_config.json": b'{"eos_token_id": 1}',
         "spiece.model": b"\0\1",
         "README.md": CARD.encode(),
     }
-    beside = {"config.json": json.dumps(T5).encode(), **others}
-    huggingface.write(path, weights(), beside)
+    extra_files = {"config.json": json.dumps(T5).encode(), **others}
+    huggingface.write(path, weights(), extra_files)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path
@@ -106,7 +106,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
     }
 
 
-# What is a folder
+# Detection of a folder
 
 
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
@@ -149,17 +149,17 @@ def test_safetensors_are_preferred_and_the_plan_names_the_other_file(theirs, tmp
 
 
 def test_missing_and_unknown_tensors_are_one_error(theirs, tmp_path):
-    held = weights()
-    held["shared.wieght"] = held.pop("shared.weight")
+    tensors = weights()
+    tensors["shared.wieght"] = tensors.pop("shared.weight")
     bad = copied(theirs, tmp_path / "bad", **{"model.safetensors": None})
-    safetensors.write(bad / "model.safetensors", held)
+    safetensors.write(bad / "model.safetensors", tensors)
     with pytest.raises(InputError, match=r"missing shared\.weight.*unexpected shared\.wieght"):
         convert(bad, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "key"),
     [
         ({"model_type": "gpt2"}, "gpt2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -167,31 +167,33 @@ def test_missing_and_unknown_tensors_are_one_error(theirs, tmp_path):
     ],
     ids=["family", "quantized", "text"],
 )
-def test_an_unknown_model_is_refused_by_file_and_key(change, said, theirs, tmp_path):
+def test_an_unknown_model_is_refused_by_file_and_key(change, key, theirs, tmp_path):
     bad = copied(theirs, tmp_path / "bad", **{"config.json": json.dumps(T5 | change).encode()})
-    with pytest.raises(InputError, match=rf"{bad}/config\.json.*{said}"):
+    with pytest.raises(InputError, match=rf"{bad}/config\.json.*{key}"):
         convert(bad, tmp_path / "run")
 
 
-# There and back
+# Round trips
 
 
 def test_a_run_keeps_the_extra_files_for_export(theirs, tmp_path):
     outcome = convert(theirs, tmp_path / "run")
     assert outcome.files == ("README.md", "config.json", "generation_config.json", "spiece.model")
-    kept = {name: content for name, content in files(theirs).items() if name in outcome.files}
-    assert files(tmp_path / "run/huggingface") == kept
+    extra_files = {
+        name: content for name, content in files(theirs).items() if name in outcome.files
+    }
+    assert files(tmp_path / "run/huggingface") == extra_files
     assert "model_type" not in json.loads((tmp_path / "run/config.json").read_text())
     convert(tmp_path / "run", tmp_path / "back", to="hf")
-    assert files(tmp_path / "back") == kept | {
+    assert files(tmp_path / "back") == extra_files | {
         "model.safetensors": (theirs / "model.safetensors").read_bytes()
     }
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_path):
-    """The file has every name of the module, as it has from PyTorch; the folder, what transformers
-    writes. Either config.json will do.
+    """The file has every name of the PyTorch module, the folder only those that transformers
+    writes. Either config.json is accepted.
     """
     outcome = convert(theirs, tmp_path / f"model.{suffix}")
     assert {note.name for note in outcome.plan.dropped} >= {"config.json", "spiece.model"}
@@ -200,11 +202,11 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
         tmp_path / f"model.{suffix}"
     ).keys()
     for where in (theirs, tmp_path / "run"):
-        given = ModelDescription(str(where / "config.json"))
+        description = ModelDescription(str(where / "config.json"))
         if where == tmp_path / "run":
             convert(theirs, where)
         target = tmp_path / f"from-{where.name}"
-        convert(tmp_path / f"model.{suffix}", target, to="hf", description=given)
+        convert(tmp_path / f"model.{suffix}", target, to="hf", description=description)
         assert_same(safetensors.read(target / "model.safetensors"), weights())
         assert huggingface_config.from_config(
             json.loads((target / "config.json").read_text())
@@ -214,10 +216,10 @@ def test_a_weights_file_and_a_configuration_are_a_folder(suffix, theirs, tmp_pat
 def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_path):
     convert(theirs, tmp_path / "out", to="hf", shard_size="1KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-    held = weights()
+    tensors = weights()
     assert index["metadata"] == {
-        "total_parameters": sum(a.size for a in held.values()),
-        "total_size": sum(a.nbytes for a in held.values()),
+        "total_parameters": sum(a.size for a in tensors.values()),
+        "total_size": sum(a.nbytes for a in tensors.values()),
     }
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert (
@@ -228,7 +230,7 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
     for name in shards:
         part = safetensors.read(tmp_path / "out" / name)
         assert len(part) == 1 or sum(array.nbytes for array in part.values()) <= 1000
-    assert_same(safetensors.read(tmp_path / "out/model.safetensors.index.json"), held)
+    assert_same(safetensors.read(tmp_path / "out/model.safetensors.index.json"), tensors)
     (tmp_path / "out" / shards[1]).unlink()
     with pytest.raises(InputError, match=f"names '{shards[1]}', which is missing"):
         convert(tmp_path / "out", tmp_path / "run")
@@ -275,14 +277,14 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     assert code == 0 and "nothing was written" in out and not (tmp_path / "run").exists()
     assert (
         "encoder.embed_tokens.weight" not in out.split("tied")[0]
-    )  # a copy that is not in the file is no tensor of it
+    )  # a copy that is not in the file is not counted
 
 
 # Destinations
 
 
 @pytest.mark.parametrize(
-    ("destination", "more", "said"),
+    ("destination", "more", "message"),
     [
         ("out", {"to": "onnx"}, "--to onnx is not one of hf, run"),
         ("out.safetensors", {"to": "hf"}, "is the name of a file"),
@@ -291,9 +293,9 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     ],
     ids=["kind", "file", "size", "upload"],
 )
-def test_an_invalid_destination_is_refused(destination, more, said, theirs, tmp_path):
+def test_an_invalid_destination_is_refused(destination, more, message, theirs, tmp_path):
     where = destination if destination.startswith("hf:") else tmp_path / destination
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         prepare(theirs, where, **more)
 
 
@@ -340,8 +342,8 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
     convert(theirs, out, to="hf")
     before = files(out)
 
-    def faulty(path, state, beside, **more):
-        real(path, state, dict(beside) | {"spiece.model": b"another"}, **more)
+    def faulty(path, state, extra_files, **more):
+        real(path, state, dict(extra_files) | {"spiece.model": b"another"}, **more)
 
     real = huggingface.write
     monkeypatch.setattr(huggingface, "write", faulty)
@@ -351,7 +353,7 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
 
 
 def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_path, monkeypatch):
-    """runs/ of the first run, and no more than that."""
+    """A refused first run leaves no runs/ folder."""
     convert(theirs, tmp_path / "runs/first")
     convert(tmp_path / "runs/first", tmp_path / "models/back", to="hf")
     assert (tmp_path / "models/back/model.safetensors").read_bytes() == (
@@ -385,10 +387,12 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
         env=os.environ,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["kind"] == "Hugging Face folder" and found["values"]["model_type"] == "t5"
-    assert found["tensors"].keys() == weights().keys()
-    assert set(found["sha256"]) == {
+    description = json.loads(done.stdout)
+    assert (
+        description["kind"] == "Hugging Face folder" and description["values"]["model_type"] == "t5"
+    )
+    assert description["tensors"].keys() == weights().keys()
+    assert set(description["sha256"]) == {
         "model.safetensors",
         "config.json",
         "generation_config.json",
@@ -402,7 +406,7 @@ def test_inspecting_a_folder_loads_no_jax(theirs, tmp_path):
 
 @pytest.fixture
 def client(theirs, monkeypatch):
-    """A stand-in for huggingface_hub that has one model, and says what was asked for."""
+    """A stand-in for huggingface_hub that has one model and records requests."""
     asked: list[tuple] = []
 
     class HfApi:
@@ -425,14 +429,15 @@ def client(theirs, monkeypatch):
 
 def test_a_hub_model_is_downloaded_by_file_names(client, theirs, tmp_path):
     convert("hf:owner/name@v1.0", tmp_path / "run")
-    wanted = [
+    patterns = [
         "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",
         "spiece.model",
     ]
-    assert client == [("owner/name", "v1.0", wanted)]  # no program, no second form of the weights
+    # no code, and no second form of the weights
+    assert client == [("owner/name", "v1.0", patterns)]
     model = pretrained.open("hf:owner/name").model()
     assert model.config == huggingface_config.from_config(T5)
 

@@ -1,6 +1,5 @@
-"""Tokenizers of Hugging Face folders without transformers.
-
-The ids around a line, run folders, batches, and every refusal.
+"""Tokenizers of Hugging Face folders without transformers: special tokens of a line, run folders,
+batches, and refusals.
 """
 
 import base64
@@ -17,7 +16,7 @@ from jax_transformer.architectures import mbart as mbart_family
 from jax_transformer.data import batches, encoding, huggingface_tokenizer, run_tokenizer, tokenizer
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
 from jax_transformer.storage import huggingface as folders
-from parity_tests import tokenizer_models as made
+from parity_tests import tokenizer_models
 
 LINE, OTHER = "the quick dog", "le renard"
 
@@ -25,7 +24,7 @@ LINE, OTHER = "the quick dog", "le renard"
 def folder(tmp_path: Path, files: dict, **changed) -> Path:
     """A folder with some of its files changed; None leaves a file out."""
     names = {name.replace("__", "."): content for name, content in changed.items()}
-    return made.write(
+    return tokenizer_models.write(
         tmp_path / "folder",
         {name: content for name, content in (files | names).items() if content is not None},
     )
@@ -37,7 +36,9 @@ def around(side: tokenizer.Tokenizer) -> list[int]:
 
 def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     m2m_100 = load_huggingface(
-        made.write(tmp_path / "a", made.m2m_100()), source_lang="en", target_lang="fr"
+        tokenizer_models.write(tmp_path / "a", tokenizer_models.m2m_100()),
+        source_lang="en",
+        target_lang="fr",
     )
     count = m2m_100.files.settings.model["vocab_size"] - 108
     codes = {code: count + i for i, code in enumerate(m2m_100_family.LANGUAGES)}
@@ -52,7 +53,7 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     )
 
     mbart = load_huggingface(
-        made.write(tmp_path / "b", made.fairseq("MBart", "mbart")),
+        tokenizer_models.write(tmp_path / "b", tokenizer_models.fairseq("MBart", "mbart")),
         source_lang="de_DE",
         target_lang="ro_RO",
     )
@@ -70,12 +71,12 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
     assert turned.hash != mbart.hash == turned.with_languages("de_DE", "ro_RO").hash
 
     for name, files, expected in (
-        ("c", made.t5, [-1, 1]),
-        ("d", made.pegasus, [-1, 1]),
-        ("e", made.bart, [0, -1, 2]),
+        ("c", tokenizer_models.t5, [-1, 1]),
+        ("d", tokenizer_models.pegasus, [-1, 1]),
+        ("e", tokenizer_models.bart, [0, -1, 2]),
     ):
-        found = load_huggingface(made.write(tmp_path / name, files()))
-        assert (around(found.source), around(found.target), found.languages) == (
+        loaded = load_huggingface(tokenizer_models.write(tmp_path / name, files()))
+        assert (around(loaded.source), around(loaded.target), loaded.languages) == (
             expected,
             expected,
             (),
@@ -83,7 +84,7 @@ def test_each_family_adds_its_special_tokens_to_a_line(tmp_path):
 
 
 def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
-    path = folder(tmp_path, made.marian())
+    path = folder(tmp_path, tokenizer_models.marian())
     vocab = json.loads((path / "vocab.json").read_text())
     plain, french = load_huggingface(path), load_huggingface(path, target_lang="fra")
     assert plain.languages == ("fra", "zlm_Latn")
@@ -97,147 +98,163 @@ def test_a_marian_target_language_is_prepended_to_the_source(tmp_path):
 
 
 def test_nllb_languages_precede_the_mask_without_listed_ids(tmp_path):
-    found = load_huggingface(
-        folder(tmp_path, made.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
+    loaded = load_huggingface(
+        folder(tmp_path, tokenizer_models.fairseq("Nllb", "m2m_100")), source_lang="eng_Latn"
     )
-    count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(made.model(algorithm="bpe"))})
-    ids = [found.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
+    count = len(
+        {
+            "<s>",
+            "<pad>",
+            "</s>",
+            "<unk>",
+            *tokenizer_models.pieces(tokenizer_models.model(algorithm="bpe")),
+        }
+    )
+    ids = [loaded.files.source.id_of(token) for token in (*m2m_100_family.LANGUAGES_NLLB, "<mask>")]
     assert ids == list(range(count, count + 203))
-    assert found.languages == tuple(m2m_100_family.LANGUAGES_NLLB)
+    assert loaded.languages == tuple(m2m_100_family.LANGUAGES_NLLB)
 
 
 def test_pegasus_counts_its_pieces_from_105(tmp_path):
-    found = load_huggingface(folder(tmp_path, made.pegasus())).files.source
+    loaded = load_huggingface(folder(tmp_path, tokenizer_models.pegasus())).files.source
     order = ["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk_2>", "<unk_102>", "<unk>"]
-    assert [found.id_of(token) for token in order] == [0, 1, 2, 3, 4, 104, 105]
+    assert [loaded.id_of(token) for token in order] == [0, 1, 2, 3, 4, 104, 105]
 
 
 def test_ids_without_a_token_decode_to_nothing(tmp_path):
-    for name, files in (("t5", made.t5()), ("marian", made.marian()), ("bart", made.bart())):
-        found = load_huggingface(made.write(tmp_path / name, files))
-        assert found.decode([*found.encode(LINE), 5000, found.pad_id]) == LINE
-        assert found.decode(np.array([], np.int32)) == ""
-        assert found.encode_batch([LINE, "", OTHER]) == [
-            found.encode(LINE),
-            found.encode(""),
-            found.encode(OTHER),
+    for name, files in (
+        ("t5", tokenizer_models.t5()),
+        ("marian", tokenizer_models.marian()),
+        ("bart", tokenizer_models.bart()),
+    ):
+        loaded = load_huggingface(tokenizer_models.write(tmp_path / name, files))
+        assert loaded.decode([*loaded.encode(LINE), 5000, loaded.pad_id]) == LINE
+        assert loaded.decode(np.array([], np.int32)) == ""
+        assert loaded.encode_batch([LINE, "", OTHER]) == [
+            loaded.encode(LINE),
+            loaded.encode(""),
+            loaded.encode(OTHER),
         ]
 
 
 def test_a_run_folder_keeps_the_files_and_the_languages(tmp_path):
-    files = made.m2m_100()
-    found = load_huggingface(
-        made.write(tmp_path / "given", files), source_lang="de", target_lang="fr"
+    files = tokenizer_models.m2m_100()
+    loaded = load_huggingface(
+        tokenizer_models.write(tmp_path / "given", files), source_lang="de", target_lang="fr"
     )
     run = tmp_path / "run"
     run.mkdir()
     assert not run_tokenizer.in_folder(run)
-    run_tokenizer.save_folder(found, run)
-    kept = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
-    assert kept == {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()}
+    run_tokenizer.save_folder(loaded, run)
+    files_of_run = {path.name: path.read_bytes() for path in (run / folders.IN_RUN).iterdir()}
+    assert files_of_run == {path.name: path.read_bytes() for path in (tmp_path / "given").iterdir()}
     assert run_tokenizer.in_folder(run)
     again = run_tokenizer.load_folder(run)
     assert isinstance(again, huggingface_tokenizer.HuggingFaceTokenizer)
     assert (again.hash, again.source.prefix, again.target.prefix) == (
-        found.hash,
-        found.source.prefix,
-        found.target.prefix,
+        loaded.hash,
+        loaded.source.prefix,
+        loaded.target.prefix,
     )
     (run / "languages.json").write_text('{"source": "de"}')
     with pytest.raises(
         errors.InputError, match=r"languages\.json: .* is no object of source_lang and target_lang"
     ):
         run_tokenizer.load_folder(run)
-    (run / "tokenizer.json").write_text("{}")  # a run that has made its own reads that
+    (run / "tokenizer.json").write_text("{}")  # a run with its own tokenizer reads that
     with pytest.raises(errors.InputError, match=r"run/tokenizer\.json"):
         run_tokenizer.load_folder(run)
 
 
 def test_a_run_folder_without_tokenizer_files_has_no_tokenizer(tmp_path):
-    made.write(tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}})
+    tokenizer_models.write(
+        tmp_path / folders.IN_RUN, {"config.json": {}, "generation_config.json": {}}
+    )
     assert not run_tokenizer.in_folder(tmp_path)
 
 
 def test_one_side_of_a_tokenizer_pair_cannot_be_saved(tmp_path):
-    found = load_huggingface(folder(tmp_path, made.t5()))
+    loaded = load_huggingface(folder(tmp_path, tokenizer_models.t5()))
     with pytest.raises(errors.ConfigError, match=r"use HuggingFaceTokenizer\.save"):
-        found.source.save(tmp_path / "tokenizer.json")
+        loaded.source.save(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("family", ["mbart", "bart", "m2m_100"])
 def test_batches_have_the_special_tokens_of_a_line(family, tmp_path):
     files = {
-        "mbart": lambda: made.fairseq("MBart", "mbart"),
-        "bart": made.bart,
-        "m2m_100": made.m2m_100,
+        "mbart": lambda: tokenizer_models.fairseq("MBart", "mbart"),
+        "bart": tokenizer_models.bart,
+        "m2m_100": tokenizer_models.m2m_100,
     }[family]()
     languages = {"mbart": ("en_XX", "fr_XX"), "bart": (None, None), "m2m_100": ("en", "fr")}[family]
-    found = load_huggingface(
+    loaded = load_huggingface(
         folder(tmp_path, files), source_lang=languages[0], target_lang=languages[1]
     )
-    pairs = [(LINE, OTHER), ("the", "le </s> brun")]  # an end within the text stays one
-    encoded = encoding.encode_pairs(pairs, found.source, found.target, 40)
-    sides = (found.source, found.target)
-    whole = [
+    pairs = [(LINE, OTHER), ("the", "le </s> brun")]  # an end token within the text stays one
+    encoded = encoding.encode_pairs(pairs, loaded.source, loaded.target, 40)
+    sides = (loaded.source, loaded.target)
+    expected = [
         [
             [*side.prefix, *side.encode(line), *side.suffix]
             for side, line in zip(sides, pair, strict=True)
         ]
         for pair in pairs
     ]
-    assert encoded.lengths.tolist() == [[len(source), len(target)] for source, target in whole]
+    assert encoded.lengths.tolist() == [[len(source), len(target)] for source, target in expected]
     batch = batches.make_batch(encoded, np.array([0, 1]), 40, 3)
-    for row, (source, target) in enumerate(whole):
-        assert batch.source[row].tolist() == source + [found.pad_id] * (40 - len(source))
-        assert batch.target_out[row].tolist() == target + [found.pad_id] * (40 - len(target))
-        assert batch.target_in[row].tolist() == [found.bos_id, *target[:-1]] + [found.pad_id] * (
+    for row, (source, target) in enumerate(expected):
+        assert batch.source[row].tolist() == source + [loaded.pad_id] * (40 - len(source))
+        assert batch.target_out[row].tolist() == target + [loaded.pad_id] * (40 - len(target))
+        assert batch.target_in[row].tolist() == [loaded.bos_id, *target[:-1]] + [loaded.pad_id] * (
             40 - len(target)
         )
-    empty = [*found.source.prefix, *found.source.suffix]
-    assert batch.source[2].tolist() == empty + [found.pad_id] * (40 - len(empty))
-    assert batch.target_in[2].tolist() == [found.bos_id] + [found.pad_id] * 39
-    assert batch.target_out[2].tolist() == [found.pad_id] * 40
+    empty = [*loaded.source.prefix, *loaded.source.suffix]
+    assert batch.source[2].tolist() == empty + [loaded.pad_id] * (40 - len(empty))
+    assert batch.target_in[2].tolist() == [loaded.bos_id] + [loaded.pad_id] * 39
+    assert batch.target_out[2].tolist() == [loaded.pad_id] * 40
     ((indices, rows),) = batches.source_batches(
-        encoding.encode_sources([LINE, "the"], found, 40),
+        encoding.encode_sources([LINE, "the"], loaded, 40),
         (40,),
         (2,),
-        pad_id=found.pad_id,
-        special_tokens=encoding.special_tokens(found),
+        pad_id=loaded.pad_id,
+        special_tokens=encoding.special_tokens(loaded),
     )
     assert rows.tolist() == [batch.source[i].tolist() for i in indices]
 
 
 def test_lengths_count_the_special_tokens(tmp_path):
-    found = load_huggingface(folder(tmp_path, made.m2m_100()), source_lang="en", target_lang="fr")
-    count = len(found.encode(LINE)) + 2
-    assert encoding.encode_sources([LINE], found, count) == [found.encode(LINE)]
+    loaded = load_huggingface(
+        folder(tmp_path, tokenizer_models.m2m_100()), source_lang="en", target_lang="fr"
+    )
+    count = len(loaded.encode(LINE)) + 2
+    assert encoding.encode_sources([LINE], loaded, count) == [loaded.encode(LINE)]
     with pytest.raises(
         errors.InputError,
         match=rf"line 1 is {count} tokens long, over the model's max_length={count - 1}",
     ):
-        encoding.encode_sources([LINE], found, count - 1)
+        encoding.encode_sources([LINE], loaded, count - 1)
     pair = [(LINE, LINE)]
-    assert len(encoding.encode_pairs(pair, found.source, found.target, count).indices) == 1
+    assert len(encoding.encode_pairs(pair, loaded.source, loaded.target, count).indices) == 1
     with pytest.raises(errors.InputError, match="none of the 1 pairs"):
-        encoding.encode_pairs(pair, found.source, found.target, count - 1)
-    cut = encoding.encode_pairs(pair, found.source, found.target, 2, cut=True)
+        encoding.encode_pairs(pair, loaded.source, loaded.target, count - 1)
+    cut = encoding.encode_pairs(pair, loaded.source, loaded.target, 2, cut=True)
     assert (cut.cut_long, cut.lengths.tolist()) == (1, [[2, 2]])
     with pytest.raises(
         errors.ConfigError, match="a maximum of 1 tokens has no room for the 2 special ones"
     ):
-        encoding.encode_pairs(pair, found.source, found.target, 1, cut=True)
+        encoding.encode_pairs(pair, loaded.source, loaded.target, 1, cut=True)
 
 
 def test_languages_are_refused_by_name(tmp_path):
-    path = folder(tmp_path, made.fairseq("MBart", "mbart"))
+    path = folder(tmp_path, tokenizer_models.fairseq("MBart", "mbart"))
     with pytest.raises(errors.ConfigError, match=r"no language 'de_De' \(did you mean 'de_DE'\?\)"):
         load_huggingface(path, source_lang="de_De")
-    found = load_huggingface(path)
-    assert found.source_lang == "en_XX"  # as transformers reads it if none is given
-    assert found.forced_bos_id() is None
+    loaded = load_huggingface(path)
+    assert loaded.source_lang == "en_XX"  # transformers' default
+    assert loaded.forced_bos_id() is None
     with pytest.raises(errors.ConfigError, match=r"give target_lang, one of ar_AR, cs_CZ, "):
-        encoding.encode_pairs([("a", "b")], found.source, found.target, 9)
-    other = load_huggingface(made.write(tmp_path / "t5", made.t5()))
+        encoding.encode_pairs([("a", "b")], loaded.source, loaded.target, 9)
+    other = load_huggingface(tokenizer_models.write(tmp_path / "t5", tokenizer_models.t5()))
     with pytest.raises(errors.ConfigError, match="its tokenizer has no languages; leave out 'fr'"):
         other.forced_bos_id("fr")
 
@@ -251,8 +268,8 @@ def test_languages_are_refused_by_name(tmp_path):
     ],
 )
 def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
-    """When the folder is opened, and when its languages are changed."""
-    path = made.write(tmp_path / family, getattr(made, family)())
+    """Both when the folder is opened and when its languages are changed."""
+    path = tokenizer_models.write(tmp_path / family, getattr(tokenizer_models, family)())
     with pytest.raises(errors.ConfigError, match=expected):
         load_huggingface(path, **{side: "fr"})
     with pytest.raises(errors.ConfigError, match=expected):
@@ -261,16 +278,20 @@ def test_a_language_without_effect_is_refused(tmp_path, family, side, expected):
 
 def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    for name, files in (("t5", made.t5()), ("marian", made.marian()), ("m2m_100", made.m2m_100())):
+    for name, files in (
+        ("t5", tokenizer_models.t5()),
+        ("marian", tokenizer_models.marian()),
+        ("m2m_100", tokenizer_models.m2m_100()),
+    ):
         with pytest.raises(
             errors.ConfigError,
             match=r"needs SentencePiece: pip install 'jax-transformer\[sentencepiece\]'",
         ):
-            load_huggingface(made.write(tmp_path / name, files))
-    load_huggingface(made.write(tmp_path / "bart", made.bart()))
+            load_huggingface(tokenizer_models.write(tmp_path / name, files))
+    load_huggingface(tokenizer_models.write(tmp_path / "bart", tokenizer_models.bart()))
 
 
-T5, MARIAN, BART = made.t5(), made.marian(), made.bart()
+T5, MARIAN, BART = tokenizer_models.t5(), tokenizer_models.marian(), tokenizer_models.bart()
 DEEP = b"[" * 100_000
 REFUSED = {
     "another class": (
@@ -317,7 +338,7 @@ REFUSED = {
     "empty model": (MARIAN, {"source__spm": b""}, r"source\.spm: not a SentencePiece model: "),
     "BPE for T5": (
         T5,
-        {"spiece__model": made.model("t5", "bpe")},
+        {"spiece__model": tokenizer_models.model("t5", "bpe")},
         r"spiece\.model: not a unigram model, which T5's is",
     ),
     "tokenizer.json": (T5, {"tokenizer__json": b"{}"}, r"tokenizer\.json: not a tokenizer file: "),
@@ -432,8 +453,8 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_a_panic_of_the_library_is_a_refusal(tmp_path):
-    """A tokenizer.json whose compiled table points outside itself makes the library's Rust code
-    panic, which is no Exception.
+    """A compiled table with an index out of range makes the library's Rust code panic, which is no
+    Exception.
     """
     vocabulary = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]
     parts = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
@@ -443,13 +464,13 @@ def test_a_panic_of_the_library_is_a_refusal(tmp_path):
             "precompiled_charsmap": base64.b64encode(table).decode(),
         }
         model = {"type": "Unigram", "unk_id": 2, "vocab": vocabulary}
-        told = parts | {
+        content = parts | {
             "version": "1.0",
             "added_tokens": [],
             "normalizer": normalizer,
             "model": model,
         }
-        path = folder(tmp_path / str(loads), T5, tokenizer__json=told, config__json={})
+        path = folder(tmp_path / str(loads), T5, tokenizer__json=content, config__json={})
         with pytest.raises(
             errors.InputError, match=r"tokenizer\.json: not a tokenizer file: "
         ) as caught:

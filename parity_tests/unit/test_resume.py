@@ -1,4 +1,4 @@
-"""A run that was stopped goes on where it stopped and ends, bit for bit, where an uninterrupted one ends."""
+"""A stopped run resumes where it stopped and ends, bit for bit, like an uninterrupted one."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,9 @@ def _as_a_user(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> list[str]:
-    """The text and options of every run here: a line of metrics every 30 steps, which no checkpoint falls on, and one shape of batches."""
+    """Text and options of every run here: a metrics line every 30 steps, never at a checkpoint, and
+    one shape of batches.
+    """
     options = runs.with_option(
         runs.with_option(runs.OPTIONS, "--log-every", 30), "--data.buckets", 1
     )
@@ -41,9 +43,9 @@ def text(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(text, _as_a_user, tmp_path_factory) -> Path:
-    """A run that nothing interrupted."""
-    run = tmp_path_factory.mktemp("whole") / "run"
+def finished(text, _as_a_user, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    run = tmp_path_factory.mktemp("finished") / "run"
     assert train("--run", run, *text).code == 0
     return run
 
@@ -58,7 +60,7 @@ def assert_same_end(run: Path, other: Path) -> None:
 
 
 def in_the_background(run: Path, text: list[str], until: Path | int) -> subprocess.Popen:
-    """A run in another process, once the file is there or that many lines of metrics are."""
+    """Start a run in another process, and wait for the file or for that many lines of metrics."""
     process = runs.start("train", "--run", run, *text)
     deadline = time.monotonic() + 120
     metrics = run / "metrics.jsonl"
@@ -72,8 +74,8 @@ def in_the_background(run: Path, text: list[str], until: Path | int) -> subproce
     return process
 
 
-def test_sigterm_saves_and_the_same_command_resumes(whole, text, tmp_path):
-    """The next line of metrics averages steps from before and after the stop."""
+def test_sigterm_saves_and_the_same_command_resumes(finished, text, tmp_path):
+    """The next metrics line averages steps before and after the stop."""
     run = tmp_path / "run"
     process = in_the_background(run, text, until=1)
     process.send_signal(signal.SIGTERM)
@@ -81,34 +83,34 @@ def test_sigterm_saves_and_the_same_command_resumes(whole, text, tmp_path):
     stopped = checkpoint.steps(run / "checkpoints")[-1]
     assert (process.returncode, out) == (75, "")
     assert (
-        err.splitlines()[-1]
-        == f"jax-transformer: stopped at step {stopped}, saved in {run}; the same command continues from there"
+        err.splitlines()[-1] == f"jax-transformer: stopped at step {stopped}, saved in {run}; "
+        "the same command continues from there"
     )
     assert 30 <= stopped < runs.STEPS
-    told = train("--run", run, *text)
-    assert (told.code, told.out) == (0, f"{run}\n")
-    assert f"continuing at step {stopped}" in told.err
-    assert told.programs == [1]
-    assert_same_end(run, whole)
+    result = train("--run", run, *text)
+    assert (result.code, result.out) == (0, f"{run}\n")
+    assert f"continuing at step {stopped}" in result.err
+    assert result.programs == [1]
+    assert_same_end(run, finished)
 
 
-def test_a_killed_run_resumes_from_its_last_checkpoint(whole, text, tmp_path):
+def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path):
     run = tmp_path / "run"
     process = in_the_background(run, text, until=run / "checkpoints" / "100")
     process.kill()
     process.communicate(timeout=60)
     (run / "checkpoints" / ".writing-150.orbax-checkpoint-tmp").mkdir(exist_ok=True)
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 120, "lo')  # the machine went down while it wrote
-    told = train("--run", run, *text)
-    assert told.code == 0, told.err
-    assert "continuing at step 100" in told.err
-    assert_same_end(run, whole)
+        file.write('{"step": 120, "lo')  # the machine failed while writing
+    result = train("--run", run, *text)
+    assert result.code == 0, result.err
+    assert "continuing at step 100" in result.err
+    assert_same_end(run, finished)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
 class Scripted(stops.Stop):
-    """A request that comes at the ``when``-th time that someone looks for one."""
+    """Request a stop at the ``when``-th check for one."""
 
     def __init__(self, when: int):
         self.left = when
@@ -138,45 +140,49 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Co
             104,
             100,
             False,
-        ),  # with the step that a validation follows: it is made by the run that goes on
-        (107, 100, True),  # while it was validated and saved
+        ),  # at a step before a validation, which the resumed run makes
+        (107, 100, True),  # during validation and saving
         pytest.param(108, 101, False, marks=pytest.mark.slow),
     ],
 )
-def test_sigterm_saves_the_reported_step(whole, text, tmp_path, when, step, validated):
+def test_sigterm_saves_the_reported_step(finished, text, tmp_path, when, step, validated):
     run = tmp_path / "run"
-    told = stopped_at_question(when, run, text)
-    assert told.code == 75, told.err
+    result = stopped_at_question(when, run, text)
+    assert result.code == 75, result.err
     assert checkpoint.steps(run / "checkpoints")[-1] == step
-    assert f"stopped at step {step}, saved in" in told.err
+    assert f"stopped at step {step}, saved in" in result.err
     assert ("figures" in checkpoint.read_manifest(run / "checkpoints", step)) == validated
-    told = train("--run", run, *text)
-    assert told.code == 0, told.err
-    assert_same_end(run, whole)
+    result = train("--run", run, *text)
+    assert result.code == 0, result.err
+    assert_same_end(run, finished)
 
 
 @pytest.mark.parametrize(
-    ("when", "said"),
+    ("when", "message"),
     [(1, "before anything was begun"), (3, "before the first step; the same command begins again")],
 )
-def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, said):
-    told = stopped_at_question(when, tmp_path / "run", text)
-    assert (told.code, told.out, told.err) == (75, "", f"jax-transformer: stopped {said}\n")
+def test_a_stop_request_before_the_first_step_leaves_no_files(text, tmp_path, when, message):
+    result = stopped_at_question(when, tmp_path / "run", text)
+    assert (result.code, result.out, result.err) == (
+        75,
+        "",
+        f"jax-transformer: stopped {message}\n",
+    )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in OptimizerName if name != "adamw"])
 def test_every_optimizer_is_resumed_bit_for_bit(text, tmp_path, name):
-    """AdamW is what every other test here resumes."""
+    """Every other test here uses AdamW."""
     short = runs.with_option(runs.with_option(text, "--steps", 12), "--eval-every", 12)
     short = [*runs.with_option(short, "--log-every", 5), "--optimizer.name", name.value]
-    if name is OptimizerName.ADAFACTOR:  # wide enough for means of rows and columns
+    if name is OptimizerName.ADAFACTOR:  # wide enough for factored moments
         short = runs.with_option(short, "--model.d-model", 128)
     uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
     assert train("--run", uninterrupted, *short).code == 0
-    told = stopped_at_question(11, run, short)
+    result = stopped_at_question(11, run, short)
     (stopped,) = checkpoint.steps(run / "checkpoints")
-    assert told.code == 75 and 0 < stopped < 12
+    assert result.code == 75 and 0 < stopped < 12
     assert train("--run", run, *short).code == 0
     ours, theirs = runs.arrays(run, 12), runs.arrays(uninterrupted, 12)
     assert runs.differing(ours, theirs) == []
@@ -192,38 +198,38 @@ def test_every_optimizer_is_resumed_bit_for_bit(text, tmp_path, name):
 
 
 def damage(path: Path) -> Path:
-    """One bit of a checkpoint's largest file is another."""
-    file = max(path.rglob("d/*"), key=lambda found: found.stat().st_size)
+    """Flip one bit of a checkpoint's largest file, and return its path."""
+    file = max(path.rglob("d/*"), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     return file
 
 
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(whole, text, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(finished, text, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(whole, run)
+    shutil.copytree(finished, run)
     file = damage(run / "checkpoints" / "200")
-    told = train("--run", run, *text)
-    assert told.code == 0, told.err
+    result = train("--run", run, *text)
+    assert result.code == 0, result.err
     assert (
-        f"warning: {file}: damaged" in told.err
-        and "renamed to damaged-200; continuing from step 100" in told.err
+        f"warning: {file}: damaged" in result.err
+        and "renamed to damaged-200; continuing from step 100" in result.err
     )
     assert (run / "checkpoints" / "damaged-200" / "manifest.json").exists()
     shutil.rmtree(run / "checkpoints" / "damaged-200")
-    assert_same_end(run, whole)
+    assert_same_end(run, finished)
 
 
-def test_without_an_intact_checkpoint_training_does_not_restart(whole, text, tmp_path):
+def test_without_an_intact_checkpoint_training_does_not_restart(finished, text, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(whole, run)
+    shutil.copytree(finished, run)
     file = [damage(run / "checkpoints" / str(step)) for step in (100, 200)][1]
-    told = train("--run", run, *text)
-    assert (told.code, told.out) == (5, "")
+    result = train("--run", run, *text)
+    assert (result.code, result.out) == (5, "")
     assert (
-        told.err.startswith(f"jax-transformer: {file}: damaged")
-        and "nor is any of the 1 before it intact" in told.err
+        result.err.startswith(f"jax-transformer: {file}: damaged")
+        and "nor is any of the 1 before it intact" in result.err
     )
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
@@ -235,52 +241,52 @@ def test_without_an_intact_checkpoint_training_does_not_restart(whole, text, tmp
 def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
     run, short = tmp_path / "run", runs.with_option(text, "--steps", 100)
     assert train("--run", run, *short).code == 0
-    told = train("--run", run, *text)
-    assert told.code == 0, told.err
+    result = train("--run", run, *text)
+    assert result.code == 0, result.err
     assert (
-        "warning: changed since this run was stopped: steps (100 -> 200); " in told.err
-        and "continuing at step 100" in told.err
+        "warning: changed since this run was stopped: steps (100 -> 200); " in result.err
+        and "continuing at step 100" in result.err
     )
     assert checkpoint.steps(run / "checkpoints") == [100, 200]
 
 
-def test_another_version_is_named(whole, text, tmp_path, monkeypatch):
+def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    shutil.copytree(whole, run)
+    shutil.copytree(finished, run)
     now = run_module.environment()
     monkeypatch.setattr(
         run_module, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
     )
-    told = train("--run", run, *text)
-    assert told.code == 0 and f"jax {now['versions']['jax']} -> 99" in told.err
+    result = train("--run", run, *text)
+    assert result.code == 0 and f"jax {now['versions']['jax']} -> 99" in result.err
 
 
 @pytest.mark.slow
-def test_another_seed_gives_another_result(whole, text, tmp_path):
+def test_another_seed_gives_another_result(finished, text, tmp_path):
     assert train("--run", tmp_path / "run", *text, "--seed", "1").code == 0
-    differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(whole))
+    differing = runs.differing(runs.arrays(tmp_path / "run"), runs.arrays(finished))
     assert sum("params/" in name for name in differing) == sum(
-        "params/" in name for name in runs.arrays(whole)
+        "params/" in name for name in runs.arrays(finished)
     )
-    assert runs.metrics(tmp_path / "run") != runs.metrics(whole)
+    assert runs.metrics(tmp_path / "run") != runs.metrics(finished)
 
 
 @pytest.mark.slow
-def test_gzipped_text_trains_the_same_model(whole, text, tmp_path):
+def test_gzipped_text_trains_the_same_model(finished, text, tmp_path):
     zipped = text
     for flag in ("--data.train-source", "--data.train-target", "--data.valid-source"):
         path = Path(text[text.index(flag) + 1])
         (tmp_path / path.name).write_bytes(gzip.compress(path.read_bytes()))
         zipped = runs.with_option(zipped, flag, tmp_path / path.name)
     assert train("--run", tmp_path / "run", *zipped).code == 0
-    assert_same_end(tmp_path / "run", whole)
+    assert_same_end(tmp_path / "run", finished)
 
 
-# Which folder
+# Choice of the folder
 
 
 def pretend(folder: str, options: TrainOptions, *saved: int) -> None:
-    """A run folder with checkpoints that hold nothing."""
+    """A run folder with empty checkpoints."""
     for number in saved:
         Path(folder, "checkpoints", str(number)).mkdir(parents=True)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -316,7 +322,7 @@ def test_the_newest_unfinished_run_of_the_same_options_resumes(tmp_path, monkeyp
     assert chosen(seed=1) == "runs/phrases-003"
     pretend(
         "runs/phrases-005", dataclasses.replace(PHRASES, run="runs/phrases-005")
-    )  # named, and stopped before its first checkpoint
+    )  # it has a name and stopped before its first checkpoint
     assert chosen() == "runs/phrases-005"
 
 
@@ -343,13 +349,13 @@ def test_a_run_locked_by_another_process_is_skipped(tmp_path, monkeypatch):
 
 def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
     with lock.hold(tmp_path / "run"):
-        told = train("--run", tmp_path / "run", *text)
-    assert (told.code, told.out) == (7, "")
+        result = train("--run", tmp_path / "run", *text)
+    assert (result.code, result.out) == (7, "")
     assert (
-        told.err.startswith(
+        result.err.startswith(
             f"jax-transformer: {tmp_path / 'run'} is in use by process {os.getpid()} on "
         )
-        and told.err.count("\n") == 1
+        and result.err.count("\n") == 1
     )
 
 

@@ -1,6 +1,4 @@
-"""Lines of text in, lines of text out: in their order, batched by length, by whichever way of
-decoding is asked for.
-"""
+"""Lines of text are translated in their order, batched by length, by each search."""
 
 import json
 
@@ -43,7 +41,7 @@ LINES = [
 
 @pytest.fixture
 def echo(monkeypatch) -> list[tuple]:
-    """Decoding that says its source again; the calls are written down."""
+    """Replace decoding by a copy of the source, and record the calls."""
     calls = []
 
     def greedy(model, source, *, max_length, **_):
@@ -71,10 +69,10 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     model = transformer.abstract(SPEAKER)
     assert Translator(model, TOKENIZER, widths=(4, 8, 99), tokens_per_batch=32)(LINES) == LINES
     assert len(echo) > 2 and all(
-        kind == "greedy" and width in (4, 8, 16) and places == min(16, 2 * width)
-        for kind, (_, width), places in echo
+        kind == "greedy" and width in (4, 8, 16) and length == min(16, 2 * width)
+        for kind, (_, width), length in echo
     )
-    assert len({shape for _, shape, _ in echo}) <= 3  # a program for each width, and no more
+    assert len({shape for _, shape, _ in echo}) <= 3  # one program for each width
     assert {rows * width for _, (rows, width), _ in echo} == {32}
     echo.clear()
     assert (
@@ -86,7 +84,7 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
     assert {2 * rows * width for _, (rows, width), *_ in echo} == {
         64
-    }  # a beam of two takes twice the room
+    }  # a beam of two takes twice the memory
     echo.clear()
     assert (
         Translator(model, TOKENIZER)(["", ""]) == ["", ""]
@@ -97,18 +95,18 @@ def test_translations_come_in_the_order_of_the_lines(echo):
 
 def test_the_length_of_translations_can_be_set(echo):
     model = transformer.abstract(SPEAKER)
-    for how in (
+    for config in (
         GenerationConfig(max_new_tokens=5),
         GenerationConfig(max_new_tokens=5, num_beams=2),
         GenerationConfig(max_new_tokens=5, do_sample=True),
     ):
-        Translator(model, TOKENIZER, how, widths=(4, 8))(LINES)
+        Translator(model, TOKENIZER, config, widths=(4, 8))(LINES)
     assert len(echo) > 6 and {call[2] for call in echo} == {5}
 
 
 def test_long_translations_have_few_rows(echo):
-    """The cache has room for the longest: 16 tokens of two beams each, in at most eight times the
-    sources' 8 positions.
+    """The cache is sized for the longest output: 16 tokens of two beams each, at most eight times
+    the sources' 8 positions.
     """
     model, lines = transformer.abstract(SPEAKER), ["one"] * 9
     assert (
@@ -146,8 +144,8 @@ def test_long_translations_have_few_rows(echo):
 
 def test_samples_depend_on_the_line_number(echo):
     model = transformer.abstract(SPEAKER)
-    how = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
-    assert Translator(model, TOKENIZER, how, widths=(8,), tokens_per_batch=64)(LINES) == LINES
+    config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
+    assert Translator(model, TOKENIZER, config, widths=(8,), tokens_per_batch=64)(LINES) == LINES
     assert all(
         limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7)
         for *_, limits, key in echo
@@ -159,7 +157,7 @@ def test_samples_depend_on_the_line_number(echo):
 
 
 def test_n_best_lists_have_the_moses_format(echo):
-    found = Translator(
+    hypotheses = Translator(
         transformer.abstract(SPEAKER),
         TOKENIZER,
         GenerationConfig(num_beams=3, num_return_sequences=2),
@@ -171,12 +169,12 @@ def test_n_best_lists_have_the_moses_format(echo):
         "2 ||| two ||| 0.500000",
         "2 ||| two ||| 1.500000",
     ]
-    assert translation.n_best_lines(found) == expected
+    assert translation.n_best_lines(hypotheses) == expected
 
 
 def test_a_line_that_is_too_long_is_named_by_its_number(echo):
     model = transformer.abstract(SPEAKER)
-    longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token fill the model
+    longest = "ABCDEFGHIJKLMNO"  # 15 tokens and the end token are the model's maximum
     assert Translator(model, TOKENIZER)(["", longest]) == ["", longest]
     with pytest.raises(
         InputError, match=r"^line 3 is 17 tokens long, over the model's max_length=16$"
@@ -190,14 +188,14 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
     source = np.full((1, 16), PAD)
     source[0, : len(ids) + 1] = [*ids, EOS]
     tokens = np.asarray(generate.greedy(model, source, max_length=16))[0]
-    found = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
+    hypotheses = Translator(model, TOKENIZER, tokens_per_batch=16).hypotheses(["one two"])
     assert (
         TOKENIZER.decode(tokens)
-        and [h.text for h in found[0]] == [TOKENIZER.decode(tokens)]
-        and found[0][0].score is None
+        and [h.text for h in hypotheses[0]] == [TOKENIZER.decode(tokens)]
+        and hypotheses[0][0].score is None
     )
     length = tokens.tolist().index(EOS) + 1 if EOS in tokens else len(tokens)
-    assert found[0][0].ids.tolist() == tokens[:length].tolist()
+    assert hypotheses[0][0].ids.tolist() == tokens[:length].tolist()
     assert shapes(SPEAKER)["output.kernel"][1] == TOKENIZER.vocab_size
 
 
@@ -206,14 +204,14 @@ def test_ids_end_with_their_end_token(monkeypatch):
     monkeypatch.setattr(
         search, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
     )
-    found = Translator(transformer.abstract(SPEAKER), TOKENIZER, tokens_per_batch=32).hypotheses(
-        ["one", "two"]
-    )
-    assert [h[0].ids.tolist() for h in found] == [[5, PAD, EOS], [5, 6, PAD, 7]]
+    hypotheses = Translator(
+        transformer.abstract(SPEAKER), TOKENIZER, tokens_per_batch=32
+    ).hypotheses(["one", "two"])
+    assert [h[0].ids.tolist() for h in hypotheses] == [[5, PAD, EOS], [5, 6, PAD, 7]]
 
 
 def test_the_model_is_split_once(monkeypatch):
-    """Not in every call: that takes milliseconds."""
+    """The check runs once, not in every call, as it takes milliseconds."""
     model, split, calls = loud(SPEAKER, 0), nnx.split, []
     monkeypatch.setattr(nnx, "split", lambda *args: calls.append(args) or split(*args))
     translator = Translator(model, TOKENIZER, widths=(8,), tokens_per_batch=32)
@@ -242,7 +240,7 @@ def test_options_of_a_call_win_over_the_generation_config(echo):
 
 
 def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
-    """From a run's folder, batches padded as in training: here the decoder attends to padding."""
+    """Batches are padded as in training, which matters here: the decoder attends to padding."""
     config = tiny("lesson10", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
     arrays = transformer.flatten(loud(config, 0))
     with runs.as_a_user(tmp_path):
