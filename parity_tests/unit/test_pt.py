@@ -1,6 +1,4 @@
-"""Our .pt files by themselves: written, described and read without PyTorch, and the same again to
-the byte.
-"""
+"""Our .pt files without PyTorch: written, described and read, and reproducible to the byte."""
 
 import ast
 import collections
@@ -66,13 +64,13 @@ def test_written_files_are_read_back(path):
     )
     assert again[3] == STATE[3] and list(again) == list(STATE)
     for name, array in {**STATE["model"], "empty": STATE["empty"]}.items():
-        found = again["model"].get(name, again["empty"])
-        assert (found.dtype, found.shape, found.tobytes()) == (
+        array = again["model"].get(name, again["empty"])
+        assert (array.dtype, array.shape, array.tobytes()) == (
             array.dtype,
             array.shape,
             array.tobytes(),
         ), name
-        assert found.flags.c_contiguous and found.flags.writeable and found.flags.owndata
+        assert array.flags.c_contiguous and array.flags.writeable and array.flags.owndata
     assert again["model"]["weight"] is again["model"]["tied"]
 
 
@@ -139,9 +137,9 @@ def test_regions_are_equal_if_their_elements_are():
     def region(shape, stride, offset=0, dtype=np.float32, storage="0"):
         return tensors.TensorView(shape, np.dtype(dtype), storage, offset, stride).region()
 
-    whole = region((3, 4), (4, 1))
+    full = region((3, 4), (4, 1))
     assert (
-        whole
+        full
         == region((4, 3), (1, 4))
         == region((12,), (1,))
         == region((1, 3, 1, 4), (77, 4, 5, 1))
@@ -154,11 +152,11 @@ def test_regions_are_equal_if_their_elements_are():
         region((12,), (0,)),
         region((12,), (1,), storage="1"),
     )
-    assert whole not in others and whole != region((12,), (1,), dtype=np.int32)
+    assert full not in others and full != region((12,), (1,), dtype=np.int32)
 
 
 @pytest.mark.parametrize(
-    "said, value",
+    "message, value",
     {
         r"'a\.b\.1' is a set": {"a": {"b": [0, {1}]}},
         r"'a' is a float32": {"a": np.float32(1)},
@@ -169,9 +167,9 @@ def test_regions_are_equal_if_their_elements_are():
         r"'a' is a module": {"a": os},
     }.items(),
 )
-def test_an_unwritable_state_is_named_and_leaves_no_file(said, value, path):
+def test_an_unwritable_state_is_named_and_leaves_no_file(message, value, path):
     path.write_bytes(b"before")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         pt.write(path, value)
     assert path.read_bytes() == b"before" and [*path.parent.iterdir()] == [path]
 
@@ -200,7 +198,7 @@ def test_kinds_are_known_by_content(path):
     with pytest.raises(InputError, match=r"it has no data\.pkl"):
         pt.read(path)
     path.write_bytes(b"PK\x03\x04 and then it ends")
-    assert pt.is_pt(path)  # so that what is wrong is said by its reader
+    assert pt.is_pt(path)  # so that its reader names the fault
     safetensors.write(path, {"a": WEIGHT})
     assert (
         safetensors.is_safetensors(path) and not pt.is_pt(path) and not safetensors.is_index(path)
@@ -222,7 +220,7 @@ def test_missing_files_and_folders(module: str, tmp_path):
 
 
 def test_python_2_names_and_text(path):
-    """As PyTorch wrote them under Python 2.7."""
+    """Files that PyTorch wrote under Python 2.7."""
     byte_array = hostile.call(
         hostile.name("__builtin__", "bytearray"), hostile.text("a\xff"), hostile.text("latin-1")
     )
@@ -281,9 +279,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
 
 
 def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
-    """The control of the comparison: a reader that gets one bit wrong, a tuple as a list, -0.0 as
-    0.0.
-    """
+    """Control of the comparison: a reader with one wrong bit, a list for a tuple, 0.0 for -0.0."""
     read = pt.read
     for value, wrong in (
         ({"a": WEIGHT}, {"a": -WEIGHT}),
@@ -309,7 +305,8 @@ def test_sharded_safetensors_are_read_by_their_index(tmp_path):
     safetensors.write(tmp_path / "b.safetensors", {"y": np.arange(3, dtype=np.int8)})
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(
-        '{"metadata": {"total_size": 59}, "weight_map": {"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}}'
+        '{"metadata": {"total_size": 59}, "weight_map": '
+        '{"x": "a.safetensors", "s": "a.safetensors", "y": "b.safetensors"}}'
     )
     assert safetensors.is_index(index) and not safetensors.is_safetensors(index)
     assert safetensors.files(index) == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
@@ -340,7 +337,7 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
         "scalar": np.array(-0.0),
         "empty": np.empty((3, 0), np.uint16),
     }
-    # Other bytes of a bool would be no bool, and the library reads no 8-bit floats
+    # Random bytes are no valid bools, and the library reads no 8-bit floats
     for dtype in (
         dtype
         for dtype in safetensors.DTYPES.values()
@@ -353,7 +350,7 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
     theirs = library.load_file(path)
     assert set(ours) == set(theirs) == set(state)
     for name, array in state.items():
-        same = {(found.dtype, found.shape, found.tobytes()) for found in (ours[name], theirs[name])}
+        same = {(array.dtype, array.shape, array.tobytes()) for array in (ours[name], theirs[name])}
         assert same == {(array.dtype, array.shape, array.tobytes())}, name
 
 
@@ -375,8 +372,10 @@ def test_reading_needs_neither_torch_nor_jax(path):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['jax'] = None\n"
         "from jax_transformer.storage import pt, safetensors\n"
-        f"assert pt.read({str(path)!r})['model']['scalar'] == 3; pt.write({str(path)!r}, pt.read({str(path)!r}))\n"
-        "assert not {'flax', 'transformers', 'tokenizers'} & {name.split('.')[0] for name in sys.modules}"
+        f"path = {str(path)!r}\n"
+        "assert pt.read(path)['model']['scalar'] == 3; pt.write(path, pt.read(path))\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "assert not {'flax', 'transformers', 'tokenizers'} & loaded"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
@@ -385,14 +384,16 @@ def test_reading_needs_neither_torch_nor_jax(path):
 
 
 OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder", "run_weights"}
-"""Files of storage/ that handle our own runs, or ask the hub; all others read what somebody else
-has written.
+"""Files of storage/ that handle our own runs, or call the hub; all others read untrusted files.
 """
 
 
 def test_no_reader_can_run_code():
-    """By what they import, and what they call by name."""
-    harmless = "__future__ collections contextlib dataclasses enum functools json math ml_dtypes numpy os pathlib re safetensors struct typing zlib"
+    """Check their imports, and the names they call."""
+    harmless = (
+        "__future__ collections contextlib dataclasses enum functools json math ml_dtypes numpy os "
+        "pathlib re safetensors struct typing zlib"
+    )
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]
     assert len(readers) > 12
     for source in readers:
