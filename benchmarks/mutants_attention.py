@@ -60,7 +60,7 @@ MUTANTS = [
         _FILE,
         ("if fill is MaskFill.EXCLUDED\n        else weights"),
         ("if fill is MaskFill.MINUS_1E20\n        else weights"),
-        ("parity_tests/test_forward.py::test_a_row_that_sees_no_key_gets_zero_and_never_nan",),
+        ("parity_tests/test_forward.py::test_a_row_without_visible_keys_gets_zero_and_never_nan",),
         met="a row that sees no key: 0, a mean or NaN, by framework",
     ),
     Mutant(
@@ -86,7 +86,9 @@ MUTANTS = [
         _FILE,
         "max(-1e20 * scale, lowest)",
         "-math.inf if lowest > -1e20 else -1e20 * scale",
-        ("parity_tests/unit/test_arithmetic.py::test_a_row_that_sees_no_key_is_finite_in_16_bits",),
+        (
+            "parity_tests/unit/test_arithmetic.py::test_a_row_without_visible_keys_is_finite_in_16_bits",
+        ),
         met="-1e20 and float16, whose largest number is 65504",
     ),
     Mutant(

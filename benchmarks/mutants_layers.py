@@ -146,7 +146,7 @@ MUTANTS = [
         _PLACE,
         ("if self.kind is Positions.SINUSOIDAL\n            else self.table[...]"),
         ("if self.kind is not Positions.LEARNED\n            else self.table[...]"),
-        ("parity_tests/test_convert.py::test_the_position_buffer_is_used_as_it_is",),
+        ("parity_tests/test_convert.py::test_the_position_buffer_of_a_checkpoint_is_used",),
         met="buffer regenerated",
     ),
     Mutant(

@@ -9,7 +9,7 @@ _RULES, _FIT, _PAGES = (
 )
 _SELF = "encoder.blocks.0.self_attention"
 _UNIT = "parity_tests/unit/test_rules.py"
-_BITS = "parity_tests/test_convert.py::test_there_and_back_bit_for_bit"
+_BITS = "parity_tests/test_convert.py::test_weights_round_trip_bit_for_bit"
 
 MUTANTS = [
     Mutant(

@@ -16,7 +16,7 @@ DTYPES = [(case, torch.float64) for case in CASES] + [
 
 
 @pytest.mark.parametrize(("case", "dtype"), DTYPES, ids=str)
-def test_there_and_back_bit_for_bit(case, dtype):
+def test_weights_round_trip_bit_for_bit(case, dtype):
     state = random_twin(case.config).to(dtype).state_dict()
     again = jt.convert.to_torch(jt.convert.from_torch(state, case.config))
     assert sorted(again) == sorted(state)
@@ -39,7 +39,7 @@ def test_into_torch_fills_a_module():
         )
 
 
-def test_into_torch_keeps_tied_parameters_one():
+def test_into_torch_keeps_parameters_tied():
     both = pair(jt.preset("vaswani2017_base", **(ODD | {"target_vocab_size": 11})))
     module = torch_bridge.twin(both.config)
     before = sum(parameter.numel() for parameter in module.parameters())
@@ -67,7 +67,7 @@ def test_training_the_torch_module_does_not_change_the_flax_model():
     np.testing.assert_array_equal(np.asarray(both.flax(both.source, both.target)), before)
 
 
-def test_the_position_buffer_is_used_as_it_is():
+def test_the_position_buffer_of_a_checkpoint_is_used():
     """A checkpoint's unusual table is used in both directions, and is not a parameter."""
     both = pair(jt.preset("lesson10", **ODD))
     state = both.torch.state_dict() | {"pos_enc.pe": torch.zeros_like(both.torch.pos_enc.pe)}
@@ -82,7 +82,7 @@ def test_the_position_buffer_is_used_as_it_is():
     assert not jt.convert.to_torch(model)["pos_enc.pe"].any()
 
 
-def test_a_twin_that_cannot_be_set_so_is_refused():
+def test_a_configuration_without_a_twin_is_refused():
     with pytest.raises(ValueError, match="head_dim"):
         torch_bridge.twin(jt.preset("small", head_dim=8))
     with pytest.raises(ValueError, match="norm_placement"):

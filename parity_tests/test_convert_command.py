@@ -34,7 +34,7 @@ def convert(source, destination, config_file=None, **more) -> report.Outcome:
 
 
 @pytest.mark.parametrize("case", [*ONE_EACH, TIED], ids=str)
-def test_what_torch_saved_comes_back_and_ran_beside_its_twin(case, tmp_path):
+def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_path):
     both = pair(case.config)
     state = both.torch.state_dict()
     torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
@@ -66,7 +66,7 @@ def test_every_architecture_is_tried():
     }
 
 
-def test_the_check_sees_two_weights_exchanged():
+def test_the_check_detects_two_exchanged_weights():
     """Swapped square kernels fit every shape, and round-trip bit for bit through the same wrong
     table.
     """
@@ -88,7 +88,7 @@ def test_the_check_sees_two_weights_exchanged():
     assert max(verify.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
 
 
-def test_without_a_twin_it_says_so(tmp_path):
+def test_a_conversion_without_a_twin_reports_it(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
     model = state_dict.model_weights(config)
     flax = {
@@ -114,7 +114,7 @@ def console(capsys, monkeypatch) -> runs.Console:
     return runs.Console(capsys, monkeypatch)
 
 
-def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path):
+def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path):
     step = runs.STEPS
     code, out, err = console.say("convert", run, tmp_path / "out.pt", "--training")
     assert (code, err) == (0, "") and f"step {step}" in out and "there and back bit for bit" in out
@@ -150,7 +150,7 @@ def test_a_run_goes_out_to_a_training_checkpoint_and_back(run, console, tmp_path
     assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "out.pt").read_bytes()
 
 
-def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
+def test_invalid_training_checkpoints_are_refused(run, console, tmp_path):
     torch.save({"model": {}}, tmp_path / "bare.pt")
     folder, carry = tmp_path / "run", "--training"
     shutil.copytree(run, folder)
@@ -179,7 +179,7 @@ def test_what_is_no_run_in_mid_flight_is_refused(run, console, tmp_path):
     console.refused(3, ["train_config.json"], "convert", tmp_path / "a.pt", folder, carry)
 
 
-def test_a_newer_step_is_looked_for_while_the_run_is_held(run, console, tmp_path, monkeypatch):
+def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkeypatch):
     """A run that trains until the conversion gets its lock may leave a newer step, which must be
     converted.
     """

@@ -77,7 +77,7 @@ def test_float32_logits_at_full_size():
 
 
 @pytest.mark.parametrize("name", ["lesson10", "small"])
-def test_bfloat16_errs_hardly_more_than_pytorch(name: str):
+def test_bfloat16_errors_are_close_to_pytorch_s(name: str):
     """Errors against float64 with the same weights, the median of several random models: the
     direction of a rounding is chance.
     """
@@ -105,7 +105,7 @@ def test_cross_attention_weights_of_every_layer():
         assert_close((ours.mean(axis=1), theirs), 1e-12, f"layer {i}")
 
 
-def test_a_row_that_sees_no_key_gets_zero_and_never_nan():
+def test_a_row_without_visible_keys_gets_zero_and_never_nan():
     """An empty source line and an empty target, masked as in lesson10, in both frameworks."""
     both = pair(jt.preset("lesson10_repaired", **ODD))
     both.source[2], both.target[1] = both.config.source_pad_id, both.config.target_pad_id
@@ -115,7 +115,7 @@ def test_a_row_that_sees_no_key_gets_zero_and_never_nan():
     assert_close((ours, theirs), 1e-12)
 
 
-def test_the_ladder_notices():
+def test_the_ladder_detects_known_faults():
     """Negative controls: the faults that reached users elsewhere are far over the bounds."""
     both = pair(jt.preset("lesson10", **ODD))
     for changes in (

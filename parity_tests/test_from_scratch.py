@@ -226,7 +226,7 @@ def stock(both: Pair, factor: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_the_stock_transformer_but_for_the_scale(name: str):
+def test_it_is_the_stock_transformer_except_for_the_scale(name: str):
     both = pair(jt.preset(name, **SMALL))
     factor = (
         both.config.num_heads**-0.5 if name == "from_scratch" else 1.0

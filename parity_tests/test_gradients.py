@@ -226,7 +226,7 @@ def frozen(both: Pair) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_gets_no_gradient_in_torch_is_carried_and_not_trained(name: str):
+def test_parameters_without_a_gradient_in_torch_are_frozen(name: str):
     (case,) = (case for case in CASES if case.name == name)
     both = pair(case.config)
     torch_loss(both, batch_of(both)).backward()

@@ -63,7 +63,7 @@ def test_aliases_are_those_of_the_class(name: str):
     assert config_class(FAMILIES[name]).attribute_map == FAMILIES[name].aliases
 
 
-def test_the_defaults_of_decoding_are_known_by_name():
+def test_generation_defaults_are_known_by_name():
     assert (
         set(transformers.GenerationConfig._get_default_generation_params())
         - set(huggingface_attributes.IGNORED)
@@ -72,7 +72,7 @@ def test_the_defaults_of_decoding_are_known_by_name():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_transformers_writes_comes_back_and_what_we_write_it_reads(name: str, tmp_path):
+def test_configurations_round_trip_with_transformers(name: str, tmp_path):
     case = CASES[name]
     kind, model = case.classes
     assert model.__name__ == case.family.model_class

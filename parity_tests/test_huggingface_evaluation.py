@@ -24,7 +24,7 @@ def _as_a_user(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["marian", "mbart50", "t5"])
-def test_a_folder_is_scored_as_transformers_does(name, tmp_path, capsys):
+def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     folder, lines = tmp_path / "model", tmp_path / "valid"
     module = made(name, folder)
     words = tokenizer(name, folder)

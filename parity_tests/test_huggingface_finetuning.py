@@ -130,7 +130,7 @@ def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
     )
 
 
-def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
+def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
     """One line in a thousand that is a whole page would make batches of its width, and take the
     memory of all others.
     """
@@ -145,7 +145,7 @@ def test_t5_has_a_longest_pair_though_its_positions_have_no_end(tmp_path):
     assert asked.about["dropped_long"] == 0 and asked.plan.widths[-1] > 512
 
 
-def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
+def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
     """Otherwise transformers, and translate, would cut every translation of the model after
     twenty tokens.
     """
@@ -169,7 +169,7 @@ def test_a_length_that_the_folder_does_not_say_is_that_of_the_targets(tmp_path):
 
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
-def test_a_step_is_that_of_torchs_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
+def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
     """Weights after a step in float64; what transformers does not train stays bit for bit."""
     case = huggingface.CASES[name]
     shallow = dict.fromkeys(
@@ -261,7 +261,7 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
 
 
 @pytest.mark.proves("fine-tuning", "marian")
-def test_the_result_is_handed_back_and_beats_what_it_began_from(tuned, tmp_path):
+def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, tmp_path):
     folder, told, _ = tuned
     assert (
         f"{folder / 'model'}: its weights are bfloat16, and train as float32"
@@ -277,9 +277,7 @@ def test_the_result_is_handed_back_and_beats_what_it_began_from(tuned, tmp_path)
     assert after == pytest.approx(min(recorded), rel=1e-4)
 
 
-def test_the_exported_weights_are_the_runs_bit_for_bit_and_the_files_those_of_the_folder(
-    tuned, tmp_path
-):
+def test_an_export_has_the_run_s_weights_and_the_folder_s_files(tuned, tmp_path):
     folder, _, _ = tuned
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     loaded = transformers.MarianMTModel.from_pretrained(tmp_path / "new").state_dict()
@@ -298,9 +296,7 @@ def test_the_exported_weights_are_the_runs_bit_for_bit_and_the_files_those_of_th
     assert after == before | {"max_length": 65}  # of which the folder says nothing
 
 
-def test_evaluate_scores_the_run_and_what_is_handed_back_as_transformers_does(
-    tuned, tmp_path, capsys
-):
+def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_path, capsys):
     folder, _, _ = tuned
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     capsys.readouterr()
@@ -327,7 +323,7 @@ def test_evaluate_scores_the_run_and_what_is_handed_back_as_transformers_does(
     assert all(expected)
 
 
-def test_it_goes_on_bit_for_bit_without_the_folder(tuned, tmp_path):
+def test_the_run_resumes_bit_for_bit_without_the_folder(tuned, tmp_path):
     folder, _, arguments = tuned
     again = shutil.copytree(folder / "run", tmp_path / "run")
     shutil.rmtree(again / "checkpoints" / "80")
@@ -341,7 +337,7 @@ def test_it_goes_on_bit_for_bit_without_the_folder(tuned, tmp_path):
     assert runs.metrics(folder / "run") == runs.metrics(again)
 
 
-def test_positions_and_the_logits_bias_are_carried(tuned):
+def test_positions_and_the_logits_bias_are_frozen(tuned):
     folder, _, _ = tuned
     arrays = runs.arrays(folder / "run", 80)
     carried = {name for name in arrays if name.startswith("frozen/")}

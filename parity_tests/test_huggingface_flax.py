@@ -94,7 +94,7 @@ def made(name: str, folder: Path, **how: Any) -> tuple[Any, pretrained.Pretraine
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_familys_state_is_that_of_its_pytorch_class(tmp_path, name):
+def test_flax_state_equals_that_of_the_pytorch_class(tmp_path, name):
     module, found = made(name, tmp_path, shards=1 + NAMES.index(name) % 2)
     state, theirs = found.read(), {key: value.numpy() for key, value in module.state_dict().items()}
     assert state.keys() == theirs.keys()
@@ -116,7 +116,7 @@ def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # n
     assert abs(np.asarray(ours(source, target)) - theirs).max() <= 1e-12 * abs(theirs).max()
 
 
-def test_a_kernel_left_unturned_is_noticed_where_every_shape_is_the_same(tmp_path, monkeypatch):
+def test_a_kernel_that_is_not_transposed_is_detected_in_a_square_model(tmp_path, monkeypatch):
     monkeypatch.setattr(flax_msgpack, "_as_torch", lambda keys, array: array)
     module, found = made("bart square", tmp_path)
     state, theirs = found.read(), module.state_dict()
@@ -142,7 +142,7 @@ def test_half_precision_becomes_a_folder_that_transformers_loads_bit_for_bit(tmp
             assert torch.equal(loaded[name].float(), value.bfloat16().float()), name
 
 
-def test_a_file_and_a_configuration_that_do_not_fit_are_one_error(tmp_path):
+def test_a_mismatch_of_file_and_configuration_is_one_error(tmp_path):
     module = huggingface.module("bart", dtype=torch.float32)
     folder = saved(tmp_path, module)
     arrays = traverse_util.flatten_dict(

@@ -60,7 +60,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.proves("round trip")
 @pytest.mark.parametrize("name", list(huggingface.CASES))
-def test_there_and_back_is_what_transformers_saved(name, saved, tmp_path):
+def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
     module, theirs = saved(name)
     convert(theirs, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
@@ -81,7 +81,7 @@ def test_there_and_back_is_what_transformers_saved(name, saved, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["marian", "mbart", "t5"])
-def test_a_conversion_runs_beside_transformers(name, saved, tmp_path):
+def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
     """The self-check's twin is transformers' own class."""
     outcome = convert(saved(name)[1], tmp_path / "run", check=True)
     assert (
@@ -130,14 +130,14 @@ def test_half_precision_stays_half(dtype, saved, tmp_path):
     assert_same(held(theirs), held(tmp_path / "back"))
 
 
-def test_a_cast_is_told_to_transformers(saved, tmp_path):
+def test_a_cast_is_recorded_in_config_json(saved, tmp_path):
     convert(saved("marian")[1], tmp_path / "half", to="hf", dtype="bfloat16")
     assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "bfloat16"
     again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half")
     assert again.dtype == torch.bfloat16
 
 
-def test_half_precision_is_widened_to_what_transformers_computes(saved, tmp_path):
+def test_half_precision_widens_as_in_transformers(saved, tmp_path):
     """Positions that no file holds are those of the new precision; a folder and the run made of it
     agree about that.
     """
@@ -153,7 +153,7 @@ def test_half_precision_is_widened_to_what_transformers_computes(saved, tmp_path
     assert np.asarray(model.encoder.positions.table[...]).tobytes() == table.numpy().tobytes()
 
 
-def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
+def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
     plan = preparation.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}
     assert names == held(saved("marian")[1]).keys()
@@ -170,7 +170,7 @@ def test_a_plan_says_what_is_not_in_the_file_and_why(saved, tmp_path):
     }
 
 
-def test_our_own_run_is_a_folder_that_transformers_loads_and_its_tokenizer(tmp_path):
+def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path):
     """A run of a family's layout with our byte-level BPE, as training leaves it: logits, ids of
     lines, and a greedy translation.
     """

@@ -127,7 +127,7 @@ def test_every_hidden_state_attention_and_logit(name: str, dtype: str, request):
 @pytest.mark.proves("logits")
 @pytest.mark.parametrize("length", [1, 33])
 @pytest.mark.parametrize("name", POSITIONS)
-def test_from_one_token_to_the_end_of_the_position_tables(name: str, length: int):
+def test_every_length_up_to_the_end_of_the_position_tables_agrees(name: str, length: int):
     both = made(name, "float64")
     assert both.config.longest == 33
     source, target = batch(both.config, rows=2, source=length, target=length)
@@ -142,7 +142,7 @@ def test_from_one_token_to_the_end_of_the_position_tables(name: str, length: int
 
 @pytest.mark.proves("logits")
 @pytest.mark.parametrize("name", ["t5", "umt5"])
-def test_distances_far_beyond_the_last_bucket(name: str, in_float64):
+def test_distances_far_beyond_the_last_bucket_agree(name: str, in_float64):
     both = made(name, "float64")
     source, target = batch(both.config, rows=2, source=70, target=60)
     assert both.config.encoder.relative_max_distance < 20
@@ -183,7 +183,7 @@ def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: in
         )
 
 
-def test_the_comparison_notices_each_family_s_own_numbers(in_float64):
+def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
     """Negative controls: what has gone wrong in ports is far over the bounds."""
     faults = {
         "marian": (
@@ -228,7 +228,7 @@ def _with(both: Pair, changes: dict) -> jt.Transformer:
     return jt.transformer.unflatten(config, {name: arrays[name] for name in shapes})
 
 
-def test_sixteen_bits_stay_sixteen_bits():
+def test_sixteen_bit_models_compute_in_sixteen_bits():
     """bfloat16 cannot pass through NumPy's own dtypes: its bits are carried, and come back the
     same.
     """

@@ -122,7 +122,7 @@ def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     assert padding.any() == (tied or both.config.padding_trained)
 
 
-def test_a_gradient_through_the_padding_that_decoding_begins_with_is_noticed():
+def test_a_gradient_through_the_start_padding_is_detected():
     """Negative control: Marian begins with padding, whose row it does not train."""
     both = pair("marian")
     source, labels = labelled(both)

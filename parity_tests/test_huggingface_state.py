@@ -37,7 +37,7 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.proves("round trip")
 @pytest.mark.parametrize("name", CASES)
-def test_a_saved_file_is_completed_and_saved_again(name: str, tmp_path: Path):
+def test_a_saved_file_is_completed_and_round_trips(name: str, tmp_path: Path):
     whole, file, data = saved(name, tmp_path)
     config = from_config(data, names=file)
     assert equal(states.complete(file, config), whole)
@@ -48,7 +48,7 @@ def test_a_saved_file_is_completed_and_saved_again(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "mt5", "umt5"])
-def test_an_output_layer_of_its_own_stays_its_own(name: str, tmp_path: Path):
+def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
     """As the published weights of T5 v1.1, mT5 and UMT5 are; from_pretrained keeps it, and saves
     it.
     """
@@ -127,7 +127,7 @@ def test_a_model_without_its_output_layer(tmp_path: Path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["marian", "pegasus"])
-def test_computed_positions_are_those_of_transformers_to_the_bit(name: str, dtype: str):
+def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str):
     made = module(name, dtype=getattr(torch, dtype))
     whole = {key: torch_bridge.to_numpy(value) for key, value in made.state_dict().items()}
     config = from_config(json.loads(made.config.to_json_string()))

@@ -313,7 +313,7 @@ def test_ids_and_text_are_those_of_transformers(folder):
 
 
 @pytest.mark.proves("tokenizer")
-def test_what_transformers_saves_of_it_gives_the_same(folder, tmp_path):
+def test_a_tokenizer_saved_by_transformers_gives_the_same_ids(folder, tmp_path):
     path, name, languages = folder
     _theirs(name, path, languages).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
@@ -323,7 +323,7 @@ def test_what_transformers_saves_of_it_gives_the_same(folder, tmp_path):
     assert huggingface_tokenizer.load_huggingface(tmp_path).source.prefix == again.source.prefix
 
 
-def test_the_comparison_notices_other_ids(tmp_path):
+def test_the_comparison_detects_other_ids(tmp_path):
     files = made.t5()
     theirs = _theirs("T5Tokenizer", made.write(tmp_path / "t5", files), {})
     other = made.write(
@@ -334,7 +334,7 @@ def test_the_comparison_notices_other_ids(tmp_path):
     assert "plain: ids of a source" in found and "plain: text" in found
 
 
-def test_a_language_is_forced_where_transformers_forces_it(tmp_path):
+def test_languages_are_forced_as_in_transformers(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
         files, of, languages = CASES[name]
         path = made.write(tmp_path / name, files())
@@ -383,7 +383,7 @@ def test_every_recipe_has_a_case():
     assert {recipe.class_name for recipe in recipes} == {name for _, name, _ in CASES.values()}
 
 
-def test_a_tokenizer_json_is_followed_where_its_class_is_generic(tmp_path):
+def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
     """UMT5's folders name no class of a family: transformers takes the file as it is,
     and so do we.
     """

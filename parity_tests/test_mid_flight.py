@@ -207,7 +207,7 @@ def test_both_frameworks_read_the_same_batches(flight: Flight):
     assert len(set(hashes[0])) == count > 2
 
 
-def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(
+def test_a_run_that_changes_frameworks_twice_equals_one_in_pytorch(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], tmp_path: Path
 ):
     """Go through files: torch.save, our reader, a run's checkpoint, our writer, torch.load."""
@@ -228,7 +228,7 @@ def test_a_run_that_changes_frameworks_twice_ends_where_one_ends_that_stayed(
     )
 
 
-def test_a_run_that_stays_in_jax_ends_there_too(
+def test_a_run_that_stays_in_jax_equals_it_too(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]]
 ):
     state, losses = flight.jax(flight.into_jax(flight.start), 3 * N)
@@ -297,7 +297,7 @@ def data_off_by_one(state: TrainState) -> TrainState:
 @pytest.mark.parametrize(
     "wrong", [moments_dropped, count_off_by_one, schedule_off_by_one, data_off_by_one]
 )
-def test_what_is_lost_on_the_way_shows(
+def test_a_loss_in_the_conversion_is_detected(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], wrong: Callable
 ):
     """Negative control: a wrong moment, Adam count, schedule step or data position each far exceeds
@@ -423,7 +423,7 @@ def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
         ),
     ],
 )
-def test_what_does_not_belong_to_the_run_is_refused(
+def test_files_of_another_run_are_refused(
     flight: Flight, stayed, change: Callable, kind: type, words: list[str]
 ):
     saved = _mapped(stayed[0][0], np.ndarray, np.copy)
@@ -433,7 +433,7 @@ def test_what_does_not_belong_to_the_run_is_refused(
     assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
 
 
-def test_train_itself_goes_on_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
+def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
     """In float32, as for users: PyTorch, then ``train`` to the end, equals PyTorch to the end; its
     last step is then exported again.
     """

@@ -81,7 +81,7 @@ def test_ten_updates_are_those_of_torch_optim(name: str):
     assert distance(by_optax(OPTIONS[name]), by_torch(OPTIONS[name])) < BOUND
 
 
-def test_another_optimizer_is_far_away():
+def test_different_optimizers_differ_by_far():
     """Negative control: all pairs of different optimizers, by more than a million bounds."""
     ours = {name: by_optax(options) for name, options in OPTIONS.items()}
     theirs = {name: by_torch(options) for name, options in OPTIONS.items()}
@@ -100,7 +100,7 @@ def test_schedules_are_those_of_the_torch_loop(kind: Schedule, steps: int, warmu
 
 
 @pytest.mark.parametrize("name", [OptimizerName.ADAFACTOR, OptimizerName.LION])
-def test_what_pytorch_does_not_have_is_refused_by_name(name: OptimizerName):
+def test_options_that_pytorch_lacks_are_refused_by_name(name: OptimizerName):
     options = OptimizerOptions(name)
     for refuse, kind in (
         (lambda: optimizer_state.torch_kind(options), ConfigError),

@@ -208,7 +208,7 @@ def random_plain(draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_torch_writes_is_read_equal(seed: int, tmp_path):
+def test_files_of_torch_are_read_equal(seed: int, tmp_path):
     """Protocol 2 (PyTorch's own) is compared with torch.load, and the other protocols, which it
     reads only in part, with protocol 2.
     """
@@ -278,7 +278,7 @@ def test_a_training_checkpoint(protocol: int, tmp_path):
     assert set(fresh.state_dict()) == set(loaded(tmp_path / "b.pt")["optimizer"])
 
 
-def test_ties_are_known_and_stay(tmp_path):
+def test_tied_tensors_are_detected_and_stay_tied(tmp_path):
     weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
     other = torch.arange(12.0).reshape(3, 4)
     value = {
@@ -300,7 +300,7 @@ def test_ties_are_known_and_stay(tmp_path):
     assert again["a"].data_ptr() == again["b"]["c"].data_ptr() != again["copy"].data_ptr()
 
 
-def test_what_we_write_torch_reads_strictly_and_mapped(tmp_path):
+def test_torch_reads_our_files_strictly_and_mapped(tmp_path):
     module = torch.nn.TransformerEncoderLayer(8, 2, 16)
     state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
     pt.write(tmp_path / "a.pt", state)
@@ -358,7 +358,7 @@ def _conjugated() -> torch.Tensor:
         part if isinstance(part, str) else ""
     ),  # a function's repr has its address, which differs between processes
 )
-def test_what_is_no_plain_array_is_refused_by_name(name: str, value: Any, tmp_path):
+def test_values_that_are_no_plain_arrays_are_refused_by_name(name: str, value: Any, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
@@ -378,7 +378,7 @@ def test_files_without_checksums_are_refused(tmp_path):
         pt.read(tmp_path / "a.pt")
 
 
-def test_every_flipped_bit_of_a_storage_is_noticed(tmp_path):
+def test_every_flipped_bit_of_a_storage_is_detected(tmp_path):
     """Control of the comparison: PyTorch reads the flipped file, with a different value."""
     path, flipped = tmp_path / "a.pt", tmp_path / "b.pt"
     torch.save({"a": torch.arange(4.0)}, path)
