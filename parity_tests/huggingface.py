@@ -43,7 +43,7 @@ _T5_SIZES: dict[str, Any] = {
     "d_kv": 5,
     "d_ff": 20,
     "num_layers": 2,
-    "num_decoder_layers": 2,  # transformers' cache is built for as many layers as the encoder has
+    "num_decoder_layers": 2,  # transformers sizes its cache by the encoder's layers
     "num_heads": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 12,
@@ -51,8 +51,7 @@ _T5_SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-# Every length that could be mistaken for another is the same, so that no shape tells a missing
-# transpose
+# Lengths are equal, so that no shape shows a missing transpose
 _SQUARE: dict[str, Any] = {
     "d_model": 20,
     "encoder_ffn_dim": 20,
@@ -80,7 +79,7 @@ _BLENDERBOT = {
 
 @dataclass(frozen=True)
 class Case:
-    """A family at small sizes."""
+    """A family's model at small sizes."""
 
     model_type: str
     values: dict[str, Any]
@@ -91,7 +90,7 @@ class Case:
 
     @property
     def classes(self) -> tuple[type, type]:
-        """transformers' classes of the configuration and of the model."""
+        """Return transformers' classes of the configuration and of the model."""
         model = getattr(transformers, self.family.model_class)
         return model.config_class, model
 
@@ -136,8 +135,9 @@ class Pair(NamedTuple):
 def module(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64, dropout: float | None = None
 ) -> Any:
-    """transformers' model of a case with random weights everywhere, in eval mode; positions that it
-    computes stay. ``dropout`` is every rate.
+    """Return transformers' model of a case with random weights everywhere, in eval mode.
+
+    Computed positions are unchanged. ``dropout`` is every rate.
     """
     case = CASES[name]
     config, model = case.classes
@@ -149,16 +149,16 @@ def module(
         else {}
     )
     known = {name: rate for name, rate in rates.items() if name in config().to_dict()}
-    made = model(config(**case.values, **known, attn_implementation="eager")).eval()
+    theirs = model(config(**case.values, **known, attn_implementation="eager")).eval()
     generator = torch.Generator().manual_seed(seed)
     described = from_config({"model_type": case.model_type} | case.values)
     computed = described.encoder.positions is Positions.SINUSOIDAL_STORED
     with torch.no_grad():
-        for key, value in made.state_dict().items():
+        for key, value in theirs.state_dict().items():
             if not (computed and "embed_positions" in key):
                 value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
-    made.tie_weights()
-    return made.to(dtype)
+    theirs.tie_weights()
+    return theirs.to(dtype)
 
 
 def pair(
@@ -176,7 +176,7 @@ def pair(
 
 @pytest.fixture
 def in_float64(monkeypatch):
-    """T5's norm and M2M100's positions in float64; see above.
+    """Compute T5's norm and M2M100's positions in float64; see above.
 
     Use :func:`pair` after it, and :func:`exact_positions` on M2M100.
     """
@@ -192,7 +192,7 @@ def in_float64(monkeypatch):
 
 
 def exact_positions(both: Pair) -> Pair:
-    """M2M100's tables computed in float64 as ours are: its own, in float32, is 8e-7 off within 33
+    """Compute M2M100's tables in float64 as ours are: its own, in float32, is off by 8e-7 within 33
     positions.
     """
     if both.config.encoder.position_index is PositionIndex.NOT_PADDING:
@@ -207,19 +207,19 @@ def exact_positions(both: Pair) -> Pair:
 def batch(
     config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids (b, s) and (b, t) with ragged padding after them; no padding, start or end
-    within.
+    """Return random ids (b, s) and (b, t) with ragged padding at the end; no padding, start or end
+    inside.
     """
     random = np.random.default_rng(seed)
     special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
-    made = []
+    sides = []
     for length, size in ((source, config.source_vocab_size), (target, config.target_vocab_size)):
         ids = random.choice([i for i in range(size) if i not in special], (rows, length))
         for row in range(rows):
             ids[row, max(1, length - 4 * row) :] = config.source_pad_id
-        made.append(ids)
-    made[1][:, 0] = config.bos_id
-    return made[0], made[1]
+        sides.append(ids)
+    sides[1][:, 0] = config.bos_id
+    return sides[0], sides[1]
 
 
 def inputs(config: TransformerConfig, source: np.ndarray) -> dict[str, torch.Tensor]:

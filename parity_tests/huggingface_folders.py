@@ -1,6 +1,6 @@
-"""Folders of Hugging Face's families that transformers saves on the spot.
+"""Folders of Hugging Face's families, saved by transformers in the tests.
 
-Each holds a small random model and a tokenizer that was trained on a few lines.
+Each has a small random model and a tokenizer that was trained on a few lines.
 """
 
 import json
@@ -17,7 +17,7 @@ from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from parity_tests import tokenizer_models
 
-# Those that a family's config.json has are taken
+# Only the values that a family's config.json has are used
 SIZES = {
     "d_model": 16,
     "max_position_embeddings": 64,
@@ -34,7 +34,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class FolderCase:
-    """A folder of a family: the files of its tokenizer, and a source and target language."""
+    """A family's folder: the files of its tokenizer, and a source and target language."""
 
     model_type: str
     files: Callable[[], dict[str, Any]]
@@ -74,8 +74,8 @@ FOLDERS = {
 }
 
 
-def made(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Save a random model of a family and its tokenizer as transformers does; returns the model."""
+def save_model(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Save a random model of a family and its tokenizer as transformers does; return the model."""
     case = FOLDERS[name]
     tokenizer_models.write(folder, case.files())
     config = json.loads((folder / "config.json").read_text())
@@ -121,14 +121,14 @@ def mean_loss(name: str, folder: Path, lines: Path) -> float:
     module = FOLDERS[name].model_class.from_pretrained(folder, dtype=torch.float32).eval()
     words = tokenizer(name, folder)
     sources, targets = (read(lines, side) for side in ("source", "target"))
-    found = words(sources, text_target=targets, padding=True, return_tensors="pt")
-    found["labels"][found["labels"] == words.pad_token_id] = -100
+    encoded = words(sources, text_target=targets, padding=True, return_tensors="pt")
+    encoded["labels"][encoded["labels"] == words.pad_token_id] = -100
     with torch.no_grad():
-        return module(**found).loss.item()
+        return module(**encoded).loss.item()
 
 
 def generated(name: str, folder: Path, lines: list[str], **more: Any) -> list[str]:
-    """Return the output of transformers' ``generate`` for each line by itself."""
+    """Return the output of transformers' ``generate`` for each line separately."""
     module = FOLDERS[name].model_class.from_pretrained(folder, dtype=torch.float32).eval()
     words = tokenizer(name, folder)
     rows = [module.generate(**words([line], return_tensors="pt"), **more)[0] for line in lines]

@@ -37,7 +37,7 @@ def test_every_attribute_of_the_class_is_handled(name: str):
         "architectures",
     }
     attributes = config_class(family)().to_dict()
-    # T5's class has it; the others compute what T5 computes with it
+    # T5's class has this attribute; the others compute as T5 does with it
     assert set(attributes) <= known | {"scale_decoder_outputs"}
     assert not list(huggingface_attributes.problems(family, attributes))
 
@@ -46,7 +46,8 @@ def test_every_attribute_of_the_class_is_handled(name: str):
 def test_defaults_are_those_of_the_class(name: str):
     family = FAMILIES[name]
     theirs, ours = config_class(family)().to_dict(), family.defaults
-    derived = {"num_decoder_layers", "decoder_vocab_size"}  # which the class fills in from others
+    # the class derives them from other attributes
+    derived = {"num_decoder_layers", "decoder_vocab_size"}
     if name == "t5":
         derived.add("decoder_start_token_id")  # see the family's defaults
     missing = object()
@@ -90,6 +91,6 @@ def test_configurations_round_trip_with_transformers(name: str, tmp_path):
     assert differ <= {
         "_name_or_path",
         "bos_token_id",
-    }  # whence it was read, and a token that nothing begins with here
+    }  # the path that it was read from, and an unused start token
     again.save_pretrained(tmp_path)
     assert from_config(json.loads((tmp_path / "config.json").read_text())) == config

@@ -9,7 +9,7 @@ from parity_tests.huggingface_folders import (
     FOLDERS,
     generated,
     language_id,
-    made,
+    save_model,
     mean_loss,
     read,
     tokenizer,
@@ -26,15 +26,14 @@ def _as_a_user(tmp_path_factory):
 @pytest.mark.parametrize("name", ["marian", "mbart50", "t5"])
 def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     folder, lines = tmp_path / "model", tmp_path / "valid"
-    module = made(name, folder)
+    module = save_model(name, folder)
     words = tokenizer(name, folder)
-    silent = [words.unk_token_id, *range(len(words), module.config.vocab_size)]  # are no text
+    # these ids are no text
+    silent = [words.unk_token_id, *range(len(words), module.config.vocab_size)]
     module.generation_config.update(
         num_beams=3, max_length=14, min_length=5, suppress_tokens=silent
     )
-    with (
-        torch.no_grad()
-    ):  # fresh weights are so small that all lines would get the same translation
+    with torch.no_grad():  # with small new weights all lines would get the same translation
         for parameter in module.parameters():
             parameter += 0.3 * torch.randn_like(parameter) * parameter.requires_grad
     module.save_pretrained(folder)

@@ -1,7 +1,6 @@
 """Fine-tuning of Hugging Face folders against transformers.
 
-The batches and the step are those that transformers makes of the same text; a run is exported and
-continued.
+Batches and the step equal transformers' for the same text; a run is exported and resumed.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ from parity_tests.huggingface_folders import (
     ended,
     generated,
     language_id,
-    made,
+    save_model,
     mean_loss,
     read,
     tokenizer,
@@ -44,7 +43,7 @@ from parity_tests.unit import runs
 
 
 def files(flags: list[str]) -> dict[str, Any]:
-    """The options of :func:`runs.write_text`'s flags."""
+    """Return the options of :func:`runs.write_text`'s flags."""
     return {
         flag.removeprefix("--data.").replace("-", "_"): (path,)
         for flag, path in zip(flags[::2], flags[1::2], strict=True)
@@ -61,28 +60,30 @@ def decoder_input(module: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def assert_begins_as_transformers(
-    found: corpus.Corpus, folder: Path, words: Any, language: int | None
+    prepared_corpus: corpus.Corpus, folder: Path, words: Any, language: int | None
 ) -> None:
     """Validations, and exports, begin with the target's language if the family says
     it so, and keep the folder's rules.
     """
-    kept = json.loads(folder.joinpath("huggingface", "generation_config.json").read_text())
+    generation_config = json.loads(
+        folder.joinpath("huggingface", "generation_config.json").read_text()
+    )
     starts = isinstance(words, transformers.MBartTokenizer)
     assert (
-        found.init_source.decoding.constraints.bad_words_ids
+        prepared_corpus.init_source.decoding.constraints.bad_words_ids
         == ((words.pad_token_id,),)
-        == tuple(map(tuple, kept["bad_words_ids"]))
+        == tuple(map(tuple, generation_config["bad_words_ids"]))
     )
     assert (
-        found.init_source.decoding.forced_bos_token_id
-        == kept.get("forced_bos_token_id")
+        prepared_corpus.init_source.decoding.forced_bos_token_id
+        == generation_config.get("forced_bos_token_id")
         == (None if starts else language)
     )
     if starts:
         assert (
-            found.config.bos_id
-            == found.init_source.decoding.decoder_start_token_id
-            == kept["decoder_start_token_id"]
+            prepared_corpus.config.bos_id
+            == prepared_corpus.init_source.decoding.decoder_start_token_id
+            == generation_config["decoder_start_token_id"]
             == language
         )
 
@@ -90,19 +91,21 @@ def assert_begins_as_transformers(
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_batches_are_those_of_transformers(tmp_path, name):
-    """Sources, labels, and what the decoder is given for them, which each family's model makes in
-    its own way.
+    """Sources, labels, and the decoder input, which each family's model derives from labels
+    differently.
     """
-    module, languages = made(name, tmp_path / "model"), FOLDERS[name].languages
-    told = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
-    data = DataOptions(**files(runs.write_text(tmp_path)), **told)
-    found = corpus.prepare(
+    module, languages = save_model(name, tmp_path / "model"), FOLDERS[name].languages
+    language_options = dict(zip(("source_lang", "target_lang"), languages or (), strict=False))
+    data = DataOptions(**files(runs.write_text(tmp_path)), **language_options)
+    prepared_corpus = corpus.prepare(
         TrainOptions(init=str(tmp_path / "model"), data=data), RunFolder(tmp_path / "run")
     )
     words = tokenizer(name, tmp_path / "model")
-    for indices, batch in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows):
+    for indices, batch in batches.eval_batches(
+        prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
+    ):
         for row, index in enumerate(indices):
-            source, target = found.valid_pairs[index]
+            source, target = prepared_corpus.valid_pairs[index]
             encoded = words(source, text_target=target)
             labels = torch.tensor([ended(words, encoded["labels"])])
             shifted = decoder_input(module, labels)
@@ -112,12 +115,16 @@ def test_batches_are_those_of_transformers(tmp_path, name):
             assert (batch.target_out[row, count:] == words.pad_token_id).all()
             assert batch.source[row, : len(encoded["input_ids"])].tolist() == encoded["input_ids"]
     (tmp_path / "run").mkdir()
-    corpus.record(found, RunFolder(tmp_path / "run"))
-    assert_begins_as_transformers(found, tmp_path / "run", words, language_id(name, words))
+    corpus.record(prepared_corpus, RunFolder(tmp_path / "run"))
+    assert_begins_as_transformers(
+        prepared_corpus, tmp_path / "run", words, language_id(name, words)
+    )
     assert (
         sum(
             len(indices)
-            for indices, _ in batches.eval_batches(found.valid, found.plan.widths, found.plan.rows)
+            for indices, _ in batches.eval_batches(
+                prepared_corpus.valid, prepared_corpus.plan.widths, prepared_corpus.plan.rows
+            )
         )
         == 8
     )
@@ -131,16 +138,16 @@ def prepared(folder: Path, flags: list[str], **more: Any) -> corpus.Corpus:
 
 
 def test_t5_has_a_maximum_length_although_its_positions_have_none(tmp_path):
-    """One line in a thousand that is a whole page would make batches of its width, and take the
+    """Otherwise one page-long line in a thousand would set the width of batches, and take the
     memory of all others.
     """
-    made("t5", tmp_path / "model")
+    save_model("t5", tmp_path / "model")
     flags = runs.write_text(tmp_path)
     for side in ("source", "target"):
         with open(tmp_path / f"train.{side}", "a", encoding="utf-8") as file:
             file.write(" ".join(["the house"] * 300) + f" {side}\n")
-    found = prepared(tmp_path, flags)
-    assert found.about["dropped_long"] == 1 and found.plan.widths[-1] < 100
+    prepared_corpus = prepared(tmp_path, flags)
+    assert prepared_corpus.about["dropped_long"] == 1 and prepared_corpus.plan.widths[-1] < 100
     asked = prepared(tmp_path, flags, max_source_length=5000, max_target_length=5000)
     assert asked.about["dropped_long"] == 0 and asked.plan.widths[-1] > 512
 
@@ -149,28 +156,28 @@ def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
     """Otherwise transformers, and translate, would cut every translation of the model after
     twenty tokens.
     """
-    module, flags = made("t5", tmp_path / "model"), runs.write_text(tmp_path)
-    said, file = tmp_path / "model/generation_config.json", "generation_config.json"
+    module, flags = save_model("t5", tmp_path / "model"), runs.write_text(tmp_path)
+    path, file = tmp_path / "model/generation_config.json", "generation_config.json"
     for more, length in (({}, 513), ({"max_target_length": 40}, 41)):
-        kept = json.loads(prepared(tmp_path, flags, **more).init_source.files[file])
-        assert kept == json.loads(said.read_text()) | {"max_length": length}
-    said.unlink()  # as folders were, before there was this file
-    kept = json.loads(prepared(tmp_path, flags).init_source.files[file])
+        settings = json.loads(prepared(tmp_path, flags, **more).init_source.files[file])
+        assert settings == json.loads(path.read_text()) | {"max_length": length}
+    path.unlink()  # as in old folders, without this file
+    settings = json.loads(prepared(tmp_path, flags).init_source.files[file])
     assert {
         "max_length": 513,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
-    }.items() <= kept.items()
+    }.items() <= settings.items()
     module.generation_config.max_new_tokens = 30
     module.save_pretrained(tmp_path / "model")
-    assert prepared(tmp_path, flags).init_source.files[file] == said.read_bytes()
+    assert prepared(tmp_path, flags).init_source.files[file] == path.read_bytes()
 
 
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
 def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
-    """Weights after a step in float64; what transformers does not train stays bit for bit."""
+    """Weights after a step in float64; what transformers does not train is unchanged."""
     case = huggingface.CASES[name]
     shallow = dict.fromkeys(
         (key for key in case.values if key.endswith("_layers")), 1
@@ -200,9 +207,9 @@ def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatc
     ignored = torch.from_numpy(
         np.where(labels == both.config.target_pad_id, -100, labels).astype(np.int64)
     )
-    given = huggingface.inputs(both.config, source.astype(np.int64))
+    inputs = huggingface.inputs(both.config, source.astype(np.int64))
     loss = both.theirs(
-        **given, decoder_input_ids=torch.from_numpy(target.astype(np.int64)), labels=ignored
+        **inputs, decoder_input_ids=torch.from_numpy(target.astype(np.int64)), labels=ignored
     ).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(both.theirs.parameters(), options.clip_norm)
@@ -229,7 +236,7 @@ def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatc
             assert ours[key].tobytes() == before[key].tobytes(), key
 
 
-# A run from a folder, and back
+# A run from a folder, and its export
 
 
 ARGUMENTS = [
@@ -243,29 +250,29 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
-    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and what
-    it was told to do.
+    """A folder with a Marian model in bfloat16 in ``model``, the run from it in ``run``, and the
+    run's arguments.
     """
     folder = tmp_path_factory.mktemp("tuned")
-    module = made("marian", folder / "model", torch.bfloat16)
+    module = save_model("marian", folder / "model", torch.bfloat16)
     module.generation_config.update(
         min_length=8, no_repeat_ngram_size=1
-    )  # after so little training it would end at once, or say one token
+    )  # after little training it would end at once, or repeat one token
     module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]
     with runs.as_a_user(tmp_path_factory.getbasetemp()):
-        told = runs.train("--run", folder / "run", *arguments)
-        assert told.code == 0, told.err
-        yield folder, told, arguments
+        result = runs.train("--run", folder / "run", *arguments)
+        assert result.code == 0, result.err
+        yield folder, result, arguments
 
 
 @pytest.mark.proves("fine-tuning", "marian")
 def test_the_fine_tuned_model_is_exported_and_beats_its_base(tuned, tmp_path):
-    folder, told, _ = tuned
+    folder, result, _ = tuned
     assert (
         f"{folder / 'model'}: its weights are bfloat16, and train as float32"
-        in told.err.splitlines()
+        in result.err.splitlines()
     )
     assert runs.main("convert", folder / "run", tmp_path / "new", "--to", "hf") == 0
     before, after = (
@@ -293,7 +300,7 @@ def test_an_export_has_the_run_s_weights_and_the_folder_s_files(tuned, tmp_path)
         json.loads((place / "generation_config.json").read_text())
         for place in (folder / "model", tmp_path / "new")
     )
-    assert after == before | {"max_length": 65}  # of which the folder says nothing
+    assert after == before | {"max_length": 65}  # which the folder does not set
 
 
 def test_evaluate_scores_the_run_and_its_export_as_transformers_does(tuned, tmp_path, capsys):
@@ -329,10 +336,10 @@ def test_the_run_resumes_bit_for_bit_without_the_folder(tuned, tmp_path):
     shutil.rmtree(again / "checkpoints" / "80")
     (folder / "model").rename(folder / "elsewhere")
     try:
-        told = runs.train("--run", again, *arguments)
+        result = runs.train("--run", again, *arguments)
     finally:
         (folder / "elsewhere").rename(folder / "model")
-    assert told.code == 0 and "continuing at step 40" in told.err, told.err
+    assert result.code == 0 and "continuing at step 40" in result.err, result.err
     assert not runs.differing(runs.arrays(folder / "run", 80), runs.arrays(again, 80))
     assert runs.metrics(folder / "run") == runs.metrics(again)
 
@@ -340,8 +347,8 @@ def test_the_run_resumes_bit_for_bit_without_the_folder(tuned, tmp_path):
 def test_positions_and_the_logits_bias_are_frozen(tuned):
     folder, _, _ = tuned
     arrays = runs.arrays(folder / "run", 80)
-    carried = {name for name in arrays if name.startswith("frozen/")}
-    assert carried == {
+    frozen = {name for name in arrays if name.startswith("frozen/")}
+    assert frozen == {
         "frozen/logits_bias",
         "frozen/encoder.positions.table",
         "frozen/decoder.positions.table",
@@ -356,13 +363,13 @@ def test_positions_and_the_logits_bias_are_frozen(tuned):
 def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypatch):
     folder, _, arguments = tuned
     options = TrainOptions(init=str(folder / "model"), data=DataOptions(**files(arguments[2:10])))
-    found = corpus.prepare(options, RunFolder(tmp_path))
-    check, asked = validation.Validation(options, found, mesh.Devices.take(1)), []
+    prepared_corpus = corpus.prepare(options, RunFolder(tmp_path))
+    check, used = validation.Validation(options, prepared_corpus, mesh.Devices.take(1)), []
     monkeypatch.setattr(check, "loss_sum", lambda weights, batch: np.ones(2))
     monkeypatch.setattr(
         translation.Translator,
         "__call__",
-        lambda self, lines: asked.append(self.generation_config) or list(lines),
+        lambda self, lines: used.append(self.generation_config) or list(lines),
     )
-    check(transformer.flatten(found.init_source.model()))
-    assert asked == [found.init_source.decoding] and asked[0].constraints.bad_words_ids
+    check(transformer.flatten(prepared_corpus.init_source.model()))
+    assert used == [prepared_corpus.init_source.decoding] and used[0].constraints.bad_words_ids

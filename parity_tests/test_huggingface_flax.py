@@ -1,6 +1,6 @@
 """Folders of transformers' old Flax classes: config.json and flax_model.msgpack.
 
-They are made here from PyTorch models, in the layout of those classes.
+The tests create them from PyTorch models, in the layout of those classes.
 """
 
 import json
@@ -21,16 +21,16 @@ from jax_transformer.storage import flax_msgpack, safetensors
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
 
-# M2M100 and UMT5 never had a Flax class, and Marian's had one vocabulary
+# M2M100 and UMT5 had no Flax class, and Marian's had one vocabulary
 NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "mt5"]
 NAMES += ["blenderbot", "blenderbot-small"]
 
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module's Flax class by path: by what each part is, not by
-    its name.
+    """Return the tensors of a module's Flax class by path, from the type of each part, not its
+    name.
     """
-    found = (
+    tensors = (
         {"final_logits_bias": module.final_logits_bias}
         if hasattr(module, "final_logits_bias")
         else {}
@@ -39,24 +39,24 @@ def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         path = name.replace(".", "/")
         match part:
             case torch.nn.Linear():
-                found |= {f"{path}/kernel": part.weight.T} | (
+                tensors |= {f"{path}/kernel": part.weight.T} | (
                     {} if part.bias is None else {f"{path}/bias": part.bias}
                 )
             case torch.nn.LayerNorm():
-                found |= {f"{path}/scale": part.weight, f"{path}/bias": part.bias}
+                tensors |= {f"{path}/scale": part.weight, f"{path}/bias": part.bias}
             case torch.nn.Embedding() if "Sinusoidal" not in type(
                 part
             ).__name__ and not name.endswith("embed_tokens"):
-                found[f"{path}/embedding"] = part.weight
+                tensors[f"{path}/embedding"] = part.weight
             case _ if "LayerNorm" in type(part).__name__:
-                found[f"{path}/weight"] = part.weight
+                tensors[f"{path}/weight"] = part.weight
     if module.config.tie_word_embeddings:
-        del found["lm_head/kernel"]
-    return found
+        del tensors["lm_head/kernel"]
+    return tensors
 
 
 def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False) -> Path:
-    """The folder as transformers 4 wrote it."""
+    """Write the folder as transformers 4 did."""
     arrays = {
         name: np.ascontiguousarray(value.detach().numpy())
         for name, value in parameters(module).items()
@@ -85,30 +85,33 @@ def saved(folder: Path, module: Any, *, shards: int = 1, bfloat16: bool = False)
     return folder
 
 
-def made(name: str, folder: Path, **how: Any) -> tuple[Any, pretrained.Pretrained]:
-    """A family's module, and what is found in the folder of its Flax class."""
+def saved_and_opened(name: str, folder: Path, **options: Any) -> tuple[Any, pretrained.Pretrained]:
+    """Return a family's module, and the opened folder of its Flax class."""
     module = huggingface.module(name)
     if name == "t5 v1.1":
         module.config.tie_word_embeddings = False  # transformers 5 sets it
-    return module, pretrained.open(saved(folder, module, **how))
+    return module, pretrained.open(saved(folder, module, **options))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flax_state_equals_that_of_the_pytorch_class(tmp_path, name):
-    module, found = made(name, tmp_path, shards=1 + NAMES.index(name) % 2)
-    state, theirs = found.read(), {key: value.numpy() for key, value in module.state_dict().items()}
+    module, opened = saved_and_opened(name, tmp_path, shards=1 + NAMES.index(name) % 2)
+    state, theirs = (
+        opened.read(),
+        {key: value.numpy() for key, value in module.state_dict().items()},
+    )
     assert state.keys() == theirs.keys()
     assert [key for key, value in theirs.items() if not np.array_equal(state[key], value)] == []
 
 
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
 def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # noqa: F811
-    module, found = made(name, tmp_path)
-    ours = jt.convert.from_torch(found.read(), found.config)
-    source, target = huggingface.batch(found.config)
+    module, opened = saved_and_opened(name, tmp_path)
+    ours = jt.convert.from_torch(opened.read(), opened.config)
+    source, target = huggingface.batch(opened.config)
     theirs = (
         module(
-            **huggingface.inputs(found.config, source), decoder_input_ids=torch.from_numpy(target)
+            **huggingface.inputs(opened.config, source), decoder_input_ids=torch.from_numpy(target)
         )
         .logits.detach()
         .numpy()
@@ -118,8 +121,8 @@ def test_logits_are_those_of_the_pytorch_class(tmp_path, in_float64, name):  # n
 
 def test_a_kernel_that_is_not_transposed_is_detected_in_a_square_model(tmp_path, monkeypatch):
     monkeypatch.setattr(flax_msgpack, "_as_torch", lambda keys, array: array)
-    module, found = made("bart square", tmp_path)
-    state, theirs = found.read(), module.state_dict()
+    module, opened = saved_and_opened("bart square", tmp_path)
+    state, theirs = opened.read(), module.state_dict()
     differ = {
         name for name, array in state.items() if not np.array_equal(array, theirs[name].numpy())
     }
@@ -152,6 +155,6 @@ def test_a_mismatch_of_file_and_configuration_is_one_error(tmp_path):
     (folder / flax_msgpack.FILE).write_bytes(
         serialization.msgpack_serialize(traverse_util.unflatten_dict(arrays, sep="/"))
     )
-    found = pretrained.open(folder)
+    opened = pretrained.open(folder)
     with pytest.raises(InputError, match=r"model\.encoder\.layers\.1\.fc1\.weight"):
-        jt.convert.from_torch(found.read(), found.config)
+        jt.convert.from_torch(opened.read(), opened.config)

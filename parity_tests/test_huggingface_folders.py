@@ -1,7 +1,5 @@
-"""Folders against transformers itself.
-
-What it saved comes back byte for byte, in the form of its own files, and it loads and runs what is
-written.
+"""Folders against transformers: its files round-trip byte for byte, and it loads and runs exported
+ones.
 """
 
 import json
@@ -28,7 +26,7 @@ def convert(source: Path, destination: Path, **more) -> report.Outcome:
     )
 
 
-def held(folder: Path) -> dict[str, np.ndarray]:
+def tensors(folder: Path) -> dict[str, np.ndarray]:
     index = folder / "model.safetensors.index.json"
     return safetensors.read(index if index.is_file() else folder / "model.safetensors")
 
@@ -44,16 +42,16 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder that transformers has saved, by the case's name and a dtype."""
-    made: dict[tuple[str, torch.dtype], tuple] = {}
+    """Return a folder that transformers saved, by the case's name and a dtype."""
+    folders: dict[tuple[str, torch.dtype], tuple] = {}
 
     def save(name: str, dtype: torch.dtype = torch.float32):
-        if (name, dtype) not in made:
+        if (name, dtype) not in folders:
             folder = tmp_path_factory.mktemp("saved") / "theirs"
             module = huggingface.module(name, dtype=dtype)
             module.save_pretrained(folder)
-            made[name, dtype] = module, folder
-        return made[name, dtype]
+            folders[name, dtype] = module, folder
+        return folders[name, dtype]
 
     return save
 
@@ -66,9 +64,9 @@ def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
     convert(tmp_path / "run", tmp_path / "back", to="hf")
     convert(theirs, tmp_path / "straight", to="hf", shard_size="40KB")
     for folder in (tmp_path / "back", tmp_path / "straight"):
-        assert_same(held(theirs), held(folder))
-        for kept in ("config.json", "generation_config.json"):
-            assert (folder / kept).read_bytes() == (theirs / kept).read_bytes(), kept
+        assert_same(tensors(theirs), tensors(folder))
+        for file_name in ("config.json", "generation_config.json"):
+            assert (folder / file_name).read_bytes() == (theirs / file_name).read_bytes(), file_name
         again, report = type(module).from_pretrained(folder, output_loading_info=True)
         assert not any(
             report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -93,14 +91,14 @@ def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
 @pytest.mark.parametrize("name", ["marian two vocabularies", "t5"])
 @pytest.mark.parametrize("shard", ["1GB", "8KB"])
 def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
-    """transformers 5 writes no .bin any more: these are state_dicts as torch.save and its versions
-    before wrote them, tied copies included.
+    """transformers 5 writes no .bin files: these are state_dicts by torch.save, as earlier versions
+    wrote them, with tied copies.
     """
     module, theirs = saved(name)
     state = dict(module.state_dict())
     (tmp_path / "old").mkdir()
-    for kept in ("config.json", "generation_config.json"):
-        (tmp_path / "old" / kept).write_bytes((theirs / kept).read_bytes())
+    for file_name in ("config.json", "generation_config.json"):
+        (tmp_path / "old" / file_name).write_bytes((theirs / file_name).read_bytes())
     if shard == "1GB":
         torch.save(state, tmp_path / "old/pytorch_model.bin")
     else:
@@ -113,7 +111,7 @@ def test_a_bin_file_and_its_shards_are_read(name, shard, saved, tmp_path):
             json.dumps({"metadata": {}, "weight_map": where})
         )
     convert(tmp_path / "old", tmp_path / "new", to="hf")
-    assert_same(held(theirs), held(tmp_path / "new"))
+    assert_same(tensors(theirs), tensors(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -127,7 +125,7 @@ def test_half_precision_stays_half(dtype, saved, tmp_path):
     )
     convert(theirs, tmp_path / "run")
     convert(tmp_path / "run", tmp_path / "back", to="hf")
-    assert_same(held(theirs), held(tmp_path / "back"))
+    assert_same(tensors(theirs), tensors(tmp_path / "back"))
 
 
 def test_a_cast_is_recorded_in_config_json(saved, tmp_path):
@@ -138,14 +136,12 @@ def test_a_cast_is_recorded_in_config_json(saved, tmp_path):
 
 
 def test_half_precision_widens_as_in_transformers(saved, tmp_path):
-    """Positions that no file holds are those of the new precision; a folder and the run made of it
-    agree about that.
-    """
+    """Positions that are in no file have the new precision, in a folder and in a run from it."""
     _, half = saved("marian", torch.bfloat16)
     convert(half, tmp_path / "run", dtype="float32")
     convert(tmp_path / "run", tmp_path / "wide", to="hf")
     convert(half, tmp_path / "straight", to="hf", dtype="float32")
-    assert_same(held(tmp_path / "wide"), held(tmp_path / "straight"))
+    assert_same(tensors(tmp_path / "wide"), tensors(tmp_path / "straight"))
     again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide")
     assert again.dtype == torch.float32
     table = again.state_dict()["model.encoder.embed_positions.weight"]
@@ -156,7 +152,7 @@ def test_half_precision_widens_as_in_transformers(saved, tmp_path):
 def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
     plan = preparation.prepare(Request(str(saved("marian")[1]), str(tmp_path / "run"))).plan
     names = {name for move in plan.moves for name in move.source}
-    assert names == held(saved("marian")[1]).keys()
+    assert names == tensors(saved("marian")[1]).keys()
     assert {note.name: note.reason for note in plan.derived} == {
         "encoder.positions.table": "is computed: sines and cosines",
         "decoder.positions.table": "is computed: sines and cosines",
@@ -171,8 +167,8 @@ def test_a_plan_lists_dropped_and_derived_tensors_with_reasons(saved, tmp_path):
 
 
 def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path):
-    """A run of a family's layout with our byte-level BPE, as training leaves it: logits, ids of
-    lines, and a greedy translation.
+    """A trained run of a family's architecture with our byte-level BPE has the same logits, ids and
+    greedy translation.
     """
     lines = [
         "the cat sees the bird",
@@ -197,9 +193,9 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
         assert words(line)["input_ids"] == [*tokenizer.encode(line), tokenizer.eos_id]
         assert words.decode(words(line)["input_ids"], skip_special_tokens=True) == line
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
-    given = words(lines[:1], return_tensors="pt")
-    theirs = model.generate(**given, max_new_tokens=9)[0, 1:]
-    tokens = np.asarray(jt.generate.greedy(ours, given["input_ids"].numpy(), max_length=9))[0]
+    inputs = words(lines[:1], return_tensors="pt")
+    theirs = model.generate(**inputs, max_new_tokens=9)[0, 1:]
+    tokens = np.asarray(jt.generate.greedy(ours, inputs["input_ids"].numpy(), max_length=9))[0]
     assert theirs.tolist() == tokens[: len(theirs)].tolist()
     card = (tmp_path / "out/README.md").read_text()
     assert (
@@ -213,7 +209,7 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
 def test_a_marian_folder_translates_as_it_does_in_transformers(tmp_path):
     """Only the folder is named: weights, tokenizer and generation settings are its own.
 
-    So also a run made of it.
+    A run from it translates alike.
     """
     folder = tokenizer_models.write(tmp_path / "marian", tokenizer_models.marian())
     words = transformers.MarianTokenizer.from_pretrained(folder)

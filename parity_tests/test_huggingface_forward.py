@@ -35,12 +35,12 @@ from parity_tests.levels import assert_close, error
 __all__ = ["in_float64"]
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
-POSITIONS = ("marian", "bart", "m2m_100")  # one family for each kind of table
+POSITIONS = ("marian", "bart", "m2m_100")  # one family for each kind of position table
 DISTANCES = ("t5", "mt5", "umt5")
 
 
 @functools.lru_cache(maxsize=2)
-def made(name: str, dtype: str) -> Pair:
+def model_pair(name: str, dtype: str) -> Pair:
     both = pair(name, dtype=getattr(torch, dtype))
     return exact_positions(both) if dtype == "float64" else both
 
@@ -57,7 +57,7 @@ def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.n
             output_attentions=True,
         )
     named = {"encoder": out.encoder_hidden_states, "decoder": out.decoder_hidden_states}
-    found = {
+    outputs = {
         f"{stack} hidden {i}": x for stack, states in named.items() for i, x in enumerate(states)
     }
     weights = {
@@ -65,8 +65,10 @@ def theirs(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.n
         "decoder": out.decoder_attentions,
         "cross": out.cross_attentions,
     }
-    found |= {f"{kind} attention {i}": w for kind, ws in weights.items() for i, w in enumerate(ws)}
-    return {name: value.numpy() for name, value in (found | {"logits": out.logits}).items()}
+    outputs |= {
+        f"{kind} attention {i}": w for kind, ws in weights.items() for i, w in enumerate(ws)
+    }
+    return {name: value.numpy() for name, value in (outputs | {"logits": out.logits}).items()}
 
 
 def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
@@ -76,7 +78,7 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
     inner = {
         ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
     }
-    found = {"logits": logits}
+    outputs = {"logits": logits}
     for number, stack in enumerate(("encoder", "decoder")):
         layers, relative = getattr(both.config, stack).layers, both.config.architecture in DISTANCES
         last = ["embedding_norm", "positions"]
@@ -87,14 +89,14 @@ def ours(both: Pair, source: np.ndarray, target: np.ndarray) -> dict[str, np.nda
         blocks = [inner[f"{stack}.blocks.{i}.__call__"][0].x for i in range(layers)]
         blocks[-1] = inner.get(f"{stack}.final_norm.__call__", blocks[-1:])[0]
         states = [inner["target_embedding.__call__"][number] if relative else begins[0], *blocks]
-        found |= {f"{stack} hidden {i}": x for i, x in enumerate(states)}
+        outputs |= {f"{stack} hidden {i}": x for i, x in enumerate(states)}
     for kind, weights in zip(("encoder", "decoder", "cross"), attention, strict=True):
-        found |= {f"{kind} attention {i}": w for i, w in enumerate(weights)}
-    return {name: np.asarray(value) for name, value in found.items()}
+        outputs |= {f"{kind} attention {i}": w for i, w in enumerate(weights)}
+    return {name: np.asarray(value) for name, value in outputs.items()}
 
 
-# float64 tells the algorithm, of all; float32 of two in the suite (M2M100's own table of positions
-# is met in no other), and of all under `-m slow`
+# float64 tests the algorithm of every family, float32 two in the suite (only M2M100 has its own
+# position table), and all under `-m slow`
 RUN = [
     pytest.param(
         name,
@@ -111,24 +113,24 @@ RUN = [
 def test_every_hidden_state_attention_and_logit(name: str, dtype: str, request):
     if dtype == "float64":
         request.getfixturevalue("in_float64")
-    both = made(name, dtype)
+    both = model_pair(name, dtype)
     source, target = batch(both.config)
-    reference, found = theirs(both, source, target), ours(both, source, target)
+    reference, actual = theirs(both, source, target), ours(both, source, target)
     layers = both.config.encoder.layers, both.config.decoder.layers
     assert (
-        found.keys() == reference.keys()
-        and len(found) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
+        actual.keys() == reference.keys()
+        and len(actual) == 1 + (layers[0] + 1) + (layers[1] + 1) + layers[0] + 2 * layers[1]
     )
     for key, value in reference.items():
-        assert found[key].dtype == value.dtype == np.dtype(dtype), key
-        assert_close((found[key], value), BOUNDS[dtype], key)
+        assert actual[key].dtype == value.dtype == np.dtype(dtype), key
+        assert_close((actual[key], value), BOUNDS[dtype], key)
 
 
 @pytest.mark.proves("logits")
 @pytest.mark.parametrize("length", [1, 33])
 @pytest.mark.parametrize("name", POSITIONS)
 def test_every_length_up_to_the_end_of_the_position_tables_agrees(name: str, length: int):
-    both = made(name, "float64")
+    both = model_pair(name, "float64")
     assert both.config.longest == 33
     source, target = batch(both.config, rows=2, source=length, target=length)
     with torch.no_grad():
@@ -143,7 +145,7 @@ def test_every_length_up_to_the_end_of_the_position_tables_agrees(name: str, len
 @pytest.mark.proves("logits")
 @pytest.mark.parametrize("name", ["t5", "umt5"])
 def test_distances_far_beyond_the_last_bucket_agree(name: str, in_float64):
-    both = made(name, "float64")
+    both = model_pair(name, "float64")
     source, target = batch(both.config, rows=2, source=70, target=60)
     assert both.config.encoder.relative_max_distance < 20
     with torch.no_grad():
@@ -164,8 +166,8 @@ def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: in
     attention, distances = getattr(modeling, f"{prefix}Attention"), torch.arange(100_001)
     for directions in (1, 2):
         settings = {"bidirectional": directions == 2, "num_buckets": count, "max_distance": longest}
-        if prefix == "UMT5":  # where it is a method that reads them from its module
-            made = type(
+        if prefix == "UMT5":  # UMT5's is a method that reads these from its module
+            model_pair = type(
                 "Settings",
                 (),
                 {
@@ -173,18 +175,18 @@ def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: in
                     "relative_attention_max_distance": longest,
                 },
             )()
-            made.is_decoder = directions == 1
-            expected = attention._relative_position_bucket(made, -distances)
+            model_pair.is_decoder = directions == 1
+            expected = attention._relative_position_bucket(model_pair, -distances)
         else:
             expected = attention._relative_position_bucket(-distances, **settings)
-        known = buckets(longest + 1, count // directions, longest)  # what the model keeps
+        known = buckets(longest + 1, count // directions, longest)  # the model's table
         np.testing.assert_array_equal(
             known[np.minimum(distances.numpy(), longest)], expected.numpy()
         )
 
 
 def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
-    """Negative controls: what has gone wrong in ports is far over the bounds."""
+    """Negative controls: faults of earlier ports far exceed the bounds."""
     faults = {
         "marian": (
             {"encoder.sinusoids": "interleaved"},
@@ -201,7 +203,7 @@ def test_the_comparison_detects_each_family_s_own_numbers(in_float64):
         ),
     }
     for name, changes in faults.items():
-        both = made(name, "float64")
+        both = model_pair(name, "float64")
         source, target = batch(both.config)
         with torch.no_grad():
             logits = both.theirs(
@@ -229,9 +231,7 @@ def _with(both: Pair, changes: dict) -> jt.Transformer:
 
 
 def test_sixteen_bit_models_compute_in_sixteen_bits():
-    """bfloat16 cannot pass through NumPy's own dtypes: its bits are carried, and come back the
-    same.
-    """
+    """NumPy has no bfloat16 of its own: the bits are passed, and come back unchanged."""
     module_ = module("t5 v1.1", dtype=torch.bfloat16)
     config = from_config(
         json.loads(module_.config.to_json_string()),
@@ -251,10 +251,10 @@ def test_sixteen_bit_models_compute_in_sixteen_bits():
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
-    """As a conversion's self-check runs it; and the optimizer's order of parameters is that of the
-    module, frozen positions left out.
+    """It is run as by a conversion's self-check, and the optimizer's order of parameters is the
+    module's, without frozen positions.
     """
-    both = made(name, "float64")
+    both = model_pair(name, "float64")
     twin = torch_bridge.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())
     assert type(twin).__name__ == type(both.theirs).__name__

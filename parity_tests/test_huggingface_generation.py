@@ -455,7 +455,7 @@ def test_what_is_written_for_transformers_says_the_same_there():
 def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, monkeypatch):
     """A forced language token, and beams of the folder's own."""
     lines, folder = ["the quick dog", "", "a red house", "the"], tmp_path / "m2m_100"
-    module = huggingface_folders.made("m2m_100", folder)
+    module = huggingface_folders.save_model("m2m_100", folder)
     with torch.no_grad():  # as it comes, every line has the same translation
         for name, weight in module.named_parameters():
             if "encoder_attn" in name and name.endswith("weight"):

@@ -34,8 +34,8 @@ def labelled(both: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
-    """Return the batch for our loss, shifted as the family shifts it: mBART turns the last token to
-    the front, the others put their start there.
+    """Return the batch for our loss, shifted as the family shifts it: mBART moves the last token to
+    the front, the others put their start token there.
     """
     pad = both.config.target_pad_id
     target = np.where(labels == -100, pad, labels)
@@ -53,19 +53,19 @@ def their_loss(both: Pair, source: np.ndarray, labels: np.ndarray) -> torch.Tens
 
 
 def our_gradients(
-    both: Pair, given: Batch, dropout: Dropout | None = None
+    both: Pair, batch: Batch, dropout: Dropout | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     frozen = transformer.flatten(both.ours, Frozen)
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
-        total, tokens = step.loss_sum(params, frozen, given, both.config, 0.0, dropout)
+        total, tokens = step.loss_sum(params, frozen, batch, both.config, 0.0, dropout)
         return total / tokens.astype(total.dtype)
 
     return jax.value_and_grad(loss)(transformer.flatten(both.ours, nnx.Param))
 
 
 def their_gradients(both: Pair) -> dict[str, np.ndarray]:
-    """Under our names. A parameter that is not trained has none."""
+    """Return gradients under our names; parameters that are not trained have none."""
     shapes = {
         name: array.shape for name, array in transformer.flatten(both.ours, nnx.Param).items()
     }
@@ -92,7 +92,7 @@ def assert_same(
         assert_close((ours[1][name], value), 1e-12, name, relative_to=largest)
 
 
-# One of each kind of embeddings, positions and blocks in the suite, all under `-m slow`
+# The suite has one family of each kind of embedding, positions and blocks, and `-m slow` all
 QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5")
 
 
@@ -108,22 +108,22 @@ QUICK = ("marian two vocabularies", "mbart", "m2m_100", "t5 v1.1", "umt5")
 def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
     both = exact_positions(pair(name))
     source, labels = labelled(both)
-    found = our_gradients(both, batch_of(both, source, labels))
-    assert_same(both, found, their_loss(both, source, labels))
+    ours = our_gradients(both, batch_of(both, source, labels))
+    assert_same(both, ours, their_loss(both, source, labels))
     shared = (
         "source_embedding.embedding"
-        if "source_embedding.embedding" in found[1]
+        if "source_embedding.embedding" in ours[1]
         else "target_embedding.embedding"
     )
-    padding = np.asarray(found[1][shared][both.config.source_pad_id])
+    padding = np.asarray(ours[1][shared][both.config.source_pad_id])
     tied = (
         both.config.tying is Tying.ALL
-    )  # as a row of the output layer, padding's has a gradient all the same
+    )  # as a row of the output layer, padding's row still has a gradient
     assert padding.any() == (tied or both.config.padding_trained)
 
 
 def test_a_gradient_through_the_start_padding_is_detected():
-    """Negative control: Marian begins with padding, whose row it does not train."""
+    """Negative control: Marian starts with padding, whose row it does not train."""
     both = pair("marian")
     source, labels = labelled(both)
     assert both.config.bos_id == both.config.target_pad_id
@@ -140,7 +140,7 @@ def test_a_gradient_through_the_start_padding_is_detected():
 
 
 class GivenDropout(nn.Module):
-    """Masks in the order in which they were drawn."""
+    """Masks in the order of their draws."""
 
     def __init__(self, masks: list[np.ndarray], rate: float):
         super().__init__()
@@ -163,19 +163,19 @@ class GivenDropout(nn.Module):
 def test_the_same_masks_of_dropout_give_the_same_loss_and_gradients(
     name: str, in_float64, monkeypatch
 ):
-    """Both frameworks drop in the same order: so every dropout stands at the same place.
+    """Both frameworks draw in the same order, so every dropout is at the same place.
 
     BART and T5 stand for the others' code.
     """
     both = pair(name, dropout=0.3)
     source, labels = labelled(both)
-    given = batch_of(both, source, labels)
+    inputs = batch_of(both, source, labels)
     masks: dict[str, np.ndarray] = {}
     drawn = DrawnDropout(masks, {})
-    found = our_gradients(both, given, drawn)
+    ours = our_gradients(both, inputs, drawn)
     masked = GivenDropout(list(masks.values()), 0.3)
     plain = their_loss(both, source, labels)
     monkeypatch.setattr(nn.functional, "dropout", masked.__call__)
     both.theirs.train()
-    assert_same(both, found, their_loss(both, source, labels))
-    assert not masked.masks and abs(plain.item() - found[0].item()) > 1e-3
+    assert_same(both, ours, their_loss(both, source, labels))
+    assert not masked.masks and abs(plain.item() - ours[0].item()) > 1e-3

@@ -1,4 +1,4 @@
-"""The tensors of a file, against save_pretrained and from_pretrained of transformers' classes."""
+"""Tensors of a file, against save_pretrained and from_pretrained of transformers' classes."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ from parity_tests.huggingface import CASES, module
 
 
 def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
-    """A whole module's state, what it saves, and its config.json."""
-    made = module(name, dtype=torch.float32)
-    made.save_pretrained(folder)
-    whole = {key: torch_bridge.to_numpy(value) for key, value in made.state_dict().items()}
+    """Return a module's state, the tensors that it saves, and its config.json."""
+    theirs = module(name, dtype=torch.float32)
+    theirs.save_pretrained(folder)
+    state = {key: torch_bridge.to_numpy(value) for key, value in theirs.state_dict().items()}
     return (
-        whole,
+        state,
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
@@ -38,20 +38,18 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @pytest.mark.proves("round trip")
 @pytest.mark.parametrize("name", CASES)
 def test_a_saved_file_is_completed_and_round_trips(name: str, tmp_path: Path):
-    whole, file, data = saved(name, tmp_path)
+    state, file, data = saved(name, tmp_path)
     config = from_config(data, names=file)
-    assert equal(states.complete(file, config), whole)
-    assert equal(states.saved(whole, config), file)
-    assert len(file) < len(whole)
+    assert equal(states.complete(file, config), state)
+    assert equal(states.saved(state, config), file)
+    assert len(file) < len(state)
     model = jt.convert.from_torch(states.complete(file, config), config)
     assert equal(states.saved(jt.convert.to_torch(model), config), file)
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "mt5", "umt5"])
 def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
-    """As the published weights of T5 v1.1, mT5 and UMT5 are; from_pretrained keeps it, and saves
-    it.
-    """
+    """Published weights of T5 v1.1, mT5 and UMT5 have one; from_pretrained keeps and saves it."""
     _, file, data = saved(name, tmp_path)
     file["lm_head.weight"] = (
         np.random.default_rng(0).normal(size=file["shared.weight"].shape).astype(np.float32)
@@ -77,7 +75,7 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
     through = jt.convert.into_torch(
         ours, torch_bridge.twin(config)
-    )  # transformers' class, which ties otherwise
+    )  # otherwise transformers' class ties it
     assert equal(
         {key: value.numpy() for key, value in through.state_dict().items()},
         states.complete(file, config),
@@ -85,7 +83,7 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
 
 
 def test_files_of_older_versions(tmp_path: Path):
-    """Every copy and computed table is there, and tensors that fairseq and T5 once wrote."""
+    """They have every copy and computed table, and tensors that fairseq and T5 once wrote."""
     for name, junk in (
         ("bart", ["model.encoder.version", "model.decoder.version"]),
         ("marian", []),
@@ -95,30 +93,28 @@ def test_files_of_older_versions(tmp_path: Path):
         ),
         ("t5", ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"]),
     ):
-        whole, file, data = saved(name, tmp_path)
-        old = whole | {key: np.ones(3, np.float32) for key in junk}
+        state, file, data = saved(name, tmp_path)
+        old = state | {key: np.ones(3, np.float32) for key in junk}
         config = from_config(
             data,
             names=old,
             same=lambda one, other, old=old: old[one].tobytes() == old[other].tobytes(),
         )
         assert config == from_config(data, names=file)
-        assert equal(states.complete(old, config), whole)
+        assert equal(states.complete(old, config), state)
         assert all(states.why_dropped(key, config) for key in junk)
 
 
 def test_a_model_without_its_output_layer(tmp_path: Path):
-    """As facebook/bart-base is: names without the prefix, no output layer, no bias of
-    the logits.
-    """
-    whole, _, data = saved("bart", tmp_path)
+    """Like facebook/bart-base: names without the prefix, no output layer, no bias of the logits."""
+    state, _, data = saved("bart", tmp_path)
     bare = {
         key.removeprefix("model."): value
-        for key, value in whole.items()
+        for key, value in state.items()
         if key.startswith("model.") and "embed_tokens" not in key
     }
     config = from_config(data | {"architectures": ["BartModel"]}, names=bare)
-    expected = whole | {"final_logits_bias": np.zeros_like(whole["final_logits_bias"])}
+    expected = state | {"final_logits_bias": np.zeros_like(state["final_logits_bias"])}
     assert equal(states.complete(bare, config), expected)
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
     theirs = CASES["bart"].classes[1].from_pretrained(tmp_path)
@@ -128,13 +124,13 @@ def test_a_model_without_its_output_layer(tmp_path: Path):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["marian", "pegasus"])
 def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str):
-    made = module(name, dtype=getattr(torch, dtype))
-    whole = {key: torch_bridge.to_numpy(value) for key, value in made.state_dict().items()}
-    config = from_config(json.loads(made.config.to_json_string()))
-    without = {key: value for key, value in whole.items() if "embed_positions" not in key}
-    assert equal(states.complete(without, config), whole)
-    other = whole | {
-        "model.encoder.embed_positions.weight": whole["model.encoder.embed_positions.weight"][::-1]
+    theirs = module(name, dtype=getattr(torch, dtype))
+    state = {key: torch_bridge.to_numpy(value) for key, value in theirs.state_dict().items()}
+    config = from_config(json.loads(theirs.config.to_json_string()))
+    without = {key: value for key, value in state.items() if "embed_positions" not in key}
+    assert equal(states.complete(without, config), state)
+    other = state | {
+        "model.encoder.embed_positions.weight": state["model.encoder.embed_positions.weight"][::-1]
     }
     if name == "marian":
         with pytest.raises(
@@ -144,17 +140,17 @@ def test_computed_positions_equal_transformers_bit_for_bit(name: str, dtype: str
             states.saved(other, config)
     else:
         assert (
-            states.saved(other, config).keys() == states.saved(whole, config).keys()
-        )  # which Pegasus saves
+            states.saved(other, config).keys() == states.saved(state, config).keys()
+        )  # Pegasus saves it
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path: Path):
-    whole, _, data = saved("bart", tmp_path)
-    whole["model.encoder.embed_tokens.weight"] = whole["model.encoder.embed_tokens.weight"] + 1
-    config = from_config(data, names=whole)
+    state, _, data = saved("bart", tmp_path)
+    state["model.encoder.embed_tokens.weight"] = state["model.encoder.embed_tokens.weight"] + 1
+    config = from_config(data, names=state)
     with pytest.raises(
         InputError,
         match=r"model\.encoder\.embed_tokens\.weight differs from model\.shared\.weight, but the"
         " model ties them",
     ):
-        jt.convert.from_torch(states.complete(whole, config), config)
+        jt.convert.from_torch(states.complete(state, config), config)

@@ -1,6 +1,5 @@
-"""Tokenizers of Hugging Face folders against transformers' classes.
-
-The same ids of awkward text, and the same text of the ids.
+"""Tokenizers of Hugging Face folders against transformers' classes: the same ids of difficult text,
+and the same text of the ids.
 """
 
 import json
@@ -15,7 +14,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from jax_transformer.architectures import huggingface, m2m_100, mbart
 from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from parity_tests import tokenizer_models as made
+from parity_tests import tokenizer_models
 
 LINES = {
     "empty": "",
@@ -52,7 +51,7 @@ LINES = {
     "underlines": "▁under ▁ ▁▁",
     "what is cleaned up": "do n't isn't . ? ! , it 's ' a '",
 }
-# More lines of pieces of the above, put together at random
+# More lines, random combinations of pieces of the above
 _PIECES = [piece for line in LINES.values() for piece in (*line.split(" ")[:6], line[:3])] + [
     " ",
     "\n",
@@ -73,10 +72,18 @@ def _nllb(**settings) -> dict:
     """NLLB's model with its languages and the mask after the pieces, as published folders name
     them.
     """
-    files = made.fairseq(
+    files = tokenizer_models.fairseq(
         "Nllb", "m2m_100", additional_special_tokens=m2m_100.LANGUAGES_NLLB, **settings
     )
-    count = len({"<s>", "<pad>", "</s>", "<unk>", *made.pieces(files["sentencepiece.bpe.model"])})
+    count = len(
+        {
+            "<s>",
+            "<pad>",
+            "</s>",
+            "<unk>",
+            *tokenizer_models.pieces(files["sentencepiece.bpe.model"]),
+        }
+    )
     plain = {
         "special": True,
         "normalized": False,
@@ -126,10 +133,10 @@ NEW = {
 
 
 def _marian_with_control() -> dict:
-    """Pieces of a target are joined by the source's model, to which this one is plain text."""
-    files = made.marian()
+    """Pieces of a target are joined by the source's model, for which this piece is plain text."""
+    files = tokenizer_models.marian()
     return files | {
-        "target.spm": made.model("marian", control_symbols="<ctl>"),
+        "target.spm": tokenizer_models.model("marian", control_symbols="<ctl>"),
         "vocab.json": files["vocab.json"] | {"<ctl>": len(files["vocab.json"])},
         "config.json": files["config.json"] | {"vocab_size": 500},
     }
@@ -143,7 +150,7 @@ def _published_mbart50() -> dict:
         "sp_model_kwargs": {},
         "mask_token": MASK | {"__type": "AddedToken"},
     }
-    files = made.fairseq(
+    files = tokenizer_models.fairseq(
         "MBart50", "mbart", additional_special_tokens=mbart.LANGUAGES_50, **settings
     )
     return files | {
@@ -155,7 +162,7 @@ def _published_mbart50() -> dict:
 
 
 def _published_m2m_100() -> dict:
-    files = made.m2m_100()
+    files = tokenizer_models.m2m_100()
     count = len(files["vocab.json"])
     return files | {
         "added_tokens.json": {f"__{code}__": count + i for i, code in enumerate(m2m_100.LANGUAGES)}
@@ -163,7 +170,7 @@ def _published_m2m_100() -> dict:
 
 
 def _published_bart() -> dict:
-    return made.bart() | {
+    return tokenizer_models.bart() | {
         "special_tokens_map.json": {"mask_token": MASK},
         "tokenizer_config.json": {"add_prefix_space": True},
     }
@@ -171,32 +178,36 @@ def _published_bart() -> dict:
 
 # name: files, class of transformers, languages
 CASES = {
-    "marian": (made.marian, "MarianTokenizer", {}),
+    "marian": (tokenizer_models.marian, "MarianTokenizer", {}),
     "marian, cleaned up": (
-        lambda: made.marian(clean_up_tokenization_spaces=True),
+        lambda: tokenizer_models.marian(clean_up_tokenization_spaces=True),
         "MarianTokenizer",
         {},
     ),
     "marian, special tokens split": (
-        lambda: made.marian(split_special_tokens=True),
+        lambda: tokenizer_models.marian(split_special_tokens=True),
         "MarianTokenizer",
         {},
     ),
-    "marian, two vocabularies": (made.marian_separate, "MarianTokenizer", {}),
+    "marian, two vocabularies": (tokenizer_models.marian_separate, "MarianTokenizer", {}),
     "marian, an end that strips": (
-        lambda: made.marian(added_tokens_decoder={"0": STRIPPED}),
+        lambda: tokenizer_models.marian(added_tokens_decoder={"0": STRIPPED}),
         "MarianTokenizer",
         {},
     ),
     "marian, tokens that begin alike": (
-        lambda: made.marian(added_tokens_decoder=ALIKE),
+        lambda: tokenizer_models.marian(added_tokens_decoder=ALIKE),
         "MarianTokenizer",
         {},
     ),
     "marian, a control piece of the target's": (_marian_with_control, "MarianTokenizer", {}),
-    "m2m_100": (made.m2m_100, "M2M100Tokenizer", {"source_lang": "de", "target_lang": "fr"}),
+    "m2m_100": (
+        tokenizer_models.m2m_100,
+        "M2M100Tokenizer",
+        {"source_lang": "de", "target_lang": "fr"},
+    ),
     "m2m_100, languages not special": (
-        lambda: made.m2m_100(listed=False),
+        lambda: tokenizer_models.m2m_100(listed=False),
         "M2M100Tokenizer",
         {"source_lang": "de", "target_lang": "fr"},
     ),
@@ -206,17 +217,19 @@ CASES = {
         {"source_lang": "de", "target_lang": "fr"},
     ),
     "mbart": (
-        lambda: made.fairseq("MBart", "mbart"),
+        lambda: tokenizer_models.fairseq("MBart", "mbart"),
         "MBartTokenizer",
         {"source_lang": "de_DE", "target_lang": "fr_XX"},
     ),
     "mbart50": (
-        lambda: made.fairseq("MBart50", "mbart"),
+        lambda: tokenizer_models.fairseq("MBart50", "mbart"),
         "MBart50Tokenizer",
         {"source_lang": "de_DE", "target_lang": "xh_ZA"},
     ),
     "mbart, two languages listed": (
-        lambda: made.fairseq("MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]),
+        lambda: tokenizer_models.fairseq(
+            "MBart", "mbart", additional_special_tokens=["de_DE", "fr_XX"]
+        ),
         "MBartTokenizer",
         {"source_lang": "de_DE", "target_lang": "ro_RO"},
     ),
@@ -231,24 +244,32 @@ CASES = {
         "NllbTokenizer",
         {"source_lang": "deu_Latn", "target_lang": "fra_Latn"},
     ),
-    "t5": (made.t5, "T5Tokenizer", {}),
-    "t5, cleaned up": (lambda: made.t5(clean_up_tokenization_spaces=True), "T5Tokenizer", {}),
-    "t5, seven sentinels": (lambda: made.t5(extra_ids=7), "T5Tokenizer", {}),
-    "mt5, as published": (
-        lambda: made.t5(extra_ids=0, additional_special_tokens=None),
+    "t5": (tokenizer_models.t5, "T5Tokenizer", {}),
+    "t5, cleaned up": (
+        lambda: tokenizer_models.t5(clean_up_tokenization_spaces=True),
         "T5Tokenizer",
         {},
     ),
-    "umt5, as published": (lambda: made.t5(extra_ids=300), "T5Tokenizer", {}),
-    "t5, a token more": (lambda: made.t5(added_tokens_decoder={"233": NEW}), "T5Tokenizer", {}),
-    "pegasus": (made.pegasus, "PegasusTokenizer", {}),
-    "bart": (made.bart, "BartTokenizer", {}),
+    "t5, seven sentinels": (lambda: tokenizer_models.t5(extra_ids=7), "T5Tokenizer", {}),
+    "mt5, as published": (
+        lambda: tokenizer_models.t5(extra_ids=0, additional_special_tokens=None),
+        "T5Tokenizer",
+        {},
+    ),
+    "umt5, as published": (lambda: tokenizer_models.t5(extra_ids=300), "T5Tokenizer", {}),
+    "t5, a token more": (
+        lambda: tokenizer_models.t5(added_tokens_decoder={"233": NEW}),
+        "T5Tokenizer",
+        {},
+    ),
+    "pegasus": (tokenizer_models.pegasus, "PegasusTokenizer", {}),
+    "bart": (tokenizer_models.bart, "BartTokenizer", {}),
     "bart, a space before": (_published_bart, "BartTokenizer", {}),
-    "blenderbot": (made.blenderbot, "BlenderbotTokenizer", {}),
-    "blenderbot, two files": (made.blenderbot_files, "BlenderbotTokenizer", {}),
-    "blenderbot-small": (made.blenderbot_small, "BlenderbotSmallTokenizer", {}),
+    "blenderbot": (tokenizer_models.blenderbot, "BlenderbotTokenizer", {}),
+    "blenderbot, two files": (tokenizer_models.blenderbot_files, "BlenderbotTokenizer", {}),
+    "blenderbot-small": (tokenizer_models.blenderbot_small, "BlenderbotSmallTokenizer", {}),
     "blenderbot-small, special tokens split": (
-        lambda: made.blenderbot_small(split_special_tokens=True),
+        lambda: tokenizer_models.blenderbot_small(split_special_tokens=True),
         "BlenderbotSmallTokenizer",
         {},
     ),
@@ -258,16 +279,16 @@ CASES = {
 def _theirs(name: str, folder: Path, languages: dict[str, str]):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
-        told = {
+        options = {
             f"{side[:-5].replace('source', 'src').replace('target', 'tgt')}_lang": code
             for side, code in languages.items()
         }
-        return getattr(transformers, name).from_pretrained(folder, **told)
+        return getattr(transformers, name).from_pretrained(folder, **options)
 
 
 def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
-    """List what is not the same, line by line."""
-    found = []
+    """List the differences, line by line."""
+    differences = []
     for name, line in LINES.items():
         sides = {
             "source": (theirs(line)["input_ids"], ours.source),
@@ -280,7 +301,7 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
                 assert side == "source" or words.suffix
                 expected = [*expected, *words.suffix]
             if [*words.prefix, *words.encode(line), *words.suffix] != expected:
-                found.append(f"{name}: ids of a {side}")
+                differences.append(f"{name}: ids of a {side}")
         expected = sides["target"][0]
         size = ours.target.vocab_size
         everything = range(
@@ -289,16 +310,20 @@ def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
         if name == "plain" and ours.decode(everything) != theirs.decode(
             list(everything), skip_special_tokens=True
         ):
-            found.append("text of every id")
+            differences.append("text of every id")
         if ours.decode(expected) != theirs.decode(expected, skip_special_tokens=True):
-            found.append(f"{name}: text")
-    return found
+            differences.append(f"{name}: text")
+    return differences
 
 
 @pytest.fixture(scope="module", params=CASES)
 def folder(request, tmp_path_factory) -> tuple[Path, str, dict[str, str]]:
     files, name, languages = CASES[request.param]
-    return made.write(tmp_path_factory.mktemp("case") / "folder", files()), name, languages
+    return (
+        tokenizer_models.write(tmp_path_factory.mktemp("case") / "folder", files()),
+        name,
+        languages,
+    )
 
 
 @pytest.mark.proves("tokenizer")
@@ -319,33 +344,34 @@ def test_a_tokenizer_saved_by_transformers_gives_the_same_ids(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
     again = huggingface_tokenizer.load_huggingface(tmp_path, **languages)
     assert _differing(_theirs(name, tmp_path, languages), again) == []
-    # Languages were written into tokenizer_config.json
+    # tokenizer_config.json has the languages
     assert huggingface_tokenizer.load_huggingface(tmp_path).source.prefix == again.source.prefix
 
 
 def test_the_comparison_detects_other_ids(tmp_path):
-    files = made.t5()
-    theirs = _theirs("T5Tokenizer", made.write(tmp_path / "t5", files), {})
-    other = made.write(
+    files = tokenizer_models.t5()
+    theirs = _theirs("T5Tokenizer", tokenizer_models.write(tmp_path / "t5", files), {})
+    other = tokenizer_models.write(
         tmp_path / "other",
-        files | {"spiece.model": made.model("t5", user_defined_symbols="<sym>", part=1)},
+        files
+        | {"spiece.model": tokenizer_models.model("t5", user_defined_symbols="<sym>", part=1)},
     )
-    found = _differing(theirs, huggingface_tokenizer.load_huggingface(other))
-    assert "plain: ids of a source" in found and "plain: text" in found
+    differences = _differing(theirs, huggingface_tokenizer.load_huggingface(other))
+    assert "plain: ids of a source" in differences and "plain: text" in differences
 
 
 def test_languages_are_forced_as_in_transformers(tmp_path):
     for name in ("m2m_100", "mbart50", "nllb"):
         files, of, languages = CASES[name]
-        path = made.write(tmp_path / name, files())
+        path = tokenizer_models.write(tmp_path / name, files())
         theirs, ours = (
             _theirs(of, path, languages),
             huggingface_tokenizer.load_huggingface(path, **languages),
         )
-        told = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
+        options = {"return_tensors": None} if name == "mbart50" or name == "nllb" else {}
         for code in (languages["target_lang"], languages["source_lang"]):
             inputs = theirs._build_translation_inputs(
-                "a", src_lang=languages["source_lang"], tgt_lang=code, **told
+                "a", src_lang=languages["source_lang"], tgt_lang=code, **options
             )
             assert ours.forced_bos_id(code) == inputs["forced_bos_token_id"], name
         assert ours.forced_bos_id() == ours.forced_bos_id(languages["target_lang"])
@@ -354,7 +380,7 @@ def test_languages_are_forced_as_in_transformers(tmp_path):
 def test_the_sizes_are_those_of_transformers(tmp_path):
     for name in ("marian", "m2m_100", "mbart", "mbart50", "nllb", "t5", "pegasus", "bart"):
         files, of, languages = CASES[name]
-        path = made.write(tmp_path / name, files())
+        path = tokenizer_models.write(tmp_path / name, files())
         assert huggingface_tokenizer.load_huggingface(path).source.vocab_size == len(
             _theirs(of, path, languages)
         ), name
@@ -384,19 +410,17 @@ def test_every_recipe_has_a_case():
 
 
 def test_a_tokenizer_json_of_a_generic_class_is_followed(tmp_path):
-    """UMT5's folders name no class of a family: transformers takes the file as it is,
-    and so do we.
-    """
-    source = made.write(tmp_path / "t5", made.t5())
+    """UMT5's folders name no family's class: transformers uses the file as it is, and so do we."""
+    source = tokenizer_models.write(tmp_path / "t5", tokenizer_models.t5())
     _theirs("T5Tokenizer", source, {}).save_pretrained(tmp_path / "umt5")
-    told = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
-    files = {"tokenizer_config.json": told | {"tokenizer_class": "TokenizersBackend"}}
+    config = json.loads((tmp_path / "umt5" / "tokenizer_config.json").read_text())
+    files = {"tokenizer_config.json": config | {"tokenizer_class": "TokenizersBackend"}}
     files["config.json"] = {
         "model_type": "umt5",
         "vocab_size": 1000,
         "pad_token_id": 0,
         "eos_token_id": 1,
     }
-    made.write(tmp_path / "umt5", files)
-    theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # what AutoTokenizer chooses
+    tokenizer_models.write(tmp_path / "umt5", files)
+    theirs = TokenizersBackend.from_pretrained(tmp_path / "umt5")  # AutoTokenizer's choice
     assert _differing(theirs, huggingface_tokenizer.load_huggingface(tmp_path / "umt5")) == []

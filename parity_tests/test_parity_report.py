@@ -35,7 +35,7 @@ def both() -> Pair:
 
 
 def encoded(model: Any, source: Any) -> Any:
-    """The encoder's output: half as much to compile."""
+    """Return the encoder's output, half as much to compile."""
     return (
         model.encode(source)
         if isinstance(model, jt.Transformer)
@@ -44,7 +44,7 @@ def encoded(model: Any, source: Any) -> Any:
 
 
 def compared(both: Pair, state: dict[str, np.ndarray] | None = None, config=CONFIG) -> Report:
-    """The report on the encoders of a model with these weights and of the correct twin."""
+    """Return the report on the encoders of a model with these weights and of the correct twin."""
     model = jt.convert.from_torch(both.torch.state_dict() if state is None else state, config)
     return jt.parity.compare(
         model, both.torch, [both.source], gradients=False, call_flax=encoded, call_torch=encoded
@@ -186,7 +186,7 @@ def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
 
 
 def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
-    """The report on one of transformers' models."""
+    """Return the report on one of transformers' models."""
     source, target = huggingface.batch(both.config, source=7, target=5)
 
     def call(model: Any, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -37,11 +37,11 @@ def model(
     part: int = 0,
     **more: Any,
 ) -> bytes:
-    """A SentencePiece model; ``part`` makes another of the same kind."""
-    made = io.BytesIO()
+    """Return a SentencePiece model; another ``part`` gives another model of the same kind."""
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS[part:]),
-        model_writer=made,
+        model_writer=model,
         vocab_size=size,
         model_type=algorithm,
         hard_vocab_limit=False,
@@ -50,18 +50,18 @@ def model(
         **_SPECIALS[specials],
         **more,
     )
-    return made.getvalue()
+    return model.getvalue()
 
 
 def pieces(content: bytes) -> list[str]:
-    """The pieces of a model in the order of their ids."""
+    """Return the pieces of a model in the order of their ids."""
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(content)
     return [processor.IdToPiece(i) for i in range(processor.GetPieceSize())]
 
 
 def write(folder: Path, files: dict[str, Any]) -> Path:
-    """A folder of these files: bytes as they are, anything else as JSON."""
+    """Write a folder of these files: bytes unchanged, other values as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(
@@ -75,8 +75,9 @@ def _vocabulary(names: list[str], *more: str) -> dict[str, int]:
 
 
 def marian(**settings: Any) -> dict[str, Any]:
-    """Marian's files: the vocabulary has another order than the model's, and lacks some of its
-    pieces.
+    """Return Marian's files.
+
+    The vocabulary has another order than the model, and lacks some pieces.
     """
     source, target = model("marian"), model("marian", part=1)
     words = sorted(
@@ -94,7 +95,7 @@ def marian(**settings: Any) -> dict[str, Any]:
 
 
 def marian_separate() -> dict[str, Any]:
-    """Marian's files with a vocabulary for each side."""
+    """Return Marian's files with a vocabulary for each side."""
     files = marian(separate_vocabs=True)
     source = _vocabulary(["</s>", "<unk>", *reversed(pieces(files["source.spm"])[5:])], "<pad>")
     target = _vocabulary(["</s>", "<unk>", *pieces(files["target.spm"])[5 : len(source) + 2]])
@@ -112,7 +113,10 @@ def marian_separate() -> dict[str, Any]:
 
 
 def m2m_100(*, listed: bool = True) -> dict[str, Any]:
-    """``listed`` is whether the languages are special tokens, as in the published folders."""
+    """Return M2M100's files.
+
+    ``listed`` languages are special tokens, as in the published folders.
+    """
     content = model()
     vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>", *pieces(content)[3:-4]])
     special = (
@@ -135,7 +139,7 @@ def m2m_100(*, listed: bool = True) -> dict[str, Any]:
 
 
 def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
-    """mBART, mBART-50 and NLLB with only their SentencePiece model."""
+    """Return files of mBART, mBART-50 and NLLB with only their SentencePiece model."""
     content = model(algorithm="bpe" if name == "Nllb" else "unigram")
     config = {
         "model_type": model_type,
@@ -152,7 +156,7 @@ def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
 
 
 def t5(**settings: Any) -> dict[str, Any]:
-    """T5's model with a hundred sentinels, and a symbol of its own that is never cut."""
+    """Return T5's model with a hundred sentinels, and an extra symbol that is never split."""
     config = {
         "model_type": "t5",
         "vocab_size": 1000,
@@ -169,7 +173,7 @@ def t5(**settings: Any) -> dict[str, Any]:
 
 
 def pegasus() -> dict[str, Any]:
-    """Pegasus' model: 103 ids come before its pieces."""
+    """Return Pegasus' model, with 103 ids before its pieces."""
     config = {
         "model_type": "pegasus",
         "vocab_size": 1000,
@@ -188,18 +192,18 @@ def bart() -> dict[str, Any]:
     """Byte-level BPE in two files."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(CORPUS, trainer)
-    told = json.loads(made.to_str())["model"]
-    vocab = told["vocab"] | {"<mask>": len(told["vocab"])}
-    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in told["merges"]) + "\n"
+    built.train_from_iterator(CORPUS, trainer)
+    model_json = json.loads(built.to_str())["model"]
+    vocab = model_json["vocab"] | {"<mask>": len(model_json["vocab"])}
+    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model_json["merges"]) + "\n"
     config = {
         "model_type": "bart",
         "vocab_size": len(vocab),
@@ -211,7 +215,7 @@ def bart() -> dict[str, Any]:
 
 
 def blenderbot_files() -> dict[str, Any]:
-    """Byte-level BPE in two files, with BART's special tokens in another order."""
+    """Return files of byte-level BPE, with BART's special tokens in another order."""
     files = bart()
     tokens = ["<pad>", "<s>", "</s>", "<unk>"]
     others = [token for token in files["vocab.json"] if token not in tokens]
@@ -229,18 +233,20 @@ def blenderbot_files() -> dict[str, Any]:
 
 
 def blenderbot() -> dict[str, Any]:
-    """Blenderbot's files with a ``tokenizer.json`` that ends lines, as transformers 4 wrote it."""
+    """Return Blenderbot's files with a ``tokenizer.json`` that ends lines, as transformers 4 wrote
+    it.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     files = blenderbot_files()
     merges = files["merges.txt"].decode().split("\n")[1:-1]
-    made = Tokenizer(models.BPE(files["vocab.json"], [tuple(line.split()) for line in merges]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.TemplateProcessing(
+    built = Tokenizer(models.BPE(files["vocab.json"], [tuple(line.split()) for line in merges]))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    built.decoder = decoders.ByteLevel()
+    built.post_processor = processors.TemplateProcessing(
         single="$A:0 </s>:0", pair="$A:0 </s>:0 $B:0 </s>:0", special_tokens=[("</s>", 2)]
     )
-    return files | {"tokenizer.json": json.loads(made.to_str())}
+    return files | {"tokenizer.json": json.loads(built.to_str())}
 
 
 def blenderbot_small(**settings: Any) -> dict[str, Any]:
