@@ -9,9 +9,9 @@ from parity_tests.huggingface_folders import (
     FOLDERS,
     generated,
     language_id,
-    save_model,
     mean_loss,
     read,
+    save_model,
     tokenizer,
 )
 from parity_tests.unit import runs

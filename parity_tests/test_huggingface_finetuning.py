@@ -32,9 +32,9 @@ from parity_tests.huggingface_folders import (
     ended,
     generated,
     language_id,
-    save_model,
     mean_loss,
     read,
+    save_model,
     tokenizer,
 )
 from parity_tests.levels import assert_close
@@ -181,7 +181,7 @@ def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatc
     case = huggingface.CASES[name]
     shallow = dict.fromkeys(
         (key for key in case.values if key.endswith("_layers")), 1
-    )  # half the time to compile
+    )  # this halves the compile time
     monkeypatch.setitem(
         huggingface.CASES, name, dataclasses.replace(case, values=case.values | shallow)
     )
