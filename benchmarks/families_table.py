@@ -41,24 +41,24 @@ def outcomes(report: Path) -> dict[tuple[str, str], Counter[bool]]:
     """Count the tests of each family and aspect that passed and that did not, from pytest's JUnit
     file.
     """
-    found: dict[tuple[str, str], Counter[bool]] = {}
+    counts_by_test: dict[tuple[str, str], Counter[bool]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         properties = [(p.get("name"), p.get("value", "")) for p in case.iter("property")]
         passed = not any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
         families = {family_of_case(value) for name, value in properties if name == "of"} - {None}
         for aspect in (value for name, value in properties if name == "proves"):
             for one in families:
-                found.setdefault((str(one), aspect), Counter())[passed] += 1
-    return found
+                counts_by_test.setdefault((str(one), aspect), Counter())[passed] += 1
+    return counts_by_test
 
 
-def table(found: Mapping[tuple[str, str], Counter[bool]]) -> str:
+def table(counts_by_test: Mapping[tuple[str, str], Counter[bool]]) -> str:
     """Return the table in Markdown: the number of tests that hold, ✗ if one does not, – if there is
     none.
     """
 
     def cell(one: str, aspect: str) -> str:
-        counts = found.get((one, aspect), Counter())
+        counts = counts_by_test.get((one, aspect), Counter())
         return "✗" if counts[False] else f"✓ {counts[True]}" if counts[True] else "–"
 
     rows = [["", *ASPECTS], ["---"] * (len(ASPECTS) + 1)]
@@ -94,14 +94,14 @@ def main() -> int:
             *tests,
         ]
         status = subprocess.run(command, cwd=ROOT).returncode
-        made = table(outcomes(report))
-    print(made)
+        lines = table(outcomes(report))
+    print(lines)
     if options.write:
         readme = ROOT / "README.md"
         text = readme.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
         readme.write_text(
-            f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
+            f"{before}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
         )
     return status
 
