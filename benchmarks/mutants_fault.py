@@ -86,8 +86,8 @@ def not_among(nodes: Iterable[str], collected: Collection[str]) -> list[str]:
 def uncollected(nodes: Iterable[str], session: Any) -> list[str] | None:
     """The node ids that mean no test of the default suite, among those that a session collected.
 
-    Only the files that it has collected count; None where that is none of theirs, or a selection of
-    tests.
+    Only files that the session has collected count; None if it has collected none of theirs, or if
+    it has selected tests.
     """
     options, collected = session.config.option, {item.nodeid for item in session.items}
     files = {node.partition("::")[0] for node in collected}

@@ -412,7 +412,7 @@ def main() -> None:
     parser.add_argument("--json", help="also write every round to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # First steps are compiled anew, and where there is a GPU its memory is shared
+        # First steps are compiled again, and contenders share the memory of a GPU
         os.environ |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_CACHE_DIR": folder}
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         load, compared = os.getloadavg()[0], []
