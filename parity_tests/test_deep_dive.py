@@ -203,7 +203,7 @@ def test_fifty_tokens_are_fine_and_the_fifty_first_has_no_position():
         long = ids | {side: np.concatenate([ids[side], ids[side][:, :1]], axis=1)}
         with pytest.raises(InputError, match=f"{side} is 51 {words}"):
             both.flax(**long)
-        with pytest.raises(ValueError, match=f"a sequence is 51 {words}: -1"):
+        with pytest.raises(ValueError, match=f"a sequence is 51 {words}"):
             both.torch(*map(as_torch, long.values()))
 
 

@@ -131,9 +131,9 @@ def truncated_cosines(length: int) -> Tensor:
     """
     index = torch.cos(2 * math.pi * 0.73 * torch.arange(length, dtype=torch.float64)).float().long()
     if length and index.min() < 0:
-        place = int(index.argmin())
-        rule = f"the rule of its positions gives position {place} a row that no table has"
-        raise ValueError(f"a sequence is {length} tokens long, but {rule}: {index[place]}")
+        position = int(index.argmin())
+        row = f"position {position} takes row {index[position]} of its table, which does not exist"
+        raise ValueError(f"a sequence is {length} tokens long, but {row}")
     return index
 
 
