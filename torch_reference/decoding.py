@@ -1,5 +1,4 @@
-"""Greedy decoding and beam search as they are defined: the whole model on the whole target, one row
-at a time, hypotheses in lists.
+"""Greedy decoding and beam search without a cache: one row at a time, hypotheses in lists.
 
 A model is any callable that gives logits (b, t, v) for ids (b, s) and (b, t). Log-probabilities are
 summed in float64.
@@ -16,26 +15,23 @@ Model = Callable[[Tensor, Tensor], Tensor]
 
 
 class Hypothesis(NamedTuple):
-    """Tokens without the start token, and their log-probability (while unfinished) or score (when
-    finished).
-    """
+    """Tokens without the start token."""
 
     tokens: list[int]
     score: float
+    """The log-probability of an unfinished hypothesis, the score of a finished one."""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The hypotheses of one row, best first."""
 
-    best: list[Hypothesis]
+    hypotheses: list[Hypothesis]
     margin: float
-    """The smallest difference that decided something: what was kept instead of what, in which
-    order. Below rounding, it was a coin that did.
-    """
+    """The smallest difference of scores that decided anything. Below rounding, it decided by luck."""
 
 
 def penalty(length: int, alpha: float) -> float:
-    """Wu et al. 2016, equation 14; the length counts the end token."""
+    """The length penalty of Wu et al. 2016, equation 14; the length includes the end token."""
     return ((5 + length) / 6) ** alpha
 
 
@@ -43,7 +39,7 @@ def penalty(length: int, alpha: float) -> float:
 def greedy(
     model: Model, source: Tensor, max_length: int, *, bos: int, eos: int, pad: int
 ) -> Tensor:
-    """The likeliest next token, again and again: ids (b, n), padded behind each row's end token."""
+    """Ids (b, n) of the most likely tokens, padded after each row's end token."""
     target = torch.full((len(source), 1), bos)
     done = torch.zeros(len(source), dtype=torch.bool)
     for _ in range(max_length):
@@ -57,13 +53,12 @@ def greedy(
 @torch.no_grad()
 def beam(
     model: Model, source: Tensor, size: int, max_length: int, alpha: float, *, bos: int, eos: int
-) -> Found:
-    """The search over one source row (s,), padded or not: ``size`` finished hypotheses where so
-    many finish, else unfinished ones behind them.
+) -> SearchResult:
+    """The ``size`` best hypotheses of one source row (s,), finished ones first.
 
-    Each step looks at the 2·size likeliest continuations: those that end are finished, and of the
-    others the first ``size`` go on. The search is over when no unfinished hypothesis could still
-    beat the worst of ``size`` finished ones.
+    Each step takes the 2·size most likely continuations: those that end are finished, and the first
+    ``size`` others go on. The search ends when no unfinished hypothesis can beat the worst of
+    ``size`` finished ones.
     """
     live, finished, margins = [Hypothesis([], 0.0)], [], [float("inf")]
     length = 0
@@ -87,13 +82,13 @@ def beam(
             if hope <= finished[-1].score:
                 break
     unfinished = [Hypothesis(h.tokens, h.score / penalty(length, alpha)) for h in live]
-    return Found((finished + unfinished)[:size], min(margins))
+    return SearchResult((finished + unfinished)[:size], min(margins))
 
 
 def _continuations(
     model: Model, source: Tensor, live: list[Hypothesis], bos: int
 ) -> list[Hypothesis]:
-    """Every hypothesis with every token behind it."""
+    """Every hypothesis followed by every token."""
     target = torch.tensor([[bos, *h.tokens] for h in live])
     logits = model(source.expand(len(live), -1), target)[:, -1]
     log_probs = logits.double().log_softmax(-1).tolist()
