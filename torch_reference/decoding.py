@@ -27,7 +27,7 @@ class SearchResult(NamedTuple):
 
     hypotheses: list[Hypothesis]
     margin: float
-    """The smallest difference of scores that decided anything. Below rounding, it decided by luck."""
+    """The smallest difference of scores that decided anything; below rounding, luck decided."""
 
 
 def penalty(length: int, alpha: float) -> float:
@@ -103,6 +103,6 @@ def _by_score(hypothesis: Hypothesis) -> float:
     return -hypothesis.score
 
 
-def _gaps(ranked: list[Hypothesis], kept: int) -> list[float]:
+def _gaps(ranked: list[Hypothesis], count: int) -> list[float]:
     """The differences between neighbours in rank, down to the first that is not kept."""
-    return [a.score - b.score for a, b in pairwise(ranked[: kept + 1])]
+    return [a.score - b.score for a, b in pairwise(ranked[: count + 1])]

@@ -28,7 +28,7 @@ class BeamScorer(enum.StrEnum):
 
 
 class EarlyStopping(enum.StrEnum):
-    """When a beam search with :attr:`BeamScorer.AVERAGE` stops searching a row."""
+    """The condition on which a beam search with :attr:`BeamScorer.AVERAGE` ends for a row."""
 
     HEURISTIC = "heuristic"
     """``False`` in transformers: the best unfinished hypothesis is no better than the worst
@@ -37,7 +37,7 @@ class EarlyStopping(enum.StrEnum):
     FULL = "full"
     """``True`` in transformers: ``num_beams`` hypotheses are finished."""
     NEVER = "never"
-    """As HEURISTIC, but scored at the greatest possible length if the length penalty is above 0."""
+    """``"never"`` in transformers: the same, scored at the greatest length if that is better."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class GenerationConfig:
     beam_scorer: BeamScorer = BeamScorer.GNMT
     """Score and stopping rules of beam search: our own, or those of transformers."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
-    """When a search with the scorer ``average`` stops."""
+    """Condition on which a search with the scorer ``average`` ends."""
     constraints: Constraints = Constraints()
     """Tokens that are forbidden, forced or penalised."""
     forced_bos_token_id: int | None = None

@@ -16,7 +16,7 @@ from jax_transformer.generate.prepare import StaticArgs
 
 @dataclass(frozen=True)
 class Scorer:
-    """What a beam search asks. Its methods are called while the loop is traced."""
+    """The part of beam search that differs. Its methods are called while the loop is traced."""
 
     length_penalty: Float[Array, ""]
     static_args: StaticArgs
