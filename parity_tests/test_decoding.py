@@ -108,7 +108,7 @@ def test_beam_token_for_token(case, search):
         )
         ties += search.margin < NEAR
         for ours, score, theirs in zip(
-            np.asarray(tokens)[row], np.asarray(scores)[row], search.best, strict=True
+            np.asarray(tokens)[row], np.asarray(scores)[row], search.hypotheses, strict=True
         ):
             assert ours.tolist() == theirs.tokens + [config.target_pad_id] * (
                 LENGTH - len(theirs.tokens)

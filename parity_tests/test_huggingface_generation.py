@@ -39,7 +39,7 @@ TIE = 1e-9
 # Of hypotheses that are not there, transformers has scores below this
 OUT = -5e8
 
-MAX_LENGTH = 12
+PLACES = 12
 # What `generate` is told; each with its beams. Lengths count the start token there
 RULES: list[dict[str, Any]] = [
     {
@@ -194,12 +194,12 @@ def chosen(both: Pair, rules: int) -> dict[str, Any]:
     return {key: value for key, value in RULES[rules].items() if key not in left_out}
 
 
-def settings_of(name: str, rules: int, **settings: Any) -> dict[str, Any]:
+def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
     """Return the arguments of `generate`, with a likely end."""
     end = likely_end(name, rules)
     always = {
         "eos_token_id": end,
-        "max_length": MAX_LENGTH + 1,
+        "max_length": PLACES + 1,
         "forced_eos_token_id": end if "forced_eos" in RULES[rules] else None,
     }
     return always | chosen(lively(name), rules) | settings
@@ -217,7 +217,7 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
     return [huggingface.batch(config, rows=6, source=13, seed=seed)[0] for seed in range(seeds)]
 
 
-def up_to_end(rows: np.ndarray, end: int) -> list[list[int]]:
+def said(rows: np.ndarray, end: int) -> list[list[int]]:
     """Return the tokens before the padding, the end included.
 
     transformers' beams are filled with it, or with the end if padding is 0.
@@ -234,7 +234,7 @@ def ours_and_theirs(
 ) -> tuple[list[list[int]], list[list[int]]]:
     theirs = both.theirs.generate(**huggingface.inputs(both.config, source), **settings)
     tokens, _ = jt.generate.generate(both.ours, source, decoding(both, settings))
-    return up_to_end(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), up_to_end(
+    return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(
         theirs[:, 1:].numpy(), settings["eos_token_id"]
     )
 
@@ -260,9 +260,7 @@ def _marks(name: str, beams: int, rules: int) -> list[pytest.MarkDecorator]:
 def test_tokens_are_those_of_generate(name, beams, rules, loops):
     both, lengths = lively(name), set()
     for search, source in itertools.product(SEARCHES[beams], sources(both.config)):
-        settings = settings_of(
-            name, rules, num_beams=beams, num_return_sequences=min(beams, 2), **search
-        )
+        settings = told(name, rules, num_beams=beams, num_return_sequences=min(beams, 2), **search)
         ours, theirs = ours_and_theirs(both, source, settings)
         assert loops.margin > TIE, (
             f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break otherwise"
@@ -309,37 +307,35 @@ ALONE: list[dict[str, Any]] = [
     ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in ALONE],
 )
 def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
-    both, shape, max_length, vocabulary = lively("bart"), (4, 3), 6, 6
+    both, shape, places, vocabulary = lively("bart"), (4, 3), 6, 6
     random = np.random.default_rng(0)
-    source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, max_length))
+    source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, places))
     tokens[0, 0] = 3  # repeats as much as can be
     bos, eos, touched = 4, 2, False
-    their_config = transformers.GenerationConfig(
+    told = transformers.GenerationConfig(
         **{
             "eos_token_id": eos,
             "decoder_start_token_id": bos,
-            "max_length": max_length + 1,
+            "max_length": places + 1,
             "forced_eos_token_id": None,
         }
         | settings
     )
-    our_config = generation.from_generation_config(their_config.to_dict(), both.config)
-    both.theirs._prepare_special_tokens(their_config, True, device="cpu")
-    processors = both.theirs._get_logits_processor(their_config, 1, torch.from_numpy(source))
+    how = generation.from_generation_config(told.to_dict(), both.config)
+    both.theirs._prepare_special_tokens(told, True, device="cpu")
+    processors = both.theirs._get_logits_processor(told, 1, torch.from_numpy(source))
     first = (
-        None
-        if our_config.forced_bos_token_id is None
-        else jnp.full(4, our_config.forced_bos_token_id, jnp.int32)
+        None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
     )
     inputs = Inputs(jnp.asarray(source, jnp.int32), first)
-    static_args = StaticArgs(our_config, max_length, bos, eos, pad_id=1)
+    static_args = StaticArgs(how, places, bos, eos, pad_id=1)
     apply = jax.jit(
         lambda scores, step: constraints.apply(
             scores, jnp.asarray(tokens, jnp.int32), step, inputs, static_args
         )
     )
     for step, highest in itertools.product(
-        range(max_length), (0, 3)
+        range(places), (0, 3)
     ):  # log-probabilities, and logits, some of which are above 0
         scores = random.normal(size=(*shape, vocabulary)) - 3 + highest
         ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(
@@ -365,19 +361,19 @@ def test_early_stopping_has_three_meanings_that_differ(loops):
     """Each is transformers' own, and no other: with many lengths, three searches of the same
     batches give three results.
     """
-    both, results = lively("bart"), {}
+    both, found = lively("bart"), {}
     for ours, theirs in STOPS.items():
-        results[ours] = []
+        found[ours] = []
         for penalty, source in itertools.product((3.0,), sources(both.config, 2)):
             said_by_both = ours_and_theirs(
                 both,
                 source,
-                settings_of("bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs),
+                told("bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs),
             )
             assert said_by_both[0] == said_by_both[1], (ours, penalty)
-            results[ours].append(said_by_both[0])
+            found[ours].append(said_by_both[0])
     assert loops.margin > TIE
-    assert all(results[one] != results[other] for one, other in itertools.combinations(STOPS, 2))
+    assert all(found[one] != found[other] for one, other in itertools.combinations(STOPS, 2))
 
 
 def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
@@ -397,9 +393,9 @@ def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
             "num_return_sequences": 3,
             "length_penalty": penalty,
             "early_stopping": False,
-            "max_length": MAX_LENGTH,
+            "max_length": PLACES,
         }
-        settings = settings_of("bart", 0, **search)
+        settings = told("bart", 0, **search)
         pairs.append(ours_and_theirs(both, source, settings))
     jax.clear_caches()  # what has the fault in it serves no other test
     assert any(ours != theirs for ours, theirs in pairs)
@@ -442,10 +438,10 @@ def test_every_attribute_of_a_generation_config_is_known():
 
 def test_what_is_written_for_transformers_says_the_same_there():
     config = lively("bart").config
-    our_config = generation.from_generation_config(
+    how = generation.from_generation_config(
         {"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config
     )
-    written = generation.to_generation_config(our_config, config)
+    written = generation.to_generation_config(how, config)
     read = transformers.GenerationConfig.from_dict(written)
     assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
         3,
@@ -453,7 +449,7 @@ def test_what_is_written_for_transformers_says_the_same_there():
         9,
         2,
     )
-    assert generation.from_generation_config(read.to_dict(), config) == our_config
+    assert generation.from_generation_config(read.to_dict(), config) == how
 
 
 def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, monkeypatch):

@@ -140,7 +140,7 @@ FOLDER = GenerationConfig(
     beam_scorer=BeamScorer.AVERAGE,
     early_stopping=EarlyStopping.FULL,
     max_new_tokens=9,
-    constraints=CONSTRAINTS,
+    constraints=RULES,
 )
 
 

@@ -11,7 +11,7 @@ from jax_transformer.generate import sampling
 from parity_tests.unit.helpers import ragged, random_model, tiny, unchecked
 from parity_tests.unit.speakers import loud
 
-ROWS, MAX_LENGTH = 4, 8
+ROWS, PLACES = 4, 8
 CONFIG = tiny("lesson10", encoder_layers=1)
 KEY = jax.random.key(5)
 
@@ -22,16 +22,14 @@ def source(seed: int) -> np.ndarray:
 
 def drawn(model, ids: np.ndarray, key=KEY, **options) -> np.ndarray:
     return np.asarray(
-        generate.sample(
-            model, ids, key, max_length=options.pop("max_length", MAX_LENGTH), **options
-        )
+        generate.sample(model, ids, key, max_length=options.pop("max_length", PLACES), **options)
     )
 
 
 def test_low_temperature_and_top_k_1_are_greedy():
     for seed in (0, 1, 3):
         model, ids = loud(CONFIG, seed), source(seed)
-        expected = np.asarray(generate.greedy(model, ids, max_length=MAX_LENGTH))
+        expected = np.asarray(generate.greedy(model, ids, max_length=PLACES))
         for options in (
             dict(temperature=1e-6),
             dict(temperature=1e-300),
