@@ -196,7 +196,7 @@ def _validated(
 
 
 def _legend(axes: Any) -> None:
-    """Put the legend below the panel, where it hides nothing."""
+    """Put the legend below the panel, so that it hides nothing."""
     if axes.lines:
         axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.19), borderaxespad=0, frameon=False)
 

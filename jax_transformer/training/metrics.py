@@ -15,7 +15,7 @@ def score(
     names: Sequence[str] = ("bleu", "chrf"),
     bootstrap: int = 0,
 ) -> dict[str, Any]:
-    """sacreBLEU's figures with their signatures, and the percentage of lines that are exactly right.
+    """sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
 
     Args:
         hypotheses, references: one string per line, equally many of both.

@@ -117,9 +117,8 @@ class TrainStep:
 
     def programs(self) -> int:
         """The number of compiled programs."""
-        return sum(
-            program._cache_size() for program in (self.one, self.first, self.further, self.finish)
-        )  # type: ignore[union-attr]
+        programs: list[Any] = [self.one, self.first, self.further, self.finish]
+        return sum(program._cache_size() for program in programs)
 
 
 def make_step(
