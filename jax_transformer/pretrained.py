@@ -1,4 +1,5 @@
-"""The one way in: :func:`open` any kind of file or folder with weights, and ask the result for what is needed.
+"""The one way in: :func:`open` any kind of file or folder with weights, and ask the result for what
+is needed.
 
 Nothing that is opened is run. Importing this loads no jax, and neither does opening a file.
 """
@@ -30,7 +31,10 @@ _NARROWEST = 16
 
 
 class Pretrained(StoredWeights):
-    """Weights that are stored somewhere, with all that belongs to them. Arrays are read when they are asked for."""
+    """Weights that are stored somewhere, with all that belongs to them.
+
+    Arrays are read when they are asked for.
+    """
 
     # The model
 
@@ -41,11 +45,12 @@ class Pretrained(StoredWeights):
         *,
         architecture: "Architecture | str | None" = None,
     ) -> "dict[str, np.ndarray]":
-        """The weights as ``{name: array}``, under this project's names or (``names="torch"``) under PyTorch's.
+        """The weights as ``{name: array}``, under this project's names or (``names="torch"``) under
+        PyTorch's.
 
-        ``config`` says what model a bare file is of, ``architecture`` whose names its tensors have if not the
-        configuration's own. Raises InputError (CheckpointError for a run) with everything that is
-        missing, unexpected, mis-shaped, or tied and different.
+        ``config`` says what model a bare file is of, ``architecture`` whose names its tensors have
+        if not the configuration's own. Raises InputError (CheckpointError for a run) with
+        everything that is missing, unexpected, mis-shaped, or tied and different.
         """
         layout = self._layout(config, architecture)
         stored = "torch" if self.kind.has_torch_names else "flax"
@@ -70,7 +75,10 @@ class Pretrained(StoredWeights):
         dtype: Any = None,
         architecture: "Architecture | str | None" = None,
     ) -> "Transformer":
-        """The model, in the dtypes of its files or in ``dtype``. Raises as :meth:`state`, and for float64 in JAX's 32-bit mode."""
+        """The model, in the dtypes of its files or in ``dtype``.
+
+        Raises as :meth:`state`, and for float64 in JAX's 32-bit mode.
+        """
         import jax
 
         from jax_transformer import state_dict, transformer
@@ -112,7 +120,8 @@ class Pretrained(StoredWeights):
     ) -> "Tokenizer | TokenizerPair":
         """The tokenizer, between two languages if it knows several.
 
-        Raises InputError if there is none, ConfigError if it knows of no languages and some are given.
+        Raises InputError if there is none, ConfigError if it knows of no languages and some are
+        given.
         """
         from jax_transformer.data import huggingface_tokenizer, run_tokenizer
 
@@ -132,10 +141,11 @@ class Pretrained(StoredWeights):
         return loaded.with_languages(source_lang, target_lang)
 
     def generation_config(self, tokenizer: Any = None) -> "GenerationConfig":
-        """How transformers' ``generate`` decodes with the folder's files, into the target language of ``tokenizer``.
+        """How transformers' ``generate`` decodes with the folder's files, into the target language
+        of ``tokenizer``.
 
-        The defaults of this project if there are no such files. Raises InputError, naming the file, for settings that are
-        not supported.
+        The defaults of this project if there are no such files. Raises InputError, naming the file,
+        for settings that are not supported.
         """
         from jax_transformer.generate.generation_config import GenerationConfig
 
@@ -146,7 +156,9 @@ class Pretrained(StoredWeights):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths that batches of sources are padded to: those of training, else powers of two up to the model's length."""
+        """The widths that batches of sources are padded to: those of training, else powers of two
+        up to the model's length.
+        """
         if self.run is not None and (self.run.data.exists() or not self.extra_files):
             return parsed(self.run.data, lambda text: tuple(json.loads(text)["widths"]))
         if self.config is None:
@@ -157,23 +169,27 @@ class Pretrained(StoredWeights):
 def open(
     path: str | Path, weights: str = "auto", *, key: str | None = None, strip_prefix: str = ""
 ) -> Pretrained:
-    """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder, ``hf:owner/name``, a .safetensors
-    file or the index of several, or a PyTorch file. The kind is known by content.
+    """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder,
+    ``hf:owner/name``, a .safetensors file or the index of several, or a PyTorch file. The kind is
+    known by content.
 
-    A checkpoint is verified against its manifest here, once; everything else is read as it is asked for.
+    A checkpoint is verified against its manifest here, once; everything else is read as it is asked
+    for.
 
     Args:
         path: a file, a folder or ``hf:owner/name``.
-        weights: ``auto``, ``averaged``, ``best``, ``last`` or the number of a step, in a run. If a checkpoint is damaged,
-            ``auto`` names it on stderr and takes the next.
-        key: the place of the state_dict in a PyTorch file, as ``model``; found if there is only one.
+        weights: ``auto``, ``averaged``, ``best``, ``last`` or the number of a step, in a run. If a
+            checkpoint is damaged, ``auto`` names it on stderr and takes the next.
+        key: the place of the state_dict in a PyTorch file, as ``model``; found if there is only
+            one.
         strip_prefix: taken from the beginning of every name of a file, as ``module.``.
 
     Raises:
         InputError: no such file, damaged, or of no known kind.
         CheckpointError: a run has no intact checkpoint, or not the one that ``weights`` asks for.
         ConfigError: an argument does not go with this kind.
-        UnsafeFileError: the file asks for something to be run, or for more memory than it has bytes.
+        UnsafeFileError: the file asks for something to be run, or for more memory than it has
+            bytes.
     """
     stored = pretrained_files.find(path, weights, key)
     return Pretrained(**vars(stored.stripped(strip_prefix) if strip_prefix else stored))
@@ -186,10 +202,11 @@ def load(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> "tuple[Transformer, Tokenizer | TokenizerPair | None]":
-    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None without a tokenizer.
+    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None
+    without a tokenizer.
 
-    Arrays keep the dtypes of the files. The languages are for a tokenizer that knows several. ``weights`` and errors are
-    those of :func:`open`.
+    Arrays keep the dtypes of the files. The languages are for a tokenizer that knows several.
+    ``weights`` and errors are those of :func:`open`.
     """
     opened = open(path, weights)
     if not opened.has_tokenizer and source_lang is None and target_lang is None:
@@ -203,7 +220,8 @@ def load(
 def generation_config(
     folder: Path, config: TransformerConfig, tokenizer: Any = None
 ) -> "GenerationConfig":
-    """How transformers' ``generate`` decodes with the files in ``folder``, into the target language of ``tokenizer``.
+    """How transformers' ``generate`` decodes with the files in ``folder``, into the target language
+    of ``tokenizer``.
 
     Raises InputError, naming the file, for settings that are not supported.
     """
@@ -223,7 +241,9 @@ def generation_config(
 
 
 def powers_of_two(longest: int) -> tuple[int, ...]:
-    """Widths from 16 on, each twice the one before, below ``longest``: a handful of programs for every length."""
+    """Widths from 16 on, each twice the one before, below ``longest``: a handful of programs for
+    every length.
+    """
     widths = [_NARROWEST]
     while widths[-1] < longest:
         widths.append(2 * widths[-1])

@@ -1,4 +1,7 @@
-"""Weights as each kind of file or folder stores them: names, shapes, and what is next to them. Loads no jax."""
+"""Weights as each kind of file or folder stores them: names, shapes, and what is next to them.
+
+Loads no jax.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,15 +52,21 @@ class StoredWeights:
     config: TransformerConfig | None = None
     """The model's configuration; None for a bare file, which does not tell it."""
     weights: str = ""
-    """Which weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a file's name."""
+    """Which weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a file's
+    name.
+    """
     step: int = 0
     """The training step that the weights are of, in a run."""
     run: RunFolder | None = None
     """The run that the weights are from."""
     files: tuple[Path, ...] = ()
-    """Files that change if the weights do: the manifest of a checkpoint, the index and shards of a folder, or the file."""
+    """Files that change if the weights do: the manifest of a checkpoint, the index and shards of a
+    folder, or the file.
+    """
     extra_files: Mapping[str, Path] = field(default_factory=dict)
-    """Files of a Hugging Face folder that go with the weights, by name: configuration, tokenizer, card."""
+    """Files of a Hugging Face folder that go with the weights, by name: configuration, tokenizer,
+    card.
+    """
     ties: tuple[tuple[str, ...], ...] = ()
     """Names that are one tensor."""
     dropped: tuple[Note, ...] = ()
@@ -66,7 +75,10 @@ class StoredWeights:
     """Which of ``tensors`` are not stored, but copies of others or computed."""
 
     def stripped(self, prefix: str) -> "StoredWeights":
-        """The same under names without ``prefix``. Raises InputError if a name does not begin with it."""
+        """The same under names without ``prefix``.
+
+        Raises InputError if a name does not begin with it.
+        """
         if not self.kind.is_file:
             whose = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
             raise ConfigError(f"--strip-prefix {prefix}: {self.path} has the names of {whose}")
@@ -87,7 +99,10 @@ class StoredWeights:
 
 
 def find(path: str | Path, weights: str = "auto", key: str | None = None) -> StoredWeights:
-    """The weights at ``path``. Arguments and errors are those of :func:`jax_transformer.pretrained.open`."""
+    """The weights at ``path``.
+
+    Arguments and errors are those of :func:`jax_transformer.pretrained.open`.
+    """
     path = hub.local(path)
     kind = kinds.of(path)
     if weights != "auto" and kind is not Kind.RUN:
@@ -129,7 +144,9 @@ def _step(path: Path) -> StoredWeights:
 
 
 def config_around(path: Path) -> TransformerConfig | None:
-    """The configuration of the run folder that a checkpoint lies in or is to lie in; None if it lies in none."""
+    """The configuration of the run folder that a checkpoint lies in or is to lie in; None if it
+    lies in none.
+    """
     folder = RunFolder(path.absolute().parent.parent)
     return parsed(folder.config, TransformerConfig.from_json) if folder.config.is_file() else None
 
@@ -142,7 +159,9 @@ def _checkpoint(
     run: RunFolder | None,
     config: TransformerConfig | None,
 ) -> StoredWeights:
-    """The weights that one would translate with: the moving average if there is one, and what is frozen."""
+    """The weights that one would translate with: the moving average if there is one, and what is
+    frozen.
+    """
     groups: dict[str, list[str]] = {}
     for name in opened.tensors:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -184,7 +203,9 @@ def _checkpoint(
 
 
 def _huggingface(path: Path) -> StoredWeights:
-    """A folder's tensors under all names of the module's ``state_dict()``, including those that its file leaves out."""
+    """A folder's tensors under all names of the module's ``state_dict()``, including those that its
+    file leaves out.
+    """
     folder = folders.find(path)
     stored = folders.describe(folder)
     try:

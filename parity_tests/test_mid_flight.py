@@ -414,7 +414,7 @@ def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
         (
             lambda saved: saved["scheduler"].update(last_epoch=N + 1),
             ConfigError,
-            ["the learning rate behind 5 updates"],
+            ["the learning rate after 5 updates"],
         ),
         (
             lambda saved: saved["optimizer"]["param_groups"][0].update(amsgrad=True),

@@ -76,7 +76,8 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
         "",
         f"model = AutoModelForSeq2SeqLM.from_pretrained({json.dumps(name)})",
         f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)}{languages})",
-        'print(tokenizer.batch_decode(model.generate(**tokenizer(["..."], return_tensors="pt")), skip_special_tokens=True))',
+        'ids = model.generate(**tokenizer(["..."], return_tensors="pt"))',
+        "print(tokenizer.batch_decode(ids, skip_special_tokens=True))",
         "```",
         *(_section("Training", training) if training else ()),
     ]

@@ -53,7 +53,10 @@ class Plan:
             after = ", ".join(dict.fromkeys(map(str, move.after)))
             size = f"{sum(part.nbytes for part in move.after):,} bytes"
             before = ", ".join(dict.fromkeys(map(str, move.before)))
-            yield f"  {' + '.join(move.source)} [{before}] -> {' + '.join(move.target)} [{after}]: {move.operation}, {size}"
+            yield (
+                f"  {' + '.join(move.source)} [{before}] -> {' + '.join(move.target)} [{after}]: "
+                f"{move.operation}, {size}"
+            )
         yield from (f"  derived {note.name}: {note.reason}" for note in self.derived)
         yield from (f"  dropped {note.name}: {note.reason}" for note in self.dropped)
         yield from (f"  tied {' = '.join(names)}" for names in self.ties)

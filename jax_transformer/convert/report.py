@@ -73,9 +73,15 @@ class Outcome:
 def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
     """Lines about sizes that were read from the shapes, and about those that are the preset's."""
     if plan.inferred:
-        yield f"from the shapes: {', '.join(f'{name}={size}' for name, size in plan.inferred.items())}"
+        yield (
+            "from the shapes: "
+            f"{', '.join(f'{name}={size}' for name, size in plan.inferred.items())}"
+        )
     if preset_sizes:
-        yield f"the preset's, as no shape shows it: {', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
+        yield (
+            "the preset's, as no shape shows it: "
+            f"{', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
+        )
 
 
 def file_sha256(path: Path) -> str:

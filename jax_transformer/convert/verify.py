@@ -15,7 +15,9 @@ from jax_transformer.storage.tensors import same
 from jax_transformer.weights import rules
 
 State = Mapping[str, np.ndarray]
-_BOUND = 1e-9  # relative to the largest number; a correct pair differs by 1e-14, the smallest fault known (another epsilon) by 1e-5
+# Relative to the largest number. A correct pair differs by 1e-14, the smallest fault known (another
+# epsilon) by 1e-5.
+_BOUND = 1e-9
 _ROWS, _SOURCE, _TARGET = 3, 7, 5
 
 

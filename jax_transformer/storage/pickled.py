@@ -14,7 +14,8 @@ from typing import Any
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage.untrusted import shown
 
-MOST_STEPS = 2_000_000  # instructions in one pickle: 25 a tensor, so enough for 80,000 tensors, and for no more than 200 MB of containers
+# Instructions in one pickle: 25 a tensor, so enough for 80,000 tensors; at most 200 MB of containers
+MOST_STEPS = 2_000_000
 LONGEST_INTEGER = 255  # bytes
 LONGEST_NAME = 512
 # Python 2's names, which protocol 2 keeps
@@ -24,7 +25,7 @@ _KEYS = (str, int, bool, float, bytes, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Constructor:
-    """The function of ours behind an allowed name, called with the tuple of arguments in the file."""
+    """The function of ours behind an allowed name, called with the file's tuple of arguments."""
 
     name: str
     build: Callable[[tuple[Any, ...]], Any]

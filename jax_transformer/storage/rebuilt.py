@@ -15,7 +15,8 @@ from jax_transformer.storage.tensors import Storage, TensorView
 from jax_transformer.storage.untrusted import shown
 
 DEEPEST = 100  # containers within containers
-MOST_VALUES = 1_000_000  # in the tree: a list that is in two places counts twice, so that no small file is a huge tree
+# In the tree: a list that is in two places counts twice, so that no small file is a huge tree
+MOST_VALUES = 1_000_000
 
 
 @dataclass(frozen=True)

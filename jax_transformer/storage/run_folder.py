@@ -52,7 +52,7 @@ class RunFolder:
         return max(checkpoint.steps(self.checkpoints), default=None)
 
     def remove_unfinished(self) -> None:
-        """Remove the files that a killed process was writing. The caller holds the folder's lock."""
+        """Remove files that a killed process was writing. The caller holds the folder's lock."""
         atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:

@@ -20,7 +20,10 @@ from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
 
 LONGEST_HEADER = json_text.LONGEST  # the library's own limit
-_NAMES = "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 U64:uint64 U32:uint32 U16:uint16 U8:uint8"
+_NAMES = (
+    "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 "
+    "U64:uint64 U32:uint32 U16:uint16 U8:uint8"
+)
 _MORE = "BOOL:bool C64:complex64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E8M0:float8_e8m0fnu"
 DTYPES: dict[str, np.dtype] = {
     pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()

@@ -11,7 +11,9 @@ import numpy as np
 DTYPES: dict[str, np.dtype] = {
     **{
         name: np.dtype(name)
-        for name in "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool".split()
+        for name in (
+            "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
+        ).split()
     },
     **{name: np.dtype(name) for name in "complex64 complex128".split()},
     **{

@@ -1,6 +1,8 @@
-"""What a run begins from where ``--init`` names it: the model, configuration and tokenizer of a Hugging Face folder or of another run.
+"""The source of a fine-tuning run (``--init``): model, configuration and tokenizer of a Hugging
+Face folder or of another run.
 
-It is read at the run's start alone. From the first checkpoint on the run folder has all of it, and data.json records the hash of what it was.
+It is read only at the run's start. From the first checkpoint on the run folder has all of it, and
+data.json records its hash.
 """
 
 import dataclasses
@@ -38,31 +40,33 @@ Vocabulary = Tokenizer | TokenizerPair
 
 @dataclass(frozen=True)
 class InitSource:
-    """Everything that a run takes over; the weights are read when they are asked for."""
+    """Everything that a run takes over. The weights are read when they are asked for."""
 
     path: Path
     config: TransformerConfig
-    """With the options' dropouts and precision, and with the tokenizer's start of a target."""
+    """With the options' dropouts and precision, and the tokenizer's start token of a target."""
     tokenizer: Vocabulary
     sha256: str
-    """Of configuration and weights."""
+    """Hash of configuration and weights."""
     dtypes: frozenset[str]
-    """Of the weights; not known any more of a run that goes on."""
+    """Dtypes of the weights; empty in a run that is resumed."""
     files: Mapping[str, bytes]
-    """What the run keeps of a Hugging Face folder, by name."""
-    decoding: GenerationConfig
-    """How translations are made at validations: greedily, under the folder's constraints and into the tokenizer's language."""
+    """Files of a Hugging Face folder that the run keeps, by name."""
+    generation_config: GenerationConfig
+    """Generation at validations: greedy, under the folder's constraints and into the tokenizer's
+    language.
+    """
     opened: Pretrained | None = None
-    """The weights; None in a run that goes on from its own."""
+    """The weights; None in a run that is resumed from its own."""
 
     def model(self) -> "Transformer":
-        """The model, every array in float32 and with memory of its own. Raises as the readers of its files do."""
+        """The model, with a float32 copy of every array. Raises as the readers of its files do."""
         import jax.numpy as jnp
 
         from jax_transformer import transformer
 
-        assert self.opened is not None, "a run that goes on has weights of its own"
-        # 16 bits are not widened on the way: the positions among them would not be known as rounded
+        assert self.opened is not None, "a resumed run has weights of its own"
+        # Not widened on the way: _widened recognises rounded positions by their 16 bits
         narrow = self.opened.kind is Kind.HUGGINGFACE and "float64" in self.dtypes
         loaded = self.opened.model(dtype="float32" if narrow else None)
         arrays = {name: np.asarray(array) for name, array in transformer.flatten(loaded).items()}
@@ -72,36 +76,38 @@ class InitSource:
         )
 
     def lines(self) -> Iterable[str]:
-        """What the person who trains should know of it."""
+        """Lines for the person who trains."""
         others = sorted(self.dtypes - {"float32"})
         if others:
             yield f"{self.path}: its weights are {' and '.join(others)}, and train as float32"
 
 
 def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
-    """What the options name, or what a run that has a checkpoint took of it at its start; None where they name nothing.
+    """The source that the options name, as a resumed run recorded it; None if they name none.
 
-    Raises ConfigError for what cannot be begun from, or where the tokenizer is not given or is given twice; InputError where the tokenizer is not
-    the model's, and as the readers of the files do.
+    Raises ConfigError for a source that cannot be trained further, or if the tokenizer is missing
+    or given twice; InputError if the tokenizer does not belong to the model, and as the readers of
+    the files do.
     """
     if options.init is None:
         return None
     if folder.data.exists() and folder.last_step() is not None:
-        return _taken(options, folder)
+        return _recorded(options, folder)
     opened = pretrained.open(options.init)
     if opened.kind not in (Kind.HUGGINGFACE, Kind.RUN):
         raise ConfigError(
-            f"init={options.init}: is a {opened.kind.value}; give a Hugging Face folder, hf:owner/name or a run folder, or convert it to one"
+            f"init={options.init}: is a {opened.kind.value}; give a Hugging Face folder, "
+            "hf:owner/name or a run folder, or convert it to one"
         )
     return _of(opened, options)
 
 
-def _taken(options: TrainOptions, folder: RunFolder) -> InitSource:
-    recorded = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    words = _given(options.data) or run_tokenizer.load_folder(folder.path)
+def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
+    sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
+    tokenizer = _from_options(options.data) or run_tokenizer.load_folder(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
-    greedy = _greedy(folder.path / folders.IN_RUN, config, words)
-    return InitSource(Path(options.init or ""), config, words, recorded, frozenset(), {}, greedy)
+    greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
+    return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)
 
 
 def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
@@ -135,8 +141,11 @@ def _own_tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary | None:
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    """An array in float32. Sines and cosines that were rounded to 16 bits are those of float32 again: transformers, to which the model may go back,
-    computes them in the precision of the model."""
+    """An array in float32.
+
+    Sines and cosines that were rounded to 16 bits are computed again in float32, as transformers
+    does in the precision of the model.
+    """
     from jax_transformer.nn.positions import sinusoids
 
     stack, _, rest = name.partition(".")
@@ -153,86 +162,93 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     return array.astype(np.float32)
 
 
-def _given(data: DataOptions) -> Vocabulary | None:
+def _from_options(data: DataOptions) -> Vocabulary | None:
     if data.tokenizer is None:
         return None
-    given = Tokenizer.load(data.tokenizer)
+    first = Tokenizer.load(data.tokenizer)
     return (
-        given
+        first
         if data.target_tokenizer is None
-        else TokenizerPair(given, Tokenizer.load(data.target_tokenizer))
+        else TokenizerPair(first, Tokenizer.load(data.target_tokenizer))
     )
 
 
 def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
-    """The tokenizer that is there, or the one that is given where there is none."""
-    data, given = options.data, _given(options.data)
+    """The model's own tokenizer, or the one in the options if it has none."""
+    data, given = options.data, _from_options(options.data)
     if own is not None and given is not None:
         raise ConfigError(
-            f"data.tokenizer={data.tokenizer}: {path} has a tokenizer, which its model was trained with; leave this out"
+            f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "
+            "with; leave this out"
         )
-    words = own or given
-    if words is None:
+    tokenizer = own or given
+    if tokenizer is None:
         raise ConfigError(
             f"{path} has no tokenizer; give data.tokenizer, the one that its model was trained with"
         )
     named = [
         f"data.{name}" for name in ("source_lang", "target_lang") if getattr(data, name) is not None
     ]
-    if named and not (isinstance(words, HuggingFaceTokenizer) and words.languages):
+    if named and not (isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.languages):
         raise ConfigError(
             f"{', '.join(named)}: the tokenizer of {path} knows no languages; leave this out"
         )
-    return words
+    return tokenizer
 
 
 def _fitted(
-    config: TransformerConfig, options: ModelOptions, words: Vocabulary, path: Path
+    config: TransformerConfig, options: ModelOptions, tokenizer: Vocabulary, path: Path
 ) -> TransformerConfig:
-    """The configuration with what may be changed, and with the tokenizer's start of a target, which of mBART is the target's language."""
-    source, target = words.source, words.target
-    for side, held, size in (
+    """The configuration with the options that may change, and with the tokenizer's start token: for
+    mBART, the target language.
+    """
+    source, target = tokenizer.source, tokenizer.target
+    for side, one, size in (
         ("source", source, config.source_vocab_size),
         ("target", target, config.target_vocab_size),
     ):
-        if held.vocab_size > size:
+        if one.vocab_size > size:
             raise InputError(
-                f"{path}: the {side} tokenizer has {held.vocab_size} tokens and the model {size}: it is of another model"
+                f"{path}: the {side} tokenizer does not belong to this model (vocabulary "
+                f"{one.vocab_size:,}, model {size:,})"
             )
     ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "eos_id": target.eos_id}
-    if not isinstance(words, HuggingFaceTokenizer):
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
         ids["bos_id"] = target.bos_id
     wrong = [
-        f"{name} is {value} and the model's {getattr(config, name)}"
+        f"{name} is {value}, the model's is {getattr(config, name)}"
         for name, value in ids.items()
         if value != getattr(config, name)
     ]
     if wrong:
-        raise InputError(f"{path}: the tokenizer is of another model: {', '.join(wrong)}")
+        raise InputError(f"{path}: the tokenizer does not belong to this model: {', '.join(wrong)}")
     rates = {name: rate for name in RATES if (rate := getattr(options, name)) is not None}
     precision = None if options.precision is Precision.FLOAT32 else options.precision.value
     return dataclasses.replace(config, **rates, bos_id=target.bos_id, compute_dtype=precision)
 
 
 def _files(
-    opened: Pretrained, config: TransformerConfig, words: Vocabulary, data: DataOptions
+    opened: Pretrained, config: TransformerConfig, tokenizer: Vocabulary, data: DataOptions
 ) -> dict[str, bytes]:
-    """What is kept, as it is, but for generation_config.json: there, the model from now on translates into the language that it is trained for, and
-    where no length is said, as far as its targets reach, which else would be cut behind twenty tokens."""
+    """The files that the run keeps, verbatim but for generation_config.json.
+
+    There the model translates into the language that it is trained for, and if no length is set, as
+    far as its targets reach: transformers would stop after twenty tokens.
+    """
     files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:
         return files
-    told, _ = huggingface.read(opened.extra_files[folders.CONFIG].parent)
+    settings, _ = huggingface.read(opened.extra_files[folders.CONFIG].parent)
     changed: dict[str, int] = {}
-    if isinstance(words, HuggingFaceTokenizer) and words.target_lang is not None:
-        forced = words.forced_bos_id()
-        changed = {"decoder_start_token_id": words.bos_id} | (
+    if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.target_lang is not None:
+        forced = tokenizer.forced_bos_id()
+        changed = {"decoder_start_token_id": tokenizer.bos_id} | (
             {} if forced is None else {"forced_bos_token_id": forced}
         )
-    if not huggingface.has_length(told):
+    if not huggingface.has_length(settings):
         changed["max_length"] = (
             vocabulary.limits(data, config)[1] + 1
-        )  # which there counts the start
+        )  # there it counts the start token
     if changed:
         ids = {
             "decoder_start_token_id": config.bos_id,
@@ -240,28 +256,33 @@ def _files(
             "pad_token_id": config.target_pad_id,
         }
         files[folders.GENERATION] = folders.to_json(
-            {**ids, **told, **changed} if folders.GENERATION not in files else {**told, **changed}
+            {**ids, **settings, **changed}
+            if folders.GENERATION not in files
+            else {**settings, **changed}
         )
     return files
 
 
-def _greedy(path: Path, config: TransformerConfig, words: Vocabulary) -> GenerationConfig:
-    """What a folder says of decoding, but for the search. Raises InputError, naming the file, for what is asked for there and not done here."""
+def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> GenerationConfig:
+    """A folder's generation settings without its search.
+
+    Raises InputError, naming the file, for unsupported settings.
+    """
     if not (path / folders.CONFIG).is_file():
         return GenerationConfig()
-    found = pretrained.generation_config(path, config, words)
+    settings = pretrained.generation_config(path, config, tokenizer)
     return GenerationConfig(
-        constraints=found.constraints,
-        forced_bos_token_id=found.forced_bos_token_id,
-        decoder_start_token_id=found.decoder_start_token_id,
-        eos_token_id=found.eos_token_id,
+        constraints=settings.constraints,
+        forced_bos_token_id=settings.forced_bos_token_id,
+        decoder_start_token_id=settings.decoder_start_token_id,
+        eos_token_id=settings.eos_token_id,
     )
 
 
 def _sha256(paths: Iterable[Path]) -> str:
-    """Of the hashes of files, in order."""
-    whole = hashlib.sha256()
+    """SHA-256 over the hashes of files, in order."""
+    combined = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            combined.update(hashlib.file_digest(file, "sha256").digest())
+    return combined.hexdigest()

@@ -1,4 +1,8 @@
-"""``convert --training``: a run with its optimizer's state and its place in the data, between a run folder and what a PyTorch loop saves."""
+"""``convert --training``: a training state, between a run folder and the checkpoint of a PyTorch
+loop.
+
+Optimizer state, schedule and position in the data are converted with the weights.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,36 +26,44 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What was done."""
+class ConvertedTraining:
+    """The outcome of a conversion."""
 
     source: str
     destination: str
     step: int
     arrays: int
-    """Weights and moments."""
+    """Number of weights and moments."""
     numbers: int
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.source} -> {self.destination}: step {self.step}, {self.arrays} arrays of weights and moments, {self.numbers:,} numbers"
-        yield "checked: there and back bit for bit, moments, counts and the schedule's position among it"
+        yield (
+            f"{self.source} -> {self.destination}: step {self.step}, {self.arrays} arrays of "
+            f"weights and moments, {self.numbers:,} numbers"
+        )
+        yield (
+            "checked: there and back bit for bit, with moments, counts and the schedule's position"
+        )
 
     def to_data(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
-def convert(request: Request) -> Carried:
-    """Carry a whole training state. Raises ConfigError where the two ends are not a training checkpoint and a run, or contradict one another."""
-    given = {
+def convert(request: Request) -> ConvertedTraining:
+    """Convert a training state.
+
+    Raises ConfigError unless the two ends are a training checkpoint and a run that agree.
+    """
+    excluded = {
         "--config, --preset and --set": request.description != ModelDescription(),
         "--dtype": request.dtype is not None,
         "--key": request.key is not None,
         "--strip-prefix": bool(request.strip_prefix),
         "--no-check": not request.check,
     }
-    for flag, is_given in given.items():
+    for flag, is_given in excluded.items():
         if is_given:
-            raise ConfigError(f"{flag}: not with --training, which carries a run as it is")
+            raise ConfigError(f"{flag}: not with --training, which converts a run as it is")
     source, target = Path(request.source), Path(request.destination)
     ends = kinds.of(source), kinds.to_write(target)
     if ends[0] is Kind.PT and not ends[1].is_file:
@@ -67,7 +79,7 @@ def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
     folder = RunFolder(path) if kind is Kind.RUN else RunFolder(path.absolute().parent.parent)
     if not folder.train_config.is_file():
         raise InputError(
-            f"{folder.path}: no run with its options ({folder.train_config.name} is missing), so none that can be gone on with"
+            f"{folder.path}: not a run that can be resumed ({folder.train_config.name} is missing)"
         )
     return folder, int(path.name) if kind is Kind.STEP else None
 
@@ -76,15 +88,17 @@ def _config(folder: RunFolder) -> TransformerConfig:
     return parsed(folder.config, TransformerConfig.from_json)
 
 
-def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> Carried:
+def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
     folder, named = _folder(target, kind)
     with lock.hold(
         folder.path
-    ):  # from the first look on: a run that trains meanwhile would make a newer step
+    ):  # before anything is read: a run that is training would save a newer step
         return _into_locked(source, folder, named, force=force)
 
 
-def _into_locked(source: Path, folder: RunFolder, named: int | None, *, force: bool) -> Carried:
+def _into_locked(
+    source: Path, folder: RunFolder, named: int | None, *, force: bool
+) -> ConvertedTraining:
     from jax_transformer.storage import checkpoint
     from jax_transformer.training import torch_checkpoint
 
@@ -102,19 +116,21 @@ def _into_locked(source: Path, folder: RunFolder, named: int | None, *, force: b
     newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
     if newer:
         raise InputError(
-            f"{folder.checkpoints}: holds step {max(newer)}, from which the run would go on instead of {step}"
+            f"{folder.checkpoints}: holds step {max(newer)}, from which the run would resume "
+            f"instead of {step}"
         )
     if (folder.checkpoints / str(step)).exists() and not force:
         raise InputError(
-            f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without --force"
+            f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without "
+            "--force"
         )
     _check(saved, _saved(state, folder, _order(saved, config)), source)
     path = torch_checkpoint.save(folder, state)
     _check_same(torch_checkpoint.load(folder, step), state, path)
-    return _carried(str(source), str(path), state)
+    return _outcome(str(source), str(path), state)
 
 
-def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried:
+def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> ConvertedTraining:
     from jax_transformer.storage import checkpoint
     from jax_transformer.training import torch_checkpoint
 
@@ -122,13 +138,14 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried
     if kind is Kind.RUN:
         if weights not in ("auto", "last") and not weights.isdecimal():
             raise ConfigError(
-                f"--weights {weights}: a run goes on from its last checkpoint or from a step"
+                f"--weights {weights}: a run resumes from its last checkpoint or from a step"
             )
         found = checkpoint.steps(folder.checkpoints)
         step = int(weights) if weights.isdecimal() else max(found, default=None)
         if step not in found:
             raise InputError(
-                f"{folder.checkpoints}: holds no checkpoint{'' if step is None else f' of step {step}'}"
+                f"{folder.checkpoints}: holds no "
+                f"checkpoint{'' if step is None else f' of step {step}'}"
             )
     assert step is not None
     state = torch_checkpoint.load(folder, step)
@@ -139,7 +156,7 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Carried
             pt.read(temporary), read_options(folder), _config(folder)
         )
         _check_same(again, state, target)
-    return _carried(f"{folder.path} (step {step})", str(target), state)
+    return _outcome(f"{folder.path} (step {step})", str(target), state)
 
 
 def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str, Any]:
@@ -165,7 +182,8 @@ def _twins_order(config: TransformerConfig) -> list[str]:
 
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not known without PyTorch: install it"
+            "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not "
+            "known without PyTorch: install it"
         )
     from jax_transformer import torch_bridge
 
@@ -173,7 +191,7 @@ def _twins_order(config: TransformerConfig) -> list[str]:
 
 
 def _check(saved: Mapping[str, Any], again: Mapping[str, Any], source: Path) -> None:
-    """Raises DifferentError unless weights and moments come back bit for bit."""
+    """Raise DifferentError unless weights and moments come back bit for bit."""
     for part in ("model", "optimizer"):
         before, after = dict(_arrays(saved[part])), dict(_arrays(again[part]))
         wrong = [
@@ -183,7 +201,8 @@ def _check(saved: Mapping[str, Any], again: Mapping[str, Any], source: Path) -> 
         ]
         if wrong:
             raise DifferentError(
-                f"{source}: {part}.{', '.join(wrong)} do not come back bit for bit; nothing was changed"
+                f"{source}: {part}.{', '.join(wrong)} do not come back bit for bit; nothing was "
+                "changed"
             )
 
 
@@ -201,12 +220,12 @@ def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
             raise DifferentError(f"{path}: {jax.tree_util.keystr(where)} reads back different")
 
 
-def _carried(source: str, destination: str, state: "TrainState") -> Carried:
+def _outcome(source: str, destination: str, state: "TrainState") -> ConvertedTraining:
     import jax
 
     arrays = [
         leaf for leaf in jax.tree.leaves((state.params, state.frozen, state.opt_state)) if leaf.ndim
     ]
-    return Carried(
+    return ConvertedTraining(
         source, destination, int(state.step), len(arrays), sum(leaf.size for leaf in arrays)
     )

@@ -1,7 +1,10 @@
-"""A run in mid-flight: its whole state between Optax and what a PyTorch loop saves. Weights and moments go through the same table.
+"""A training state between Optax and the checkpoint of a PyTorch loop.
 
-``{"model", "optimizer", "scheduler", "step", "config"}`` is a training checkpoint as PyTorch users write it; ``step`` is the place in the data,
-because batch n is a function of the run's data and n alone.
+Weights and moments go through the same table.
+
+``{"model", "optimizer", "scheduler", "step", "config"}`` is a training checkpoint as PyTorch users
+write it; ``step`` is the place in the data, because batch n is a function of the run's data and n
+alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +39,8 @@ def to_checkpoint(
     config: TransformerConfig,
     parameter_names: Sequence[str],
 ) -> dict[str, Any]:
-    """What a PyTorch loop would have saved at this step: plain containers with arrays, the inverse of :func:`from_checkpoint`.
+    """The checkpoint of a PyTorch loop at this step: plain containers with arrays, the inverse of
+    :func:`from_checkpoint`.
 
     ``parameter_names`` are the module's, in its order:
     ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving average,
@@ -63,10 +67,10 @@ def to_checkpoint(
     model = convert.to_torch(transformer.unflatten(config, state.params | state.frozen))
     model |= {
         rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)
-    }  # one array: what is tied stays tied in a file
+    }  # one array, so that tied tensors are one in a file
     in_order = dict.fromkeys(
         [*parameter_names, *model]
-    )  # so that the checkpoint says the optimizer's order again
+    )  # the order of the names is the optimizer's
     return {
         "model": {name: model[name] for name in in_order},
         "optimizer": moments_of.to_torch(moments, table, shapes, parameter_names),
@@ -90,17 +94,20 @@ def from_checkpoint(
     config: TransformerConfig,
     parameter_names: Sequence[str] | None = None,
 ) -> TrainState:
-    """The state that ``train`` goes on from, of a PyTorch loop's checkpoint with ``model``, ``optimizer``, ``scheduler`` and ``step``.
+    """The state that ``train`` resumes from, of a PyTorch loop's checkpoint with ``model``,
+    ``optimizer``, ``scheduler`` and ``step``.
 
-    Without ``parameter_names`` the order of ``model`` says it, as ``state_dict()`` of a module made it. Raises InputError where the checkpoint
-    does not hold that or does not fit the model, ConfigError where the run's options are not those that it was trained with.
+    Without ``parameter_names``, their order is that of ``model``, the ``state_dict()`` of a module.
+    Raises InputError if the checkpoint lacks one of these or does not fit the model, ConfigError if
+    the run's options differ from those that it was trained with.
     """
     _check_no_average(options)
     optimizer_state.torch_kind(options.optimizer)
     missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
     if missing:
         raise InputError(
-            f"no training checkpoint: it has no {', '.join(map(repr, missing))}; without them a run cannot go on"
+            f"no training checkpoint: it has no {', '.join(map(repr, missing))}; without them a "
+            "run cannot be resumed"
         )
     scheduler = saved["scheduler"]
     position = _whole(
@@ -135,7 +142,7 @@ def buffers(config: TransformerConfig) -> set[str]:
 
 
 def learning_rate(options: TrainOptions, position: int) -> float:
-    """Of the update behind ``position`` others, in float64, as PyTorch's scheduler computes it."""
+    """The learning rate after ``position`` updates, in float64, as PyTorch's scheduler has it."""
     with jax.enable_x64(True):
         return float(optimizer.schedule(options.optimizer, options.steps)(position))
 
@@ -145,19 +152,20 @@ def _whole(value: Any, name: str) -> int:
         value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
     )
     if not isinstance(value, int | float) or value != value // 1 or value < 0:
-        raise InputError(f"{name}={value!r} of the training checkpoint is no number of steps")
+        raise InputError(f"{name}={value!r} of the training checkpoint is not a number of steps")
     return int(value)
 
 
 def _check_no_average(options: TrainOptions) -> None:
     if options.optimizer.ema:
         raise ConfigError(
-            f"optimizer.ema={options.optimizer.ema}: a moving average of the weights has no place in torch.optim's state"
+            f"optimizer.ema={options.optimizer.ema}: torch.optim's state has no moving average of "
+            "the weights"
         )
 
 
 def _check_options(moments: Moments, options: TrainOptions, position: int) -> None:
-    """Raises ConfigError that names every setting in which the checkpoint and the run differ: going on would be another training."""
+    """Raise ConfigError naming every setting in which the checkpoint and the run differ."""
     settings, decays = moments.hyperparameters, sorted(set(moments.weight_decay.values()))
     kind, here = optimizer_state.torch_kind(options.optimizer), options.optimizer
     pairs: dict[str, tuple[Any, Any]] = {}
@@ -182,11 +190,13 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
         abs(settings["lr"] - ours) > 1e-6 * here.learning_rate
     ):  # schedules are often computed in float32
         different.append(
-            f"the learning rate behind {position} updates ({settings['lr']:.6g} there, {ours:.6g} here)"
+            f"the learning rate after {position} updates ({settings['lr']:.6g} there, {ours:.6g} "
+            "here)"
         )
     if different:
         raise ConfigError(
-            f"the run's options are not those that the checkpoint was trained with: {', '.join(different)}"
+            "the run's options are not those that the checkpoint was trained with: "
+            f"{', '.join(different)}"
         )
 
 
@@ -194,15 +204,19 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
 
 
 def load(folder: RunFolder, at: int) -> TrainState:
-    """The state saved at step ``at``, in the dtypes it was saved in. Raises CheckpointError where it is damaged or of another model, or
-    holds float64 while JAX is in 32-bit mode."""
+    """The state saved at step ``at``, in the dtypes it was saved in.
+
+    Raises CheckpointError if it is damaged or of another model, or holds float64 while JAX is in
+    32-bit mode.
+    """
     options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
     opened = checkpoint.open(folder.checkpoints, at)
     if any(tensor.dtype == "float64" for tensor in opened.tensors.values()) and not jax.config.read(
         "jax_enable_x64"
     ):
         raise CheckpointError(
-            f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
+            f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set "
+            "JAX_ENABLE_X64=1"
         )
     rule = optimizer.make(options.optimizer, options.steps)
     fresh = jax.eval_shape(
@@ -219,6 +233,9 @@ def load(folder: RunFolder, at: int) -> TrainState:
 
 
 def save(folder: RunFolder, state: TrainState) -> Path:
-    """Write the state as the checkpoint of its step, from which ``train`` goes on. Raises CheckpointError where the disk does not take it."""
+    """Write the state as the checkpoint of its step, from which ``train`` resumes.
+
+    Raises CheckpointError if it cannot be written.
+    """
     about = {**run.environment(), "unrecorded": []}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

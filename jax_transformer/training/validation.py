@@ -45,7 +45,7 @@ class Validation:
         self.loss_sum = step.make_evaluation(corpus.config)
         self.pairs = corpus.valid_pairs[: options.eval_pairs]
         source = corpus.init_source
-        self.generation_config = source.decoding if source is not None else None
+        self.generation_config = source.generation_config if source is not None else None
 
     def __call__(self, weights: Arrays) -> ValidationReport:
         """The report of a model with these arrays."""

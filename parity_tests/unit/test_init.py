@@ -150,7 +150,7 @@ def test_languages_unknown_to_the_tokenizer_are_refused(before, tmp_path):
 def test_a_second_tokenizer_is_refused(before, tmp_path):
     data = DataOptions(tokenizer=str(before.path / "tokenizer.json"))
     with pytest.raises(
-        ConfigError, match="has a tokenizer, which its model was trained with; leave this out"
+        ConfigError, match="has the tokenizer that its model was trained with; leave this out"
     ):
         init_source.find(options(before.path, data=data), RunFolder(tmp_path))
 
@@ -171,7 +171,8 @@ def test_a_tokenizer_of_another_model_is_refused(before, tmp_path):
     Tokenizer.train(lines, 400, pad_id=5, bos_id=1, eos_id=2).save(tmp_path / "other.json")
     train_options = options(bare, data=DataOptions(tokenizer=str(tmp_path / "other.json")))
     with pytest.raises(
-        ValueError, match="the tokenizer is of another model: source_pad_id is 5 and the model's"
+        ValueError,
+        match="the tokenizer does not belong to this model: source_pad_id is 5, the model's",
     ):
         init_source.find(train_options, RunFolder(tmp_path))
 
