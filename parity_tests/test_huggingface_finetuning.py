@@ -70,19 +70,19 @@ def assert_begins_as_transformers(
     )
     starts = isinstance(words, transformers.MBartTokenizer)
     assert (
-        prepared_corpus.init_source.decoding.constraints.bad_words_ids
+        prepared_corpus.init_source.generation_config.constraints.bad_words_ids
         == ((words.pad_token_id,),)
         == tuple(map(tuple, generation_config["bad_words_ids"]))
     )
     assert (
-        prepared_corpus.init_source.decoding.forced_bos_token_id
+        prepared_corpus.init_source.generation_config.forced_bos_token_id
         == generation_config.get("forced_bos_token_id")
         == (None if starts else language)
     )
     if starts:
         assert (
             prepared_corpus.config.bos_id
-            == prepared_corpus.init_source.decoding.decoder_start_token_id
+            == prepared_corpus.init_source.generation_config.decoder_start_token_id
             == generation_config["decoder_start_token_id"]
             == language
         )

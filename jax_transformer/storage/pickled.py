@@ -14,7 +14,7 @@ from typing import Any
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage.untrusted import shown
 
-# Instructions in one pickle: 25 a tensor, so enough for 80,000 tensors; at most 200 MB of containers
+# Instructions in one pickle: 25 a tensor, so 80,000 tensors; at most 200 MB of containers
 MOST_STEPS = 2_000_000
 LONGEST_INTEGER = 255  # bytes
 LONGEST_NAME = 512
