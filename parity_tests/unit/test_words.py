@@ -35,8 +35,6 @@ NAMES_NOT_YET = """
     jax_transformer/convert/request.py
     jax_transformer/convert/training_facts.py
     jax_transformer/convert/verify.py
-    jax_transformer/generate/generation_config.py
-    jax_transformer/generate/scorers.py
     jax_transformer/pretrained.py
     jax_transformer/pretrained_files.py
     jax_transformer/storage/checkpoint.py
@@ -70,7 +68,6 @@ NAMES_NOT_YET = """
     parity_tests/unit/test_v0_1_files.py
     parity_tests/unit/v0_1_files.py
     parity_tests/v0_1/make.py
-    torch_reference/decoding.py
     torch_reference/from_scratch.py
 """
 LINES_NOT_YET = """
@@ -95,7 +92,6 @@ LINES_NOT_YET = """
     jax_transformer/training/torch_checkpoint.py
     parity_tests/test_huggingface_finetuning.py
     docs/convert.md
-    docs/decoding.md
     docs/mid-flight.md
     docs/traps.md
     docs/untrusted-files.md
