@@ -176,7 +176,7 @@ def test_a_missing_max_length_is_that_of_the_targets(tmp_path):
 
 @pytest.mark.proves("fine-tuning")
 @pytest.mark.parametrize("name", ["marian", "t5 v1.1"])
-def test_a_step_equals_torch_s_adamw_on_transformers_loss(in_float64, monkeypatch, name):  # noqa: F811
+def test_a_step_equals_adamw_of_torch_on_the_loss(in_float64, monkeypatch, name):  # noqa: F811
     """Weights after a step in float64; what transformers does not train is unchanged."""
     case = huggingface.CASES[name]
     shallow = dict.fromkeys(

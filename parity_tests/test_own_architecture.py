@@ -144,12 +144,12 @@ def test_files_are_read_and_written_by_an_architecture_that_is_not_registered(fo
     module = random_module(folder)
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
     path = lightning_checkpoint(module, tmp_path / "last.ckpt")
-    told = dict(preset="my_translator", strip_prefix="model.", architecture=mine, num_heads=4)
+    options = dict(preset="my_translator", strip_prefix="model.", architecture=mine, num_heads=4)
     with pytest.raises(InputError, match=r"every name begins with 'model\.': give --strip-prefix"):
-        jt.convert.plan(path, tmp_path / "run", **(told | {"strip_prefix": ""}))
-    model = jt.convert.load(path, **told)
+        jt.convert.plan(path, tmp_path / "run", **(options | {"strip_prefix": ""}))
+    model = jt.convert.load(path, **options)
     assert model.config == mine.presets["my_translator"].with_sizes(**FIELDS)
-    plan = jt.convert.plan(path, tmp_path / "run", **told)
+    plan = jt.convert.plan(path, tmp_path / "run", **options)
     names = {name for move in plan.moves for name in move.source}
     assert names == module.state_dict().keys() - {"to_words.weight"} and plan.ties
     jt.convert.save(model, tmp_path / "model.safetensors", architecture=mine)
@@ -203,7 +203,7 @@ def test_the_command_line_converts_compares_trains_and_translates(
 
 
 def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
-    """As a user would: in a process of its own, from a folder that is not the package's."""
+    """In a separate process, from another folder than the package's, as for a user."""
     options = "--model.preset my_translator --model.d-model 16 --model.num-heads 2 --model.d-ff 16"
     done = subprocess.run(
         [sys.executable, "-m", "jax_transformer", "train", "--architecture", spec, "--run", "new",

@@ -138,21 +138,21 @@ def random_value(draw: random.Random, depth: int, seen: list[Any], plain: bool) 
         items = [
             random_value(draw, depth - 1, seen, plain) for _ in range(draw.choice((0, 1, 2, 5, 20)))
         ]
-        made = draw.choice((dict, collections.OrderedDict, list, tuple, collections.Counter))
-        if made is collections.Counter:
+        kind = draw.choice((dict, collections.OrderedDict, list, tuple, collections.Counter))
+        if kind is collections.Counter:
             return collections.Counter({f"n{i}": i for i in range(len(items))})
-        if made in (list, tuple):
-            return made(items)
+        if kind in (list, tuple):
+            return kind(items)
         keys = (
             draw.sample(range(300), len(items))
             if draw.random() < 0.3
             else [f"layers.{i}.wé" for i in range(len(items))]
         )
-        return made(zip(keys, items, strict=True))
+        return kind(zip(keys, items, strict=True))
     if seen and draw.random() < 0.15:
         return draw.choice(seen)  # the same object again: tied tensors, shared tuples
-    made = draw.choice((random_tensor, random_tensor, random_plain))
-    value = made(draw, draw.choice(DTYPES.split())) if made is random_tensor else random_plain(draw)
+    leaf = draw.choice((random_tensor, random_tensor, random_plain))
+    value = leaf(draw, draw.choice(DTYPES.split())) if leaf is random_tensor else random_plain(draw)
     seen.append(value)
     return value
 

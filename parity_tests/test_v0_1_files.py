@@ -1,4 +1,6 @@
-"""What version 0.1 exported is read by torch and transformers, and comes out of its run again."""
+"""Files that version 0.1 exported are read by torch and transformers, and its runs export
+the same.
+"""
 
 import json
 from pathlib import Path
@@ -31,7 +33,7 @@ def hashes(state: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def leaves(value: Any, where: str = "") -> dict[str, Any]:
-    """What is in nested containers, by its path; tensors as dtype, shape and bytes."""
+    """Flatten nested containers by path; tensors as dtype, shape and bytes."""
     if isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for name, inner in pairs for k, v in leaves(inner, f"{where}/{name}").items()}
@@ -47,7 +49,7 @@ def test_torch_reads_files_of_v0_1():
     assert training["step"] == 203
 
 
-def test_training_state_comes_out_of_the_run_as_v0_1_wrote_it(tmp_path):
+def test_training_state_is_exported_as_by_v0_1(tmp_path):
     """Weights, every moment, counts and the schedule; the model's description may have grown."""
     v0_1.command("convert", v0_1.HERE / "run", tmp_path / "now.pt", "--training")
     now, then = (leaves(loaded(f)) for f in (tmp_path / "now.pt", v0_1.HERE / "torch_training.pt"))
@@ -60,26 +62,26 @@ def test_training_state_comes_out_of_the_run_as_v0_1_wrote_it(tmp_path):
     assert moments and not [name for name in moments if other[name] == then[name]]
 
 
-def test_export_of_v0_1_runs_beside_its_pytorch_twin(tmp_path):
-    told = v0_1.expected()["deep_dive"]
-    said = v0_1.command("convert", v0_1.HERE / "deep_dive.pt", tmp_path / "run", *told)
-    assert "ran next to the PyTorch twin" in said
+def test_export_of_v0_1_agrees_with_its_pytorch_twin(tmp_path):
+    options = v0_1.expected()["deep_dive"]
+    output = v0_1.command("convert", v0_1.HERE / "deep_dive.pt", tmp_path / "run", *options)
+    assert "ran next to the PyTorch twin" in output
 
 
 @pytest.mark.parametrize("name", ["marian", "t5"])
-def test_transformers_computes_of_a_folder_of_v0_1_what_v0_1_did(name: str):
-    told = MODELS[name]
+def test_transformers_computes_the_logits_of_v0_1_from_its_folder(name: str):
+    recorded = MODELS[name]
     kind = {"marian": "MarianMTModel", "t5": "T5ForConditionalGeneration"}[name]
     module = getattr(transformers, kind).from_pretrained(v0_1.HERE / name).eval()
-    source, target = (torch.tensor(told[side]) for side in ("source", "target"))
+    source, target = (torch.tensor(recorded[side]) for side in ("source", "target"))
     visible = (source != module.config.pad_token_id).long()
     with torch.no_grad():
         logits = module(source, attention_mask=visible, decoder_input_ids=target).logits
-    v0_1.assert_near(v0_1.chosen(logits.numpy()), told["numbers"]["some logits"])
+    v0_1.assert_near(v0_1.chosen(logits.numpy()), recorded["numbers"]["some logits"])
     assert hashes(module.state_dict()).items() <= MODELS[name]["tensors"].items()
 
 
-def test_weights_of_v0_1_come_back_out_of_torch_tensors():
+def test_weights_of_v0_1_round_trip_through_torch_tensors():
     model, _ = jt.load(v0_1.HERE / "deep_dive_run")
     state = {name: torch.from_numpy(np.array(a)) for name, a in jt.convert.to_torch(model).items()}
     again = jt.convert.from_torch(state, model.config)

@@ -38,7 +38,7 @@ def test_a_norm_of_16_bits_is_computed_in_float32_and_rounded_once(dtype: str, k
 
 @pytest.mark.parametrize("fill", [MaskFill.EXCLUDED, MaskFill.MINUS_1E20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_row_without_visible_keys_is_finite_in_16_bits(dtype: str, fill: MaskFill):
+def test_a_row_without_keys_is_finite_in_16_bits(dtype: str, fill: MaskFill):
     """float16 ends at 65504: a fill of -1e20 would be an infinity, and the row NaN."""
     q, k, v = (
         jnp.asarray(np.random.default_rng(i).normal(size=(1, 3, 2, 4)), dtype) for i in range(3)

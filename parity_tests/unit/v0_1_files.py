@@ -1,7 +1,7 @@
-"""Files that version 0.1 made (``parity_tests/v0_1``), and what is recorded and asked of them.
+"""Files of version 0.1 (``parity_tests/v0_1``), with functions to record and to check them.
 
-``make.py`` there records with the same functions that the tests ask with. Of the package they use
-what users have: the command line, ``jt.load``, ``jt.convert.to_torch`` and ``jt.generate``.
+``make.py`` there records with the same functions that the tests use. They use only a user's part of
+the package: the command line, ``jt.load``, ``jt.convert.to_torch`` and ``jt.generate``.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ import safetensors.numpy
 import jax_transformer as jt
 
 HERE = Path(__file__).resolve().parents[1] / "v0_1"
-NOT_MADE = {"expected.json", "make.py", "__pycache__"}
+NOT_RECORDED = {"expected.json", "make.py", "__pycache__"}
 TOLERANCE = 1e-5
-"""Relative, of float32 numbers: 1e-7 were seen between two sets of XLA's flags on one machine."""
+"""Relative error of float32 numbers: two sets of XLA flags on one machine differ by 1e-7."""
 
 
 @functools.cache
 def expected() -> dict[str, Any]:
-    """What version 0.1 said of its files."""
+    """Return the recorded expectations of version 0.1."""
     return json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
 
 
 def copied(to: Path, *names: str) -> Path:
-    """A folder with a copy of these files and folders, which a test may change; the folder."""
+    """Copy these files and folders to a folder that a test may change, and return it."""
     for name in names:
         copy = shutil.copytree if (HERE / name).is_dir() else shutil.copy
         copy(HERE / name, to / name)
@@ -40,13 +40,13 @@ def copied(to: Path, *names: str) -> Path:
 
 
 def command(*arguments: str | Path, code: int = 0) -> str:
-    """What a command prints, run in this process. The one place that knows where ``main`` is."""
+    """Run a command in this process and return its output. Only this function imports ``main``."""
     from jax_transformer import cli
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        found = cli.main([str(argument) for argument in arguments])
-    assert found == code, err.getvalue()
+        exit_code = cli.main([str(argument) for argument in arguments])
+    assert exit_code == code, err.getvalue()
     return out.getvalue()
 
 
@@ -55,76 +55,79 @@ def sha256(content: bytes) -> str:
 
 
 def files() -> dict[str, str]:
-    """The SHA-256 of every file that version 0.1 made, by its path."""
+    """Return the SHA-256 of every file of version 0.1, by path."""
     paths = [path.relative_to(HERE) for path in HERE.rglob("*") if path.is_file()]
-    made = [path for path in paths if path.parts[0] not in NOT_MADE]
-    return {path.as_posix(): sha256((HERE / path).read_bytes()) for path in sorted(made)}
+    recorded = [path for path in paths if path.parts[0] not in NOT_RECORDED]
+    return {path.as_posix(): sha256((HERE / path).read_bytes()) for path in sorted(recorded)}
 
 
 def hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The SHA-256 of each array's dtype, shape and bytes."""
-    told = {name: f"{array.dtype} {array.shape} ".encode() for name, array in arrays.items()}
-    return {name: sha256(told[name] + array.tobytes()) for name, array in sorted(arrays.items())}
+    """Return the SHA-256 of each array's dtype, shape and bytes."""
+    headers = {name: f"{array.dtype} {array.shape} ".encode() for name, array in arrays.items()}
+    return {name: sha256(headers[name] + array.tobytes()) for name, array in sorted(arrays.items())}
 
 
 def in_file(path: Path) -> dict[str, str]:
-    """The hashes of a .safetensors file's tensors."""
+    """Return the hashes of a .safetensors file's tensors."""
     return hashes(safetensors.numpy.load_file(path))
 
 
 def tensors(folder: str | Path, weights: str = "auto") -> dict[str, str]:
-    """The hashes of a folder's weights under PyTorch's names."""
+    """Return the hashes of a folder's weights under PyTorch's names."""
     model, _ = jt.load(HERE / folder, weights)
     return hashes(jt.convert.to_torch(model))
 
 
 def numbers(model: Any, source: list, target: list) -> dict[str, Any]:
-    """Logits of recorded ids, and the tokens that decoding gives: float32 printed as float64."""
+    """Return logits of recorded ids, and the tokens of each search: float32 printed as float64."""
     ids = np.array(source, np.int32)
     logits = np.asarray(model(ids, np.array(target, np.int32)))
     assert logits.dtype == np.float32
-    found, scores = jt.generate.beam(model, ids, beam_size=3, max_length=8)
+    beams, scores = jt.generate.beam(model, ids, beam_size=3, max_length=8)
     return {
         "sum of logits": float(np.abs(logits.astype(np.float64)).sum()),
         "some logits": chosen(logits),
         "beam scores": np.asarray(scores, np.float64).tolist(),
         "greedy": np.asarray(jt.generate.greedy(model, ids, max_length=8)).tolist(),
-        "beam": np.asarray(found).tolist(),
+        "beam": np.asarray(beams).tolist(),
     }
 
 
 def chosen(logits: np.ndarray) -> list[float]:
-    """Some of the logits of every row."""
+    """Return some of the logits of every row."""
     return logits[:, ::2, ::67].astype(np.float64).ravel().tolist()
 
 
 def translations(folder: str, weights: str, lines: Path) -> dict[str, list[str]]:
-    """What ``translate`` makes of some lines: as the folder says, greedily, and the best two of a
-    beam of 4 as ``line ||| translation``."""
-    how = {"default": [], "greedy": ["--beam", "1"], "beam": ["--beam", "4", "--n-best", "2"]}
-    given = ["translate", "--run", HERE / folder, "--weights", weights, "--input", lines]
-    told = {name: command(*given, *more).splitlines() for name, more in how.items()}
-    return told | {"beam": [line.rpartition(" ||| ")[0] for line in told["beam"]]}
+    """Return translations of some lines: by the folder's settings, greedily, and the best two of a
+    beam of 4 as ``line
+
+    | translation``.
+    """
+    options = {"default": [], "greedy": ["--beam", "1"], "beam": ["--beam", "4", "--n-best", "2"]}
+    arguments = ["translate", "--run", HERE / folder, "--weights", weights, "--input", lines]
+    outputs = {name: command(*arguments, *more).splitlines() for name, more in options.items()}
+    return outputs | {"beam": [line.rpartition(" ||| ")[0] for line in outputs["beam"]]}
 
 
 def losses(run: Path, after: int = 0) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl behind a step, without speeds and scores of translations."""
+    """Return the lines of metrics.jsonl after a step, without speeds and scores of translations."""
     names = ("step", "loss", "valid_loss", "gradient_norm", "learning_rate")
     lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    told = [{name: line[name] for name in names if name in line} for line in lines]
-    return [line for line in told if line["step"] > after]
+    entries = [{name: line[name] for name in names if name in line} for line in lines]
+    return [line for line in entries if line["step"] > after]
 
 
-def assert_near(found: Any, told: Any) -> None:
-    """Asserts that two values of the same structure have the same numbers, but for rounding."""
-    if isinstance(told, dict):
-        assert found.keys() == told.keys()
-        for name in told:
-            assert_near(found[name], told[name])
-    elif told and isinstance(told, list) and isinstance(told[0], dict):
-        assert len(found) == len(told)
-        for one, other in zip(found, told, strict=True):
+def assert_near(actual: Any, expected: Any) -> None:
+    """Assert that two values of the same structure have the same numbers, up to rounding."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for name in expected:
+            assert_near(actual[name], expected[name])
+    elif expected and isinstance(expected, list) and isinstance(expected[0], dict):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
             assert_near(one, other)
     else:
-        largest = np.abs(np.array(told, np.float64)).max()
-        np.testing.assert_allclose(found, told, rtol=TOLERANCE, atol=TOLERANCE * largest)
+        largest = np.abs(np.array(expected, np.float64)).max()
+        np.testing.assert_allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE * largest)

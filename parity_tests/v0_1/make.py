@@ -1,8 +1,9 @@
-"""Makes this folder: runs, checkpoints and exports of version 0.1, for later versions to read.
+"""Create this folder: runs, checkpoints and exports of version 0.1, for later versions to read.
 
-Made by the package as of commit bba11f3 (version 0.1.0): ``python parity_tests/v0_1/make.py`` with
-PYTHONPATH at the root of the commit that added this file, whose package is the same; needs torch,
-transformers and sentencepiece. A later version must not make them again: they would prove nothing.
+Created by the package as of commit bba11f3 (version 0.1.0): ``python parity_tests/v0_1/make.py``
+with PYTHONPATH at the root of the commit that added this file, whose package is the same; needs
+torch, transformers and sentencepiece. A later version must not create them again: they would prove
+nothing.
 """
 
 import json
@@ -22,7 +23,7 @@ from jax_transformer.training.progress import Progress
 import jax_transformer as jt
 from parity_tests import tokenizer_models
 from parity_tests.unit import conversions
-from parity_tests.unit import v0_1_files as made
+from parity_tests.unit import v0_1_files as v0_1
 
 WORDS = dict(zip("abcdefgh", "stuvwxyz", strict=True))
 LINES = {"letters": ["a b c", "h g f e", "d"], "language": ["the lazy dog", "der Fuchs", "oui"]}
@@ -39,7 +40,7 @@ RUN = "train --run run --steps 300 --eval-every 100 --log-every 20 --keep 1".spl
 RUN += [*TEXT, *SIZES, *"--keep-best 0 --optimizer.warmup-steps 10".split()]
 RUN += ["--optimizer.learning-rate", "0.03"]
 STOPPED = 203
-"""Where RUN is stopped: between two lines of metrics, three steps behind a validation."""
+"""Step at which RUN is stopped: between two lines of metrics, three steps after a validation."""
 AVERAGED = "train --run averaged_run --eval-every 100 --log-every 50 --average 2".split()
 AVERAGED += [*TEXT, *SIZES, *"--optimizer.learning-rate 0.02 --optimizer.ema 0.9".split()]
 AT_FIRST, FURTHER = ["--steps", "200"], ["--steps", "300"]
@@ -49,7 +50,7 @@ DEEP_DIVE = ["--preset", "deep_dive", "--set", "max_length=9"]
 
 
 def text() -> None:
-    """Lines of letters, and other letters for them."""
+    """Write lines of letters, with other letters as translations."""
     choose = random.Random(0)
     Path("text").mkdir()
     for split, count in (("train", 48), ("valid", 6)):
@@ -62,7 +63,7 @@ def text() -> None:
 
 
 def stopped() -> None:
-    """The run as SIGTERM leaves it, behind step STOPPED."""
+    """Stop the run by SIGTERM after step STOPPED."""
     advance = Progress.advance
 
     def advance_and_stop(progress: Progress) -> None:
@@ -71,26 +72,28 @@ def stopped() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with mock.patch.object(Progress, "advance", advance_and_stop):
-        made.command(*RUN, code=75)
+        v0_1.command(*RUN, code=75)
 
 
 def trained() -> dict[str, list]:
-    """``run``, ``averaged_run`` and ``torch_training.pt``; how they end where they go on."""
+    """Create ``run``, ``averaged_run`` and ``torch_training.pt``, and return the ends of resumed
+    runs.
+    """
     ends = {}
-    made.command(*RUN)
-    ends["run"] = made.losses(Path("run"))
+    v0_1.command(*RUN)
+    ends["run"] = v0_1.losses(Path("run"))
     shutil.rmtree("run")
     stopped()
-    made.command("convert", "run", "torch_training.pt", "--training")
-    made.command(*AVERAGED, *AT_FIRST)
+    v0_1.command("convert", "run", "torch_training.pt", "--training")
+    v0_1.command(*AVERAGED, *AT_FIRST)
     shutil.rmtree("averaged_run/checkpoints/100")  # large, and nothing needs it any more
     shutil.copytree("averaged_run", "kept")
-    made.command(*AVERAGED, *FURTHER)
-    ends["averaged_run"] = made.losses(Path("averaged_run"))
+    v0_1.command(*AVERAGED, *FURTHER)
+    ends["averaged_run"] = v0_1.losses(Path("averaged_run"))
     shutil.rmtree("averaged_run")
     Path("kept").rename("averaged_run")
-    made.command(*INIT)
-    ends["from_run"] = made.losses(Path("from_run"))
+    v0_1.command(*INIT)
+    ends["from_run"] = v0_1.losses(Path("from_run"))
     shutil.rmtree("from_run")
     for path in Path().glob("*/curves.png"):  # each validation draws it anew, and it is large
         path.unlink()
@@ -98,40 +101,42 @@ def trained() -> dict[str, list]:
 
 
 def deep_dive() -> None:
-    """Weights of a model with arrays that are never trained, as a run and as files."""
+    """Create weights of a model with frozen arrays, as a run and as files."""
     sizes = dict(d_model=6, num_heads=2, num_layers=1, max_length=9)
     state = conversions.state_of(conversions.config_of("deep_dive", **sizes))
     conversions.write(Path("made.safetensors"), state)
-    made.command("convert", "made.safetensors", "deep_dive_run", *DEEP_DIVE)
+    v0_1.command("convert", "made.safetensors", "deep_dive_run", *DEEP_DIVE)
     Path("made.safetensors").unlink()
     for suffix in ("safetensors", "pt"):
-        made.command("convert", "deep_dive_run", f"deep_dive.{suffix}")
+        v0_1.command("convert", "deep_dive_run", f"deep_dive.{suffix}")
 
 
 def huggingface(name: str, kind: str, files: dict, vocab_size: int, **sizes: int) -> None:
-    """A folder of a family as version 0.1 exports it, and the run that it becomes again."""
+    """Create a family's folder as version 0.1 exports it, and the run that it converts to."""
     with mock.patch.dict(files["config.json"], vocab_size=vocab_size):
         tokenizer_models.write(Path("saved"), files)
-        told = {key: value for key, value in files["config.json"].items() if key != "model_type"}
+        attributes = {
+            key: value for key, value in files["config.json"].items() if key != "model_type"
+        }
     model = getattr(transformers, kind)
-    module = model(model.config_class(**told, d_model=16, **sizes))
+    module = model(model.config_class(**attributes, d_model=16, **sizes))
     torch.manual_seed(0)
     with torch.no_grad():
         for key, parameter in module.named_parameters():
-            if "embed_positions" not in key:  # which is computed
+            if "embed_positions" not in key:  # positions are computed
                 parameter.copy_(torch.randn(parameter.shape) * (0.2 if "shared" in key else 0.6))
     module.generation_config.update(num_beams=2, max_length=10, no_repeat_ngram_size=2)
     module.generation_config.bad_words_ids = [[module.config.pad_token_id]]
     module.save_pretrained("saved")
-    made.command("convert", "saved", "between")
-    made.command("convert", "between", name, "--to", "hf")
-    made.command("convert", name, f"{name}_run")
+    v0_1.command("convert", "saved", "between")
+    v0_1.command("convert", "between", name, "--to", "hf")
+    v0_1.command("convert", name, f"{name}_run")
     for path in ("saved", "between"):
         shutil.rmtree(path)
 
 
 def families() -> None:
-    """Marian and T5, with SentencePiece models that do not carry 200 kB of normalization each."""
+    """Create Marian and T5, with SentencePiece models without 200 kB of normalization rules."""
     small = {"normalization_rule_name": "identity"}
     model = tokenizer_models.model
 
@@ -151,7 +156,7 @@ def families() -> None:
 
 
 def of_model(folder: str, weights: str = "auto", lines: str = "") -> dict:
-    """What is recorded of a model: tensors, numbers for random ids with padding, translations."""
+    """Return the record of a model: tensors, numbers for random ids with padding, translations."""
     model, _ = jt.load(folder, weights)
     config, draw = model.config, np.random.default_rng(0)
     special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
@@ -159,18 +164,18 @@ def of_model(folder: str, weights: str = "auto", lines: str = "") -> dict:
     source, target = draw.choice(ids, (3, 6)), draw.choice(ids, (3, 5))
     source[1, 4:], target[2, 3:] = config.source_pad_id, config.target_pad_id
     target[:, 0] = config.bos_id
-    given = {"source": source.tolist(), "target": target.tolist()}
-    told = {"folder": folder, "weights": weights, "lines": lines, **given}
-    told |= {"tensors": made.tensors(folder, weights), "numbers": made.numbers(model, **given)}
+    batch = {"source": source.tolist(), "target": target.tolist()}
+    record = {"folder": folder, "weights": weights, "lines": lines, **batch}
+    record |= {"tensors": v0_1.tensors(folder, weights), "numbers": v0_1.numbers(model, **batch)}
     path = Path("text", lines)
-    return told | ({"translations": made.translations(folder, weights, path)} if lines else {})
+    return record | ({"translations": v0_1.translations(folder, weights, path)} if lines else {})
 
 
 def main() -> None:
-    """Make everything anew, and ``expected.json``."""
-    os.chdir(made.HERE)
+    """Create everything again, with ``expected.json``."""
+    os.chdir(v0_1.HERE)
     for path in Path().iterdir():
-        if path.name not in made.NOT_MADE:
+        if path.name not in v0_1.NOT_RECORDED:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     text()
     ends = trained()
@@ -183,15 +188,15 @@ def main() -> None:
     for name in ("marian", "marian_run", "t5", "t5_run"):
         models[name] = of_model(name, lines="language")
     versions = {name: metadata.version(name) for name in ("jax", "flax", "orbax-checkpoint")}
-    told = {
+    record = {
         "made by": {"version": jt.__version__, "commit": "bba11f3", **versions},
         "commands": {"run": RUN, "averaged_run": AVERAGED + FURTHER, "from_run": INIT},
         "deep_dive": DEEP_DIVE,
         "ends": ends,
         "models": models,
-        "files": made.files(),
+        "files": v0_1.files(),
     }
-    lines = [f'"{name}": {json.dumps(part, ensure_ascii=False)}' for name, part in told.items()]
+    lines = [f'"{name}": {json.dumps(part, ensure_ascii=False)}' for name, part in record.items()]
     Path("expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
