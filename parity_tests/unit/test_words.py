@@ -51,7 +51,6 @@ NAMES_NOT_YET = """
     jax_transformer/storage/zipped.py
     jax_transformer/training/init_source.py
     jax_transformer/training/mid_flight.py
-    jax_transformer/training/torch_checkpoint.py
     parity_tests/test_convert_command.py
     parity_tests/test_huggingface_folders.py
     parity_tests/test_huggingface_generation.py
@@ -72,24 +71,8 @@ NAMES_NOT_YET = """
 """
 LINES_NOT_YET = """
     benchmarks/mutants_attention.py
-    jax_transformer/convert/card.py
-    jax_transformer/convert/inspection.py
-    jax_transformer/convert/planning.py
-    jax_transformer/convert/report.py
-    jax_transformer/convert/verify.py
-    jax_transformer/pretrained.py
-    jax_transformer/pretrained_files.py
     jax_transformer/storage/json_text.py
-    jax_transformer/storage/pickled.py
-    jax_transformer/storage/rebuilt.py
-    jax_transformer/storage/run_folder.py
-    jax_transformer/storage/safetensors.py
-    jax_transformer/storage/tensors.py
     jax_transformer/training/compilation.py
-    jax_transformer/training/init_source.py
-    jax_transformer/training/metrics.py
-    jax_transformer/training/mid_flight.py
-    jax_transformer/training/torch_checkpoint.py
     parity_tests/test_huggingface_finetuning.py
     docs/convert.md
     docs/mid-flight.md
