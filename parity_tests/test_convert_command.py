@@ -40,7 +40,7 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
     (tmp_path / "config.json").write_text(case.config.to_json())
     outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
-    assert "beside the PyTorch twin" in outcome.checked.how
+    assert "next to the PyTorch twin" in outcome.checked.how
     blocks = case.config.encoder.layers + case.config.decoder.layers
     assert (
         len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
