@@ -401,7 +401,7 @@ def test_the_languages_are_those_of_transformers():
             {"m2m100": m2m_100.LANGUAGES, "wmt21": m2m_100.LANGUAGES_WMT21},
         ),
     ):
-        assert theirs.FAIRSEQ_LANGUAGE_CODES == ours
+        assert ours == theirs.FAIRSEQ_LANGUAGE_CODES
 
 
 def test_every_recipe_has_a_case():

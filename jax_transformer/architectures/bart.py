@@ -104,7 +104,7 @@ class BartFamily(HuggingFaceFamily):
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
                 **MASKS[name],
-                **(self.stack | self.decoder_stack if name == "decoder" else self.stack),
+                **{**self.stack, **(self.decoder_stack if name == "decoder" else {})},
             )
             for name, branches in BRANCHES.items()
         }

@@ -202,10 +202,15 @@ def without_dropout(config: TransformerConfig) -> TransformerConfig:
         )
         for stack in (config.encoder, config.decoder)
     )
-    rates = dict.fromkeys(
-        ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"), 0.0
+    return replace(
+        config,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        embedding_dropout=0.0,
+        encoder=encoder,
+        decoder=decoder,
     )
-    return replace(config, **rates, encoder=encoder, decoder=decoder)
 
 
 def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def read(family: "HuggingFaceFamily", data: Mapping[str, Any]) -> dict[str, Any]
         family: the family of the file.
         data: the file's attributes, for which :func:`problems` lists nothing.
     """
-    known = family.defaults | family.derived
+    known = {**family.defaults, **family.derived}
     named = {family.aliases.get(name, name): value for name, value in data.items()}
     return dict(family.defaults) | {name: value for name, value in named.items() if name in known}
 
 
 def problems(family: "HuggingFaceFamily", data: Mapping[str, Any]) -> Iterator[str]:
     """List everything that is wrong with the attributes of a file."""
-    readable, fixed = family.defaults | family.derived, FIXED | family.fixed
+    readable, fixed = {**family.defaults, **family.derived}, {**FIXED, **family.fixed}
     without_effect = {*IGNORED, *GENERATION, *family.ignored, "model_type", "architectures"}
     for name, value in data.items():
         own = family.aliases.get(name, name)

@@ -128,7 +128,7 @@ def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> 
 
 def _reason_unused(name: str, config: TransformerConfig) -> str | None:
     family = huggingface.family_of(config)
-    return (_VERSIONS | family.unused_tensors).get(name.removeprefix(family.prefix))
+    return {**_VERSIONS, **family.unused_tensors}.get(name.removeprefix(family.prefix))
 
 
 def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:

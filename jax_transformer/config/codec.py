@@ -67,11 +67,9 @@ def names(cls: type, where: str = "") -> list[str]:
     """The dotted keys of a dataclass and of those nested in it, such as ``model.d_model``."""
     keys = []
     for name, kind in typing.get_type_hints(cls).items():
-        keys += (
-            names(kind, _join(where, name))
-            if dataclasses.is_dataclass(kind)
-            else [_join(where, name)]
-        )  # type: ignore[arg-type]
+        key = _join(where, name)
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        keys += names(kind, key) if nested else [key]
     return keys
 
 

@@ -6,6 +6,7 @@ transformers 5.23, whose regular expressions know Unicode's white space, not tha
 ``re``.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class WordBpe:
     def _merged(self, symbols: list[str]) -> list[str]:
         """Merge the pair of the lowest rank wherever it occurs, until no pair has a rank."""
         while len(symbols) > 1:
-            pairs = set(zip(symbols, symbols[1:], strict=False))
+            pairs = set(itertools.pairwise(symbols))
             best = min(pairs, key=lambda pair: self._ranks.get(pair, math.inf))
             if best not in self._ranks:
                 break

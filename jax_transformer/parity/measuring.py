@@ -136,10 +136,10 @@ class PairedRuns:
         return f"outputs of shapes {a.shape} and {b.shape} are not compared"
 
     def _measure(self, get_ours: Getter, get_theirs: Getter) -> Measurement | None:
-        arrays = {dtype: (get_ours(run[0]), get_theirs(run[1])) for dtype, run in self.runs.items()}
-        ours, theirs = arrays["float64"]
+        ours, theirs = get_ours(self.ours), get_theirs(self.theirs)
         if ours is None or theirs is None:
             return None
+        arrays = {dtype: _both(get_ours(a), get_theirs(b)) for dtype, (a, b) in self.runs.items()}
         aligned = _aligned(ours, theirs)
         if aligned is None:
             return None
@@ -158,6 +158,11 @@ class PairedRuns:
             for narrow, wide in zip(arrays[self.native_dtype], arrays["float64"], strict=True)
         )
         return Measurement(*in_dtype("float64"), *in_dtype(self.native_dtype), *errors)
+
+
+def _both(ours: np.ndarray | None, theirs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    assert ours is not None and theirs is not None, "recorded in float64, so in every dtype"
+    return ours, theirs
 
 
 def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str]:

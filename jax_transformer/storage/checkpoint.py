@@ -92,7 +92,7 @@ class Checkpoint:
         former = {new: old for old, new in _FORMER_GROUPS.items() if old in self._stored}
         asked: Any = like
         if former:
-            groups = like._asdict() if hasattr(like, "_asdict") else like
+            groups: Any = like._asdict() if hasattr(like, "_asdict") else like
             asked = {
                 former.get(group, group): _renamed(tree, *_FORMER_MODULE[::-1])
                 for group, tree in groups.items()
@@ -101,11 +101,11 @@ class Checkpoint:
         loaded = self._loaded(asked, partial=partial)
         if not former:
             return loaded
-        groups = {
+        restored: Any = {
             _FORMER_GROUPS.get(group, group): _renamed(tree, *_FORMER_MODULE)
             for group, tree in loaded.items()
         }
-        return type(like)(**groups) if hasattr(like, "_asdict") else groups
+        return type(like)(**restored) if hasattr(like, "_asdict") else restored
 
     def _loaded(self, like: Any, *, partial: bool) -> Any:
         """Read the stored tree, and make sure that no file was written to since it was verified."""

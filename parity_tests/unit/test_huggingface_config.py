@@ -164,7 +164,7 @@ def test_published_blenderbots_have_norms_where_their_files_say():
         (True, "tokens", False),
     ]
     assert (large.norm_placement.value, small.norm_placement.value) == ("pre", "post")
-    with pytest.raises(InputError, match="do_blenderbot_90_layernorm=False: .* only True is"):
+    with pytest.raises(InputError, match=r"do_blenderbot_90_layernorm=False: .* only True is"):
         from_config({"model_type": "blenderbot-small", "do_blenderbot_90_layernorm": False})
 
 

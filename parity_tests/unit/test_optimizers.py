@@ -97,7 +97,7 @@ def test_sgd_with_momentum(momentum, nesterov):
         return -RATE * (g + momentum * memory[0] if nesterov else memory[0])
 
     if nesterov and not momentum:
-        with pytest.raises(ConfigError, match="nesterov needs optimizer.momentum above 0"):
+        with pytest.raises(ConfigError, match=r"nesterov needs optimizer\.momentum above 0"):
             chain(OptimizerName.SGD, momentum=momentum, nesterov=nesterov)
         return
     tx = chain(OptimizerName.SGD, momentum=momentum, nesterov=nesterov)

@@ -191,15 +191,15 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     assert "directory" in refusal(tmp_path)
     path = tmp_path / "broken.json"
     TOKENIZER.save(path)
-    content = path.read_bytes()
+    valid = path.read_bytes()
     for content in (
         b"",
         b"{}",
         b"[1,\n2]",
         b"\xff\xfe",
-        content[:1000],
-        content[:-1],
-        content.replace(b'"BPE"', b'"nonsense"'),
+        valid[:1000],
+        valid[:-1],
+        valid.replace(b'"BPE"', b'"nonsense"'),
     ):
         path.write_bytes(content)
         assert "not a tokenizer file" in refusal(path)
