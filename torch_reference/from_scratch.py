@@ -131,8 +131,8 @@ class Embeddings(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """(b, n) -> (b, n, d)."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        return self.dropout(self.word_embedding(ids) + self.position_embedding(places))
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return self.dropout(self.word_embedding(ids) + self.position_embedding(positions))
 
 
 class Encoder(Embeddings):

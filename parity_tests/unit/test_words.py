@@ -24,7 +24,7 @@ REPLACED = """
     whole
 """.split()
 """Names of a language of our own, which the field's replaced."""
-EXTERNAL = {("given", "from hypothesis import given"), ("given", "@given(")}
+EXTERNAL = {("given", "from hypothesis import "), ("given", "@given(")}
 """Names of libraries, each with the beginning of the lines that may use it."""
 
 NAMES_NOT_YET = """
@@ -62,21 +62,17 @@ NAMES_NOT_YET = """
     parity_tests/unit/test_convert_bits.py
     parity_tests/unit/test_encoding.py
     parity_tests/unit/test_parallel_text.py
-    parity_tests/unit/test_round_trips.py
     parity_tests/unit/test_tokenizer.py
     parity_tests/unit/test_v0_1_files.py
     parity_tests/unit/v0_1_files.py
     parity_tests/v0_1/make.py
-    torch_reference/from_scratch.py
 """
 LINES_NOT_YET = """
-    benchmarks/mutants_attention.py
     jax_transformer/storage/json_text.py
     jax_transformer/training/compilation.py
     parity_tests/test_huggingface_finetuning.py
     docs/convert.md
     docs/mid-flight.md
-    docs/traps.md
     docs/untrusted-files.md
 """
 """Files that are still to be cleaned. These lists may only become shorter."""
@@ -125,14 +121,14 @@ def test_names_and_docstrings_are_the_field_s(path: Path):
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of code or of prose, without tables, links and the code blocks of a page."""
+    """The lines that can be broken: no tables, links, single words, nor code blocks of a page."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [
         line
         for line in text.split("\n")
-        if not line.lstrip().startswith("|") and "](http" not in line
+        if not line.lstrip().startswith("|") and "](http" not in line and " " in line.strip()
     ]
 
 
