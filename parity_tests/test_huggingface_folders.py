@@ -185,7 +185,7 @@ def test_transformers_loads_an_export_of_our_own_run_and_its_tokenizer(tmp_path)
         "eos_id": 2,
     }
     ours = jt.Transformer(both.config.with_sizes(**sizes), rngs=nnx.Rngs(0))
-    convert.save(ours, tmp_path / "run")
+    jt.convert.save(ours, tmp_path / "run")
     tokenizer.save(tmp_path / "run/tokenizer.json")
     convert(tmp_path / "run", tmp_path / "out", to="hf")
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
