@@ -54,23 +54,16 @@ NAMES_NOT_YET = """
     parity_tests/test_convert_command.py
     parity_tests/test_huggingface_folders.py
     parity_tests/test_huggingface_generation.py
-    parity_tests/test_own_architecture.py
-    parity_tests/test_pt_torch.py
-    parity_tests/test_v0_1_files.py
     parity_tests/unit/test_batches.py
     parity_tests/unit/test_config.py
     parity_tests/unit/test_convert_bits.py
     parity_tests/unit/test_encoding.py
     parity_tests/unit/test_parallel_text.py
     parity_tests/unit/test_tokenizer.py
-    parity_tests/unit/test_v0_1_files.py
-    parity_tests/unit/v0_1_files.py
-    parity_tests/v0_1/make.py
 """
 LINES_NOT_YET = """
     jax_transformer/storage/json_text.py
     jax_transformer/training/compilation.py
-    parity_tests/test_huggingface_finetuning.py
     docs/convert.md
     docs/mid-flight.md
     docs/untrusted-files.md
