@@ -127,8 +127,7 @@ _FAITHFUL = Preset(
 _REPAIRED = Preset(
     _config(repaired=True),
     '"Transformer" (2023-06-05) with values mixed by the weights, the residual from the query and'
-    " the masks in their"
-    " places.",
+    " the masks in their places.",
     {"d_ff": 4},
 )
 

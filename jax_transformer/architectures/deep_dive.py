@@ -134,15 +134,13 @@ _MULTIPLES = {"head_dim": 1, "d_ff": 4}
 _FAITHFUL = Preset(
     _config(repaired=False),
     '"Transformer Deep Dive". Faithful: positions read only rows 1 and 0, source padding is seen,'
-    " decoder blocks have"
-    " no feed-forward.",
+    " decoder blocks have no feed-forward.",
     _MULTIPLES,
 )
 _REPAIRED = Preset(
     _config(repaired=True),
     '"Transformer Deep Dive" with positions in order, source padding masked, and the decoder\'s'
-    " own feed-forward"
-    " applied.",
+    " own feed-forward applied.",
     _MULTIPLES,
 )
 

@@ -37,8 +37,7 @@ def base_config(*, repaired: bool) -> TransformerConfig:
 _FAITHFUL = Preset(
     base_config(repaired=False),
     '"Lesson 10: Transformers II": torch.nn.Transformer for translation. Faithful: the decoder'
-    " attends to source"
-    " padding.",
+    " attends to source padding.",
 )
 _REPAIRED = Preset(
     base_config(repaired=True),

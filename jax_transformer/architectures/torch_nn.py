@@ -178,8 +178,7 @@ _SMALL = Preset(
         output_bias=False,
     ),
     "This project's own, for the built-in task: pre-norm (Xiong et al. 2020), three tied matrices,"
-    " about a million"
-    " parameters.",
+    " about a million parameters.",
 )
 
 ARCHITECTURE = Architecture(

@@ -2,6 +2,7 @@
 configurations need.
 """
 
+import collections
 import functools
 import json
 from pathlib import Path
@@ -49,7 +50,7 @@ def parse(path: Path, content: bytes) -> Any:
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise UnsafeFileError(f"{path}: refused: the key {shown(twice)} appears twice")
     return result

@@ -14,7 +14,8 @@ def use_cache(folder: str | None = None) -> None:
     By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
     set. A program fits one kind of processor, so each kind has its own subfolder.
     """
-    if folder == "none" or (folder is None and jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+    current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if folder == "none" or (folder is None and current):
         return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = (Path(folder) if folder else home / "jax_transformer" / "compiled") / _processor()
