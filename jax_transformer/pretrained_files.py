@@ -20,13 +20,12 @@ from jax_transformer.storage import (
     kinds,
     manifest,
     pt_state,
-    run_weights,
     safetensors,
 )
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
-from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note, TensorInfo
 
 _WHY_NOT = {
@@ -127,7 +126,7 @@ def find(path: str | Path, weights: str = "auto", key: str | None = None) -> Sto
 def _run(path: Path, weights: str) -> StoredWeights:
     folder = RunFolder(path)
     config = parsed(folder.config, TransformerConfig.from_json)
-    candidate, opened = run_weights.open(folder, weights)
+    candidate, opened = open_weights(folder, weights)
     title = f"{path} ({candidate.name}, step {candidate.step})"
     made = _checkpoint(Kind.RUN, path, title, opened, folder, config)
     return replace(made, weights=candidate.name)
