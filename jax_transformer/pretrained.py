@@ -6,6 +6,7 @@ Nothing that is opened is run. Importing this loads no jax, and neither does ope
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from jax_transformer.architectures.base import Architecture
     from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
     from jax_transformer.generate.generation_config import GenerationConfig
-    from jax_transformer.state_dict import ModelWeights
     from jax_transformer.transformer import Transformer
 
 _NARROWEST = 16
@@ -52,21 +52,32 @@ class Pretrained(StoredWeights):
         if not the configuration's own. Raises InputError (CheckpointError for a run) with
         everything that is missing, unexpected, mis-shaped, or tied and different.
         """
-        layout = self._layout(config, architecture)
+        from jax_transformer import state_dict, transformer
+
+        if names == "flax" and not self.kind.has_torch_names:  # a run needs no weight table
+            return self._checked(transformer.shapes(self._config(config)), {})
+        weights = state_dict.model_weights(self._config(config), architecture)
         stored = "torch" if self.kind.has_torch_names else "flax"
+        state = self._checked(weights.shapes[stored], rules.aliases(weights.table))
+        if stored == names:
+            return state
+        if names == "flax":
+            return rules.to_flax(weights.table, state, weights.shapes["flax"])
+        return rules.to_torch(weights.table, state)
+
+    def _checked(
+        self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
+    ) -> "dict[str, np.ndarray]":
+        """The arrays, if they have these shapes and those that ``ties`` joins are equal."""
         try:
-            wrong = fit.problems(self.tensors, layout.shapes[stored])
-            state = {} if wrong else self.read()
-            fit.refuse(wrong or fit.differing_ties(rules.aliases(layout.table), state))
+            fit.refuse(fit.problems(self.tensors, shapes))
+            state = self.read()
+            fit.refuse(fit.differing_ties(ties, state))
         except InputError as error:
             if self.run is None:
                 raise
             raise CheckpointError(f"{self.title}: {error}") from None
-        if stored == names:
-            return state
-        if names == "flax":
-            return rules.to_flax(layout.table, state, layout.shapes["flax"])
-        return rules.to_torch(layout.table, state)
+        return state
 
     def model(
         self,
@@ -92,17 +103,13 @@ class Pretrained(StoredWeights):
             name: state_dict.as_jax(name, array, dtype)
             for name, array in self.state(config, architecture=architecture).items()
         }
-        return transformer.unflatten(self._layout(config, architecture).config, arrays)
+        return transformer.unflatten(self._config(config), arrays)
 
-    def _layout(
-        self, config: TransformerConfig | None, architecture: "Architecture | str | None"
-    ) -> "ModelWeights":
-        from jax_transformer import state_dict
-
-        config = self.config or config
-        if config is None:
+    def _config(self, config: TransformerConfig | None) -> TransformerConfig:
+        """The configuration of the files, or ``config`` for a bare file."""
+        if self.config is None and config is None:
             raise ConfigError(f"{self.path} does not tell its architecture: give a configuration")
-        return state_dict.model_weights(config, architecture)
+        return self.config or config  # type: ignore[return-value]
 
     # What translating needs besides
 
