@@ -1,13 +1,13 @@
 """Decoding against transformers' own ``generate``, token for token.
 
 transformers scores tokens in float32 whatever dtype a model has. Here it does so in float64, so
-that no near tie is decided by rounding: the module ``torch`` that its loops see has float64 in the
-place of float32, and nothing else of their code is touched. The same stand-in writes down how far
-apart the scores were between which they chose. Where that is next to nothing, equal tokens would be
-luck, and a test says so instead of passing.
+that no near tie is decided by rounding: the module ``torch`` that its loops see has float64 in
+place of float32, and nothing else of their code is changed. The same stand-in records the smallest
+difference between scores of which one was chosen. If it is almost zero, equal tokens would be luck,
+and the test fails instead of passing.
 
-Compiling takes nearly all of the time, so that models have one layer, and each family is searched
-in one of sixteen ways here and in all of them by ``pytest -m slow``.
+Compiling takes nearly all of the time, so models have one layer, and each family is searched in one
+of sixteen ways here and in all of them by ``pytest -m slow``.
 """
 
 import dataclasses
@@ -34,14 +34,15 @@ from parity_tests import huggingface, huggingface_folders
 from parity_tests.huggingface import CASES, Pair
 from parity_tests.unit import runs
 
-# Scores that near are a tie: what float64 rounds is 1e-15 of them
+# Scores closer than this are a tie: rounding in float64 is 1e-15 of them
 TIE = 1e-9
-# Of hypotheses that are not there, transformers has scores below this
-OUT = -5e8
+# transformers gives hypotheses that do not exist scores below this
+EXCLUDED = -5e8
 
-PLACES = 12
-# What `generate` is told; each with its beams. Lengths count the start token there
-RULES: list[dict[str, Any]] = [
+MAX_NEW_TOKENS = 12
+# Arguments of `generate`, each searched with every number of beams. `min_length` counts the start
+# token
+CONSTRAINTS: list[dict[str, Any]] = [
     {
         "repetition_penalty": 1.4,
         "min_length": 5,
@@ -89,8 +90,8 @@ in_float64 = huggingface.in_float64
 
 
 class Float64(types.ModuleType):
-    """torch with float64 for float32, that knows how near to one another the scores were that
-    something was chosen by.
+    """torch with float64 for float32, which records the smallest difference between the scores of
+    a chosen token and the next.
     """
 
     float32 = float = torch.float64
@@ -102,17 +103,17 @@ class Float64(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def near(self, scores: torch.Tensor) -> None:
-        """``scores`` are in order; those that are out do not count."""
-        gaps = (scores[:, :-1] - scores[:, 1:])[scores[:, 1:] > OUT]
+    def record(self, scores: torch.Tensor) -> None:
+        """Record the smallest gap of sorted ``scores``; excluded ones do not count."""
+        gaps = (scores[:, :-1] - scores[:, 1:])[scores[:, 1:] > EXCLUDED]
         self.margin = min(self.margin, gaps.min().item() if len(gaps) else float("inf"))
 
     def topk(self, scores: torch.Tensor, k: int) -> Any:
-        self.near(torch.topk(scores, min(k + 1, scores.shape[1]))[0])
+        self.record(torch.topk(scores, min(k + 1, scores.shape[1]))[0])
         return torch.topk(scores, k)
 
     def argmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
-        self.near(torch.topk(scores, 2)[0])
+        self.record(torch.topk(scores, 2)[0])
         return torch.argmax(scores, dim)
 
 
@@ -126,14 +127,12 @@ def loops(monkeypatch, in_float64) -> Float64:
 
 @functools.cache
 def lively(name: str) -> Pair:
-    """A model of the case whose text depends on its source, and which is in doubt enough for
-    hypotheses of many lengths: with :func:`huggingface.pair`'s weights the last norm alone decides
-    what is said.
+    """A model of the case whose output depends on its source, uncertain enough for hypotheses of
+    many lengths: with :func:`huggingface.pair`'s weights the last norm determines every token.
     """
     values = CASES[name].values
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # what decides between tokens has nothing to do with the number of layers
+    # One layer is enough: the choice of tokens does not depend on the number of layers
+    with pytest.MonkeyPatch.context() as patch:
         patch.setitem(
             CASES,
             name,
@@ -168,12 +167,12 @@ def lively(name: str) -> Pair:
 
 
 @functools.cache
-def likely_end(name: str, rules: int) -> int:
-    """A token that some hypotheses end with and others never: of those that come late, the one that
-    the fewest rows have.
+def likely_end(name: str, index: int) -> int:
+    """A token that ends some hypotheses and not others: of those generated late, the one that the
+    fewest rows contain.
     """
     both = lively(name)
-    settings = chosen(both, rules) | {"forced_eos_token_id": None}
+    settings = without_end(both, index) | {"forced_eos_token_id": None}
     settings["suppress_tokens"] = [*settings.get("suppress_tokens", []), both.config.eos_id]
     inputs = huggingface.inputs(both.config, sources(both.config)[0])
     rows = both.theirs.generate(**inputs, num_beams=1, max_new_tokens=8, **settings)[:, 1:].tolist()
@@ -181,32 +180,33 @@ def likely_end(name: str, rules: int) -> int:
     return min(late, key=lambda token: sum(token in row for row in rows))
 
 
-def chosen(both: Pair, rules: int) -> dict[str, Any]:
-    """The rules without their end.
+def without_end(both: Pair, index: int) -> dict[str, Any]:
+    """The constraints at ``index`` without ``forced_eos``.
 
-    With two vocabularies transformers looks for the source's tokens among the target's, and breaks.
+    With two vocabularies ``encoder_no_repeat_ngram_size`` is left out as well: transformers looks
+    for the source's tokens among the target's, and raises.
     """
     left_out = {"forced_eos"} | (
         {"encoder_no_repeat_ngram_size"}
         if both.config.source_vocab_size != both.config.target_vocab_size
         else set()
     )
-    return {key: value for key, value in RULES[rules].items() if key not in left_out}
+    return {key: value for key, value in CONSTRAINTS[index].items() if key not in left_out}
 
 
-def told(name: str, rules: int, **settings: Any) -> dict[str, Any]:
+def generate_arguments(name: str, index: int, **settings: Any) -> dict[str, Any]:
     """Return the arguments of `generate`, with a likely end."""
-    end = likely_end(name, rules)
+    end = likely_end(name, index)
     always = {
         "eos_token_id": end,
-        "max_length": PLACES + 1,
-        "forced_eos_token_id": end if "forced_eos" in RULES[rules] else None,
+        "max_length": MAX_NEW_TOKENS + 1,
+        "forced_eos_token_id": end if "forced_eos" in CONSTRAINTS[index] else None,
     }
-    return always | chosen(lively(name), rules) | settings
+    return always | without_end(lively(name), index) | settings
 
 
-def decoding(both: Pair, settings: dict[str, Any]) -> GenerationConfig:
-    """Return the same settings for ours, through the file."""
+def generation_config(both: Pair, settings: dict[str, Any]) -> GenerationConfig:
+    """Return the same settings as our own configuration, converted from transformers'."""
     values = transformers.GenerationConfig.from_dict(
         both.theirs.generation_config.to_dict() | settings
     ).to_dict()
@@ -217,15 +217,15 @@ def sources(config: TransformerConfig, seeds: int = 1) -> list[np.ndarray]:
     return [huggingface.batch(config, rows=6, source=13, seed=seed)[0] for seed in range(seeds)]
 
 
-def said(rows: np.ndarray, end: int) -> list[list[int]]:
+def without_padding(rows: np.ndarray, end: int) -> list[list[int]]:
     """Return the tokens before the padding, the end included.
 
-    transformers' beams are filled with it, or with the end if padding is 0.
+    transformers pads its beams with the padding token, or with the end if padding is 0.
     """
     ends = [np.flatnonzero(row == end) for row in rows]
     return [
-        row[: where[0] + 1 if len(where) else None].tolist()
-        for row, where in zip(rows, ends, strict=True)
+        row[: end_indices[0] + 1 if len(end_indices) else None].tolist()
+        for row, end_indices in zip(rows, ends, strict=True)
     ]
 
 
@@ -233,47 +233,54 @@ def ours_and_theirs(
     both: Pair, source: np.ndarray, settings: dict[str, Any]
 ) -> tuple[list[list[int]], list[list[int]]]:
     theirs = both.theirs.generate(**huggingface.inputs(both.config, source), **settings)
-    tokens, _ = jt.generate.generate(both.ours, source, decoding(both, settings))
-    return said(tokens.reshape(-1, tokens.shape[2]), settings["eos_token_id"]), said(
-        theirs[:, 1:].numpy(), settings["eos_token_id"]
-    )
+    tokens, _ = jt.generate.generate(both.ours, source, generation_config(both, settings))
+    end = settings["eos_token_id"]
+    ours = without_padding(tokens.reshape(-1, tokens.shape[2]), end)
+    return ours, without_padding(theirs[:, 1:].numpy(), end)
 
 
-GRID = [(name, beams, rules) for name in CASES for beams in SEARCHES for rules in range(len(RULES))]
+GRID = [
+    (name, beams, index)
+    for name in CASES
+    for beams in SEARCHES
+    for index in range(len(CONSTRAINTS))
+]
 # Five families with beams, greedy search for either kind of logits; the whole grid under `-m slow`
 QUICK = {
-    (name, (2, 4, 5)[i % 3], i % len(RULES))
+    (name, (2, 4, 5)[i % 3], i % len(CONSTRAINTS))
     for i, name in enumerate(CASES)
     if name in ("marian", "bart", "mbart", "m2m_100", "t5")
 }
 QUICK |= {("marian", 1, 1), ("t5", 1, 3)}
 
 
-def _marks(name: str, beams: int, rules: int) -> list[pytest.MarkDecorator]:
+def _marks(name: str, beams: int, index: int) -> list[pytest.MarkDecorator]:
     proved = pytest.mark.proves("greedy" if beams == 1 else "beam")
-    return [proved] if (name, beams, rules) in QUICK else [proved, pytest.mark.slow]
+    return [proved] if (name, beams, index) in QUICK else [proved, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("name", "beams", "rules"), [pytest.param(*way, marks=_marks(*way)) for way in GRID]
+    ("name", "beams", "index"), [pytest.param(*case, marks=_marks(*case)) for case in GRID]
 )
-def test_tokens_are_those_of_generate(name, beams, rules, loops):
+def test_tokens_are_those_of_generate(name, beams, index, loops):
     both, lengths = lively(name), set()
     for search, source in itertools.product(SEARCHES[beams], sources(both.config)):
-        settings = told(name, rules, num_beams=beams, num_return_sequences=min(beams, 2), **search)
+        settings = generate_arguments(
+            name, index, num_beams=beams, num_return_sequences=min(beams, 2), **search
+        )
         ours, theirs = ours_and_theirs(both, source, settings)
         assert loops.margin > TIE, (
-            f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break otherwise"
+            f"scores {loops.margin:.1e} apart: a tie, which the frameworks may break differently"
         )
         assert ours == theirs, settings
         lengths |= {len(row) for row in ours}
-    assert len(lengths) > 1 or (name, beams, rules) not in QUICK, (
-        "hypotheses of several lengths make this test mean something"
+    assert len(lengths) > 1 or (name, beams, index) not in QUICK, (
+        "all hypotheses have one length, so this test proves nothing about lengths"
     )
 
 
-# Each rule by itself, and some together
-ALONE: list[dict[str, Any]] = [
+# Each constraint by itself, and some together
+SINGLE_CONSTRAINTS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.6},
     {"no_repeat_ngram_size": 1},
@@ -303,40 +310,41 @@ ALONE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "settings",
-    ALONE,
-    ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in ALONE],
+    SINGLE_CONSTRAINTS,
+    ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in SINGLE_CONSTRAINTS],
 )
-def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
-    both, shape, places, vocabulary = lively("bart"), (4, 3), 6, 6
+def test_scores_under_each_constraint_are_those_of_the_logits_processors(settings):
+    both, shape, length, vocabulary = lively("bart"), (4, 3), 6, 6
     random = np.random.default_rng(0)
-    source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, places))
-    tokens[0, 0] = 3  # repeats as much as can be
-    bos, eos, touched = 4, 2, False
-    told = transformers.GenerationConfig(
+    source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, length))
+    tokens[0, 0] = 3  # repeated at every position
+    bos, eos, changed = 4, 2, False
+    theirs_config = transformers.GenerationConfig(
         **{
             "eos_token_id": eos,
             "decoder_start_token_id": bos,
-            "max_length": places + 1,
+            "max_length": length + 1,
             "forced_eos_token_id": None,
         }
         | settings
     )
-    how = generation.from_generation_config(told.to_dict(), both.config)
-    both.theirs._prepare_special_tokens(told, True, device="cpu")
-    processors = both.theirs._get_logits_processor(told, 1, torch.from_numpy(source))
+    config = generation.from_generation_config(theirs_config.to_dict(), both.config)
+    both.theirs._prepare_special_tokens(theirs_config, True, device="cpu")
+    processors = both.theirs._get_logits_processor(theirs_config, 1, torch.from_numpy(source))
     first = (
-        None if how.forced_bos_token_id is None else jnp.full(4, how.forced_bos_token_id, jnp.int32)
+        None
+        if config.forced_bos_token_id is None
+        else jnp.full(4, config.forced_bos_token_id, jnp.int32)
     )
     inputs = Inputs(jnp.asarray(source, jnp.int32), first)
-    static_args = StaticArgs(how, places, bos, eos, pad_id=1)
+    static_args = StaticArgs(config, length, bos, eos, pad_id=1)
     apply = jax.jit(
         lambda scores, step: constraints.apply(
             scores, jnp.asarray(tokens, jnp.int32), step, inputs, static_args
         )
     )
-    for step, highest in itertools.product(
-        range(places), (0, 3)
-    ):  # log-probabilities, and logits, some of which are above 0
+    # Log-probabilities, and logits, some of which are above 0
+    for step, highest in itertools.product(range(length), (0, 3)):
         scores = random.normal(size=(*shape, vocabulary)) - 3 + highest
         ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(
             12, -1
@@ -346,38 +354,39 @@ def test_scores_under_each_rule_are_those_of_the_logits_processors(settings):
             .numpy()
             .reshape(scores.shape)
         )
-        ours = apply(
-            jnp.asarray(scores), jnp.asarray(step, jnp.int32)
-        )  # what follows the step must not matter
+        # Tokens after the step must not matter
+        ours = apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32))
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-14, atol=0)
-        touched |= bool((theirs != scores).any())
-    assert touched, "a rule that does nothing here shows nothing"
+        changed |= bool((theirs != scores).any())
+    assert changed, "this constraint changed no score, so the test proves nothing"
 
 
 STOPS = {EarlyStopping.HEURISTIC: False, EarlyStopping.FULL: True, EarlyStopping.NEVER: "never"}
 
 
 def test_early_stopping_has_three_meanings_that_differ(loops):
-    """Each is transformers' own, and no other: with many lengths, three searches of the same
-    batches give three results.
+    """Each equals transformers' own, and no two are equal: with many lengths, three searches of the
+    same batches give three results.
     """
-    both, found = lively("bart"), {}
+    both, results = lively("bart"), {}
     for ours, theirs in STOPS.items():
-        found[ours] = []
+        results[ours] = []
         for penalty, source in itertools.product((3.0,), sources(both.config, 2)):
-            said_by_both = ours_and_theirs(
+            ours_tokens, theirs_tokens = ours_and_theirs(
                 both,
                 source,
-                told("bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs),
+                generate_arguments(
+                    "bart", 0, num_beams=3, length_penalty=penalty, early_stopping=theirs
+                ),
             )
-            assert said_by_both[0] == said_by_both[1], (ours, penalty)
-            found[ours].append(said_by_both[0])
+            assert ours_tokens == theirs_tokens, (ours, penalty)
+            results[ours].append(ours_tokens)
     assert loops.margin > TIE
-    assert all(found[one] != found[other] for one, other in itertools.combinations(STOPS, 2))
+    assert all(results[one] != results[other] for one, other in itertools.combinations(STOPS, 2))
 
 
-def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
-    """The fault that would be easiest to make: the start token counted in what a score is divided
+def test_another_count_of_the_length_is_detected(loops, monkeypatch):
+    """The easiest fault to make: the start token counted in the length that a score is divided
     by.
     """
     both = lively("bart")
@@ -387,21 +396,21 @@ def test_another_count_of_the_length_is_noticed(loops, monkeypatch):
     )
     pairs = []
     for penalty, source in itertools.product((1.0, 3.0, -3.0), sources(both.config, 2)):
-        # A length of its own, so that it is compiled anew
+        # A length that no other test has, so that it is compiled anew
         search = {
             "num_beams": 3,
             "num_return_sequences": 3,
             "length_penalty": penalty,
             "early_stopping": False,
-            "max_length": PLACES,
+            "max_length": MAX_NEW_TOKENS,
         }
-        settings = told("bart", 0, **search)
+        settings = generate_arguments("bart", 0, **search)
         pairs.append(ours_and_theirs(both, source, settings))
-    jax.clear_caches()  # what has the fault in it serves no other test
+    jax.clear_caches()  # programs with the fault must serve no other test
     assert any(ours != theirs for ours, theirs in pairs)
 
 
-def test_a_tie_is_seen(loops):
+def test_a_tie_is_detected(loops):
     """Every second token is as likely as the one before it."""
     theirs, config, _ = lively("mt5")
     weight = theirs.get_output_embeddings().weight
@@ -415,8 +424,8 @@ def test_a_tie_is_seen(loops):
 
 
 def test_every_attribute_of_a_generation_config_is_known():
-    """A new one upstream fails here, until it is handled, ignored with a reason, or refused where
-    it is not its default.
+    """A new one upstream fails here, until it is handled, ignored with a reason, or refused unless
+    it has its default.
     """
     upstream = set(transformers.GenerationConfig().to_dict())
     assert upstream <= generation.KNOWN, (
@@ -436,12 +445,13 @@ def test_every_attribute_of_a_generation_config_is_known():
     assert generation.from_generation_config(everything, lively("bart").config).num_beams == 1
 
 
-def test_what_is_written_for_transformers_says_the_same_there():
-    config = lively("bart").config
-    how = generation.from_generation_config(
-        {"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]}, config
+def test_a_written_configuration_has_the_same_settings_in_transformers():
+    model_config = lively("bart").config
+    config = generation.from_generation_config(
+        {"num_beams": 3, "length_penalty": 2, "max_length": 9, "forced_eos_token_id": [2]},
+        model_config,
     )
-    written = generation.to_generation_config(how, config)
+    written = generation.to_generation_config(config, model_config)
     read = transformers.GenerationConfig.from_dict(written)
     assert (read.num_beams, read.length_penalty, read.max_length, read.forced_eos_token_id) == (
         3,
@@ -449,24 +459,24 @@ def test_what_is_written_for_transformers_says_the_same_there():
         9,
         2,
     )
-    assert generation.from_generation_config(read.to_dict(), config) == how
+    assert generation.from_generation_config(read.to_dict(), model_config) == config
 
 
 def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, monkeypatch):
-    """A forced language token, and beams of the folder's own."""
+    """With a forced language token, and the number of beams in the folder."""
     lines, folder = ["the quick dog", "", "a red house", "the"], tmp_path / "m2m_100"
     module = huggingface_folders.save_model("m2m_100", folder)
-    with torch.no_grad():  # as it comes, every line has the same translation
+    with torch.no_grad():  # with weights as initialised, all lines have one translation
         for name, weight in module.named_parameters():
             if "encoder_attn" in name and name.endswith("weight"):
                 weight.mul_(20)
     module.generation_config.update(num_beams=3, max_length=20, length_penalty=0.4)
     module.save_pretrained(folder)
-    words = huggingface_folders.tokenizer("m2m_100", folder)
-    forced = {"forced_bos_token_id": words.get_lang_id("de")}
+    tokenizer = huggingface_folders.tokenizer("m2m_100", folder)
+    forced = {"forced_bos_token_id": tokenizer.get_lang_id("de")}
     expected = [
-        words.decode(
-            module.generate(**words([line], return_tensors="pt"), **forced)[0],
+        tokenizer.decode(
+            module.generate(**tokenizer([line], return_tensors="pt"), **forced)[0],
             skip_special_tokens=True,
         )
         if line
