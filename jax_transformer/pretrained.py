@@ -1,7 +1,7 @@
-"""The one way in: :func:`open` any kind of file or folder with weights, and ask the result for what
-is needed.
+"""Open any kind of file or folder with weights: :func:`open` returns its weights, configuration and
+tokenizer.
 
-Nothing that is opened is run. Importing this loads no jax, and neither does opening a file.
+No code in a file is run. Importing this module loads no jax, and neither does opening a file.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ _NARROWEST = 16
 
 
 class Pretrained(StoredWeights):
-    """Weights that are stored somewhere, with all that belongs to them.
+    """Stored weights, with their configuration, tokenizer and generation settings.
 
-    Arrays are read when they are asked for.
+    Arrays are read on demand.
     """
 
     # The model
@@ -48,9 +48,10 @@ class Pretrained(StoredWeights):
         """The weights as ``{name: array}``, under this project's names or (``names="torch"``) under
         PyTorch's.
 
-        ``config`` says what model a bare file is of, ``architecture`` whose names its tensors have
-        if not the configuration's own. Raises InputError (CheckpointError for a run) with
-        everything that is missing, unexpected, mis-shaped, or tied and different.
+        ``config`` is the configuration of a bare file's model, ``architecture`` the one that its
+        tensors are named after, if not the configuration's own. Raises InputError
+        (CheckpointError for a run) with everything that is missing, unexpected, mis-shaped, or
+        tied and different.
         """
         from jax_transformer import state_dict, transformer
 
@@ -68,7 +69,9 @@ class Pretrained(StoredWeights):
     def _checked(
         self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
     ) -> "dict[str, np.ndarray]":
-        """The arrays, if they have these shapes and those that ``ties`` joins are equal."""
+        """Read the arrays. Raises InputError, or CheckpointError for a run, unless they have these
+        shapes and tied ones are equal.
+        """
         try:
             fit.refuse(fit.problems(self.tensors, shapes))
             state = self.read()
@@ -111,7 +114,7 @@ class Pretrained(StoredWeights):
             raise ConfigError(f"{self.path} does not tell its architecture: give a configuration")
         return self.config or config  # type: ignore[return-value]
 
-    # What translating needs besides
+    # Tokenizer and generation
 
     @property
     def has_tokenizer(self) -> bool:
@@ -125,10 +128,9 @@ class Pretrained(StoredWeights):
     def tokenizer(
         self, source_lang: str | None = None, target_lang: str | None = None
     ) -> "Tokenizer | TokenizerPair":
-        """The tokenizer, between two languages if it knows several.
+        """The tokenizer, for these two languages if it is multilingual.
 
-        Raises InputError if there is none, ConfigError if it knows of no languages and some are
-        given.
+        Raises InputError if there is none, ConfigError for languages if it is not multilingual.
         """
         from jax_transformer.data import huggingface_tokenizer, run_tokenizer
 
@@ -148,11 +150,10 @@ class Pretrained(StoredWeights):
         return loaded.with_languages(source_lang, target_lang)
 
     def generation_config(self, tokenizer: Any = None) -> "GenerationConfig":
-        """How transformers' ``generate`` decodes with the folder's files, into the target language
-        of ``tokenizer``.
+        """The settings of transformers' ``generate`` in the folder's files, with the target
+        language of ``tokenizer``; this project's defaults if there are no such files.
 
-        The defaults of this project if there are no such files. Raises InputError, naming the file,
-        for settings that are not supported.
+        Raises InputError, naming the file, for settings that are not supported.
         """
         from jax_transformer.generate.generation_config import GenerationConfig
 
@@ -163,8 +164,8 @@ class Pretrained(StoredWeights):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths that batches of sources are padded to: those of training, else powers of two
-        up to the model's length.
+        """The widths that batches of sources are padded to: those of training, otherwise powers of
+        two up to the model's length.
         """
         if self.run is not None and (self.run.data.exists() or not self.extra_files):
             return parsed(self.run.data, lambda text: tuple(json.loads(text)["widths"]))
@@ -178,25 +179,23 @@ def open(
 ) -> Pretrained:
     """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder,
     ``hf:owner/name``, a .safetensors file or the index of several, or a PyTorch file. The kind is
-    known by content.
+    detected from the content.
 
-    A checkpoint is verified against its manifest here, once; everything else is read as it is asked
-    for.
+    A checkpoint is verified against its manifest here, once; everything else is read on demand.
 
     Args:
         path: a file, a folder or ``hf:owner/name``.
         weights: ``auto``, ``averaged``, ``best``, ``last`` or the number of a step, in a run. If a
             checkpoint is damaged, ``auto`` names it on stderr and takes the next.
-        key: the place of the state_dict in a PyTorch file, as ``model``; found if there is only
-            one.
-        strip_prefix: taken from the beginning of every name of a file, as ``module.``.
+        key: the key of the state_dict in a PyTorch file, such as ``model``; not needed if there is
+            only one.
+        strip_prefix: removed from the beginning of every name of a file, such as ``module.``.
 
     Raises:
-        InputError: no such file, damaged, or of no known kind.
-        CheckpointError: a run has no intact checkpoint, or not the one that ``weights`` asks for.
-        ConfigError: an argument does not go with this kind.
-        UnsafeFileError: the file asks for something to be run, or for more memory than it has
-            bytes.
+        InputError: the file is missing, damaged, or of no known kind.
+        CheckpointError: a run has no intact checkpoint, or not the one that ``weights`` selects.
+        ConfigError: an argument does not apply to this kind.
+        UnsafeFileError: the file would run code, or needs more memory than it has bytes.
     """
     stored = pretrained_files.find(path, weights, key)
     return Pretrained(**vars(stored.stripped(strip_prefix) if strip_prefix else stored))
@@ -209,10 +208,10 @@ def load(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> "tuple[Transformer, Tokenizer | TokenizerPair | None]":
-    """The model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``; None
-    without a tokenizer.
+    """Load the model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``;
+    the tokenizer is None if there is none.
 
-    Arrays keep the dtypes of the files. The languages are for a tokenizer that knows several.
+    Arrays keep the dtypes of the files. The languages are for a multilingual tokenizer.
     ``weights`` and errors are those of :func:`open`.
     """
     opened = open(path, weights)
@@ -227,8 +226,8 @@ def load(
 def generation_config(
     folder: Path, config: TransformerConfig, tokenizer: Any = None
 ) -> "GenerationConfig":
-    """How transformers' ``generate`` decodes with the files in ``folder``, into the target language
-    of ``tokenizer``.
+    """The settings of transformers' ``generate`` in the files of ``folder``, with the target
+    language of ``tokenizer``.
 
     Raises InputError, naming the file, for settings that are not supported.
     """
@@ -248,9 +247,7 @@ def generation_config(
 
 
 def powers_of_two(longest: int) -> tuple[int, ...]:
-    """Widths from 16 on, each twice the one before, below ``longest``: a handful of programs for
-    every length.
-    """
+    """Powers of two from 16 up to less than ``longest``, so that few programs are compiled."""
     widths = [_NARROWEST]
     while widths[-1] < longest:
         widths.append(2 * widths[-1])

@@ -1,4 +1,4 @@
-"""Weights as each kind of file or folder stores them: names, shapes, and what is next to them.
+"""Stored weights of each kind of file or folder: names, shapes, and the files next to them.
 
 Loads no jax.
 """
@@ -37,29 +37,31 @@ _WHY_NOT = {
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Weights that are stored somewhere; see :class:`jax_transformer.pretrained.Pretrained`."""
+    """Stored weights; see :class:`jax_transformer.pretrained.Pretrained`."""
 
     kind: Kind
     path: Path
     """The file or folder on this machine."""
     title: str
-    """The path, and which weights of it, for messages: ``runs/phrases (best, step 2000)``."""
+    """The path and the selected weights, for messages: ``runs/phrases (best, step 2000)``."""
     tensors: Mapping[str, TensorInfo]
-    """Under PyTorch's names if ``kind.has_torch_names``, else under this project's."""
+    """Shapes and dtypes, under PyTorch's names if ``kind.has_torch_names``, otherwise under this
+    project's.
+    """
     read: Callable[[], dict[str, np.ndarray]]
-    """Read the tensors with their numbers; names that are tied have one array."""
+    """Read the tensors; names that are tied have one array."""
     config: TransformerConfig | None = None
-    """The model's configuration; None for a bare file, which does not tell it."""
+    """The model's configuration; None for a bare file, which does not have one."""
     weights: str = ""
-    """Which weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a file's
-    name.
+    """The selected weights of the folder: ``averaged``, ``best``, ``last``, a step's number, or a
+    file's name.
     """
     step: int = 0
     """The training step that the weights are of, in a run."""
     run: RunFolder | None = None
     """The run that the weights are from."""
     files: tuple[Path, ...] = ()
-    """Files that change if the weights do: the manifest of a checkpoint, the index and shards of a
+    """Files that change with the weights: the manifest of a checkpoint, the index and shards of a
     folder, or the file.
     """
     extra_files: Mapping[str, Path] = field(default_factory=dict)
@@ -67,20 +69,20 @@ class StoredWeights:
     card.
     """
     ties: tuple[tuple[str, ...], ...] = ()
-    """Names that are one tensor."""
+    """Groups of names of one tensor."""
     dropped: tuple[Note, ...] = ()
-    """What else is there and is no weight of the model."""
+    """The entries of the file or folder that are no weights of the model."""
     derived: tuple[Note, ...] = ()
-    """Which of ``tensors`` are not stored, but copies of others or computed."""
+    """Those of ``tensors`` that are not stored, but copies of others or computed."""
 
     def stripped(self, prefix: str) -> "StoredWeights":
-        """The same under names without ``prefix``.
+        """The same weights under names without ``prefix``.
 
-        Raises InputError if a name does not begin with it.
+        Raises InputError if a name does not begin with it, ConfigError for a folder.
         """
         if not self.kind.is_file:
-            whose = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
-            raise ConfigError(f"--strip-prefix {prefix}: {self.path} has the names of {whose}")
+            source = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
+            raise ConfigError(f"--strip-prefix {prefix}: {self.path} has the names of {source}")
         others = [name for name in self.tensors if not name.startswith(prefix)]
         if others:
             raise InputError(
@@ -98,7 +100,7 @@ class StoredWeights:
 
 
 def find(path: str | Path, weights: str = "auto", key: str | None = None) -> StoredWeights:
-    """The weights at ``path``.
+    """Find the weights at ``path``.
 
     Arguments and errors are those of :func:`jax_transformer.pretrained.open`.
     """
@@ -128,8 +130,8 @@ def _run(path: Path, weights: str) -> StoredWeights:
     config = parsed(folder.config, TransformerConfig.from_json)
     candidate, opened = open_weights(folder, weights)
     title = f"{path} ({candidate.name}, step {candidate.step})"
-    made = _checkpoint(Kind.RUN, path, title, opened, folder, config)
-    return replace(made, weights=candidate.name)
+    stored = _checkpoint(Kind.RUN, path, title, opened, folder, config)
+    return replace(stored, weights=candidate.name)
 
 
 def _step(path: Path) -> StoredWeights:
@@ -138,13 +140,13 @@ def _step(path: Path) -> StoredWeights:
         raise InputError(f"{path}: a single checkpoint has its step as its name")
     config, folder = config_around(path), RunFolder(path.parent.parent)
     opened = checkpoint.open(path.parent, int(path.name))
-    made = _checkpoint(Kind.STEP, path, str(path), opened, folder if config else None, config)
-    return replace(made, weights=path.name)
+    stored = _checkpoint(Kind.STEP, path, str(path), opened, folder if config else None, config)
+    return replace(stored, weights=path.name)
 
 
 def config_around(path: Path) -> TransformerConfig | None:
-    """The configuration of the run folder that a checkpoint lies in or is to lie in; None if it
-    lies in none.
+    """The configuration of the run folder of a checkpoint, which need not exist yet; None if it is
+    in no run folder.
     """
     folder = RunFolder(path.absolute().parent.parent)
     return parsed(folder.config, TransformerConfig.from_json) if folder.config.is_file() else None
@@ -158,9 +160,7 @@ def _checkpoint(
     run: RunFolder | None,
     config: TransformerConfig | None,
 ) -> StoredWeights:
-    """The weights that one would translate with: the moving average if there is one, and what is
-    frozen.
-    """
+    """The weights for inference: the moving average if there is one, and the frozen arrays."""
     groups: dict[str, list[str]] = {}
     for name in opened.tensors:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -202,8 +202,8 @@ def _checkpoint(
 
 
 def _huggingface(path: Path) -> StoredWeights:
-    """A folder's tensors under all names of the module's ``state_dict()``, including those that its
-    file leaves out.
+    """A folder's tensors under all names of the module's ``state_dict()``, including those that are
+    not in its file.
     """
     folder = folders.find(path)
     stored = folders.describe(folder)
@@ -232,7 +232,7 @@ def _huggingface(path: Path) -> StoredWeights:
         config,
         weights=folder.weights.name,
         files=tuple(folder.files),
-        extra_files={name: path / name for name in folder.kept},
+        extra_files={name: path / name for name in folder.extra_names},
         dropped=(*dropped, *(Note(name, reason) for name, reason in folder.others)),
         derived=derived,
     )

@@ -113,7 +113,7 @@ def _huggingface(path: Path) -> Contents:
         for name, value in folder.data.items()
         if value is not None and not isinstance(value, dict | list)
     }
-    files = [*folder.files, *(path / name for name in folder.kept)]
+    files = [*folder.files, *(path / name for name in folder.extra_names)]
     hashes = {file.name: file_sha256(file) for file in files}
     return Contents(
         str(path),

@@ -1,8 +1,8 @@
 """Files and folders that appear under their name complete or not at all.
 
 Both are written to a temporary sibling, synced, given the mode of a new file, and renamed. The
-folder that holds them is synced last, so that the new name survives a power cut. Everything in this
-package that writes a file writes it here.
+parent folder is synced last, so that the new name survives a power cut. All files of this package
+are written with these functions.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def file(path: Path) -> Iterator[Path]:
     """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
     after an error.
 
-    Its mode is what the umask gives a new file, whoever wrote it: the writer of safetensors makes
+    Its mode is the one that the umask gives a new file: the safetensors library would create
     files that only their owner can read.
     """
     temporary = _temporary(path)
@@ -44,17 +44,17 @@ def file(path: Path) -> Iterator[Path]:
 def folder(
     path: Path, *, temporary: Path | None = None, aside: Path | None = None
 ) -> Iterator[Path]:
-    """The name of a new folder next to ``path``, which the caller makes and fills. It becomes
-    ``path`` at the end, and is removed after an error. The folder above is made if it does not
-    exist.
+    """The name of a new folder next to ``path``, which the caller creates and fills. It becomes
+    ``path`` at the end, and is removed after an error. The parent folder is created if it does
+    not exist.
 
-    A folder that is already there is exchanged for the new one in one system call, and removed.
+    An existing folder is exchanged for the new one in one system call, and removed.
 
     Args:
-        path: where the folder appears.
-        temporary: the name to write under; one with the process's number by default.
-        aside: the name that the old folder gets for a moment on systems without that call. Without
-            it, ConfigError is raised there, and ``path`` stays as it was.
+        path: the final name of the folder.
+        temporary: the name to write under; by default one with the process's id.
+        aside: a temporary name for the old folder, for systems without that call. If it is None,
+            ConfigError is raised on such systems, and ``path`` is unchanged.
     """
     path = path.absolute()
     temporary = temporary or _temporary(path)
@@ -79,12 +79,12 @@ def folder(
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` in UTF-8 with its line ends as they are."""
+    """Write ``text`` in UTF-8 with its line ends unchanged."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content``."""
+    """Write ``content`` to the file ``path``."""
     with file(Path(path)) as temporary:
         temporary.write_bytes(content)
 
@@ -99,7 +99,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it is there."""
+    """Remove a file, a link or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

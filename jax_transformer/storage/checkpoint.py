@@ -2,8 +2,7 @@
 the hash of every file.
 
 A checkpoint appears under its name complete or not at all. The groups of a training state are
-``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. This is the one file that speaks to
-Orbax.
+``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. Orbax is used in this file only.
 """
 
 import itertools
@@ -28,26 +27,26 @@ from jax_transformer.storage.tensors import TensorInfo
 Tree = TypeVar("Tree")
 _WRITING = ".writing-"
 _FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
-"""Groups by their names in checkpoints that version 0.1 wrote, and by ours."""
+"""Groups' names in checkpoints of version 0.1, and their present names."""
 _FORMER_MODULE = (".idle.", ".unused.")
-"""A module's name within those of arrays, in checkpoints that version 0.1 wrote, and ours."""
+"""A part of arrays' names in checkpoints of version 0.1, and its present name."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """An intact checkpoint: when it was opened, its files had the hashes of its manifest. Arrays
-    are read when asked for.
+    are read on demand.
     """
 
     path: Path
     step: int
     about: Mapping[str, Any]
-    """The manifest: what was recorded, the step, and ``sha256`` of every file."""
+    """The manifest: the recorded facts, the step, and ``sha256`` of every file."""
     tensors: Mapping[str, TensorInfo]
     """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
     _identity: manifest.Identity
     _stored: Any
-    """The tree as it is on the disk, with its former names."""
+    """The tree with the names that it has on disk."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
         """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of
@@ -76,8 +75,8 @@ class Checkpoint:
         return self._restore(abstract, partial=partial)
 
     def arrays(self, groups: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Arrays by their path in the tree, as NumPy's: bit for bit, whatever JAX's mode. All of
-        them, or those of some groups.
+        """NumPy arrays by their path in the tree, bit for bit (also float64 in JAX's 32-bit mode):
+        all of them, or those of some groups.
         """
         import jax
 
@@ -90,15 +89,15 @@ class Checkpoint:
 
     def _restore(self, like: Tree, *, partial: bool) -> Tree:
         former = {new: old for old, new in _FORMER_GROUPS.items() if old in self._stored}
-        asked: Any = like
+        stored_like: Any = like
         if former:
             groups: Any = like._asdict() if hasattr(like, "_asdict") else like
-            asked = {
+            stored_like = {
                 former.get(group, group): _renamed(tree, *_FORMER_MODULE[::-1])
                 for group, tree in groups.items()
             }
 
-        loaded = self._loaded(asked, partial=partial)
+        loaded = self._loaded(stored_like, partial=partial)
         if not former:
             return loaded
         restored: Any = {
@@ -149,7 +148,7 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
     """Write ``folder/step``: arrays from ``tree``, ``about`` into its manifest. Raises
     CheckpointError if the disk is full.
 
-    Nothing that was there before is touched until the new one is complete and on the disk.
+    An earlier checkpoint is not touched until the new one is complete and on the disk.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -176,8 +175,8 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted or failed save left. A checkpoint that was being replaced gets its
-    name back.
+    """Remove the files of an interrupted or failed save. A checkpoint that was being replaced gets
+    its name back.
     """
     for stale in sorted(folder.glob(f"{_WRITING}*"), reverse=True):
         name = stale.name.removeprefix(_WRITING).removesuffix(".replaced")
@@ -188,8 +187,8 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: Iterable[int]) -> None:
-    """Remove the checkpoints of all steps that are not in ``keep``. Each loses its name first, so
-    that no half of one stays.
+    """Remove the checkpoints of all steps that are not in ``keep``. Each is renamed first, so
+    that no incomplete one keeps its name.
     """
     for step in set(steps(folder)) - set(keep):
         nameless = folder / f"{_WRITING}{step}"
@@ -198,7 +197,7 @@ def prune(folder: Path, keep: Iterable[int]) -> None:
 
 
 def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
-    """The newest step whose files are those of its manifest, and what is wrong with the newer ones.
+    """The newest step with the files of its manifest, and the errors of the newer ones.
 
     Raises CheckpointError naming the newest if there are checkpoints and none is intact.
     """
@@ -216,7 +215,7 @@ def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
 
 
 def quarantine(folder: Path, step: int) -> Path:
-    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is not taken for one, and return
+    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is no longer listed, and return
     the new path.
     """
     for number in itertools.count(1):
@@ -228,8 +227,8 @@ def quarantine(folder: Path, step: int) -> Path:
 
 
 def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """What :func:`save` recorded ``about`` a checkpoint, with its step and hashes; the other files
-    are not read.
+    """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
+    the manifest is read.
 
     Raises CheckpointError if a byte of the manifest changed.
     """
@@ -237,7 +236,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _present(name: str) -> str:
-    """The path of an array under the names of today."""
+    """The path of an array with the present names."""
     group, slash, rest = name.partition("/")
     return _FORMER_GROUPS.get(group, group) + slash + rest.replace(*_FORMER_MODULE)
 
@@ -269,7 +268,7 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 @contextmanager
 def _failures_reported_once() -> Iterator[None]:
     """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
-    threads: we report it.
+    threads: the caller reports it.
 
     After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
     coroutines, which come much later.

@@ -1,10 +1,10 @@
 """Weights that transformers' Flax classes saved before version 5 dropped them:
-``flax_model.msgpack``, whole or in shards with an index.
+``flax_model.msgpack``, in one file or in shards with an index.
 
-BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules carry the names of the
-PyTorch classes, so that a parameter's path is its PyTorch name but for the last word: a Dense layer
-has ``kernel``, which lies (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's own norm
-already has ``weight``. Positions that are computed and tied copies are not in a file. Facts from
+BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules have the names of the
+PyTorch classes, so that a parameter's path is its PyTorch name except for the last word: a Dense
+layer has ``kernel`` of shape (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's norm
+already has ``weight``. Computed positions and tied copies are not in a file. Facts from
 transformers 4's ``modeling_flax_{bart,mbart,marian,pegasus,t5}.py`` and ``modeling_flax_utils.py``.
 """
 
@@ -28,7 +28,7 @@ _LAST = {
     "weight": "weight",
     "bias": "bias",
 }
-_ALONE = ("final_logits_bias",)
+_TOP_LEVEL = ("final_logits_bias",)
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
@@ -38,22 +38,24 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: a file is missing or damaged, or holds names that these classes did not have;
             all are listed.
-        UnsafeFileError: a file claims more than it holds.
+        UnsafeFileError: a file declares more bytes than it has.
     """
-    found = _headers(Path(path))
-    names = _names(Path(path), {keys: extent.shape for keys, extent in found.items()})
-    return {name: _as_torch(keys, msgpack.read(found[keys])) for keys, name in names.items()}
+    extents = _headers(Path(path))
+    names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
+    return {name: _as_torch(keys, msgpack.read(extents[keys])) for keys, name in names.items()}
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
-    """Shape and dtype of everything that ``read`` gives; no array is read. Raises as ``read``."""
-    found = _headers(Path(path))
-    names = _names(Path(path), {keys: extent.shape for keys, extent in found.items()})
+    """Shape and dtype of everything that ``read`` returns; no array is read. Raises as ``read``."""
+    extents = _headers(Path(path))
+    names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
     shapes = {
         keys: extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
-        for keys, extent in found.items()
+        for keys, extent in extents.items()
     }
-    return {name: TensorInfo(shapes[keys], found[keys].dtype.name) for keys, name in names.items()}
+    return {
+        name: TensorInfo(shapes[keys], extents[keys].dtype.name) for keys, name in names.items()
+    }
 
 
 def files(path: str | Path) -> list[Path]:
@@ -73,9 +75,9 @@ def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
     headers = {file: msgpack.header(file) for file in files(path)}
     if index.is_index(path):
         index.check(
-            path, {file: {"/".join(keys) for keys in found} for file, found in headers.items()}
+            path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
         )
-    return {keys: extent for found in headers.values() for keys, extent in found.items()}
+    return {keys: extent for extents in headers.values() for keys, extent in extents.items()}
 
 
 def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
@@ -85,8 +87,8 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
     wrong: list[str] = []
     for keys, shape in shapes.items():
         *above, last = keys
-        name = ".".join(keys if keys == _ALONE else (*above, _LAST.get(last, "")))
-        if keys != _ALONE and (not above or last not in _LAST):
+        name = ".".join(keys if keys == _TOP_LEVEL else (*above, _LAST.get(last, "")))
+        if keys != _TOP_LEVEL and (not above or last not in _LAST):
             wrong.append(f"{shown('/'.join(keys))} is no parameter of a Dense, Embed or norm")
         elif last == "kernel" and len(shape) != 2:
             wrong.append(

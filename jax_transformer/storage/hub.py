@@ -1,7 +1,7 @@
 """``hf:owner/name`` and ``hf:owner/name@revision``: a model on the Hugging Face hub, downloaded
 through ``huggingface_hub`` into its own cache.
 
-Configuration, weights in one form, and tokenizer files are asked for by name; programs never are.
+Configuration, weights in one format, and tokenizer files are requested by name; programs never are.
 """
 
 import re
@@ -21,7 +21,7 @@ def is_source(path: str) -> bool:
 
 
 def local(path: str | Path) -> Path:
-    """The folder that ``path`` names: itself, or the download for ``hf:owner/name``.
+    """The local folder of ``path``: itself, or the download for ``hf:owner/name``.
 
     Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
     the download fails.

@@ -1,4 +1,4 @@
-"""A model's folder as Hugging Face transformers writes it: config.json, weights in one file or
+"""A model's folder in the layout of Hugging Face transformers: config.json, weights in one file or
 several, tokenizer. Loads no jax.
 
 The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which
@@ -21,7 +21,7 @@ from jax_transformer.storage.untrusted import shown
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 IN_RUN = "huggingface"
-"""The folder within a run that keeps such a folder's files, but the weights, as they were."""
+"""The folder of a run with a Hugging Face folder's files except the weights, unchanged."""
 INDEX = ".index.json"
 SAFETENSORS, PT = "model.safetensors", "pytorch_model.bin"
 FLAX = "flax_model.msgpack"
@@ -56,8 +56,8 @@ class Folder:
     """config.json."""
     weights: Path
     """The file of weights, or the index of several."""
-    kept: tuple[str, ...]
-    """The files that go with the weights wherever they go, verbatim."""
+    extra_names: tuple[str, ...]
+    """Names of the files that are copied with the weights, unchanged."""
     others: tuple[tuple[str, str], ...]
     """The other files and folders, and why each is left out of a conversion."""
 
@@ -87,28 +87,32 @@ def configuration(path: Path) -> Mapping[str, Any]:
 
 
 def find(path: str | Path) -> Folder:
-    """The files of a folder. Raises InputError, naming the files it looked for, if it has no
-    weights.
+    """Find the files of a folder. Raises InputError with the names of weight files if it has none
+    of them.
     """
     path = Path(path)
     data = configuration(path)
-    there = [name for name in WEIGHTS if (path / name).is_file()]
-    if not there:
+    existing = [name for name in WEIGHTS if (path / name).is_file()]
+    if not existing:
         raise InputError(
             f"{path}: holds no weights: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
         )
-    weights = path / there[0]
+    weights = path / existing[0]
     used = {
         file.name for file in (index.shards(weights) if weights.name.endswith(INDEX) else ())
     } | {weights.name}
-    kept = tuple(name for name in KEPT if (path / name).is_file())
+    extra_names = tuple(name for name in KEPT if (path / name).is_file())
     names = sorted(
         name
         for name in (entry.name for entry in path.iterdir())
-        if name not in used and name not in kept
+        if name not in used and name not in extra_names
     )
     return Folder(
-        path, data, weights, kept, tuple((name, _why(path / name, weights.name)) for name in names)
+        path,
+        data,
+        weights,
+        extra_names,
+        tuple((name, _why(path / name, weights.name)) for name in names),
     )
 
 
@@ -182,7 +186,7 @@ def describe(folder: Folder) -> dict[str, TensorInfo]:
 
 
 def ties(folder: Folder) -> list[tuple[str, ...]]:
-    """Groups of names that share the bytes of a PyTorch file; other files have none."""
+    """Groups of names that share the bytes of a PyTorch file; empty for other files."""
     if not folder.weights.name.startswith(PT):
         return []
     from jax_transformer.storage import pt
@@ -191,7 +195,7 @@ def ties(folder: Folder) -> list[tuple[str, ...]]:
 
 
 def read(folder: Folder) -> dict[str, np.ndarray]:
-    """Every stored tensor with its numbers. Raises as :func:`describe`, and as the readers of the
+    """Every stored tensor as an array. Raises as :func:`describe`, and as the readers of the
     files do.
     """
     if folder.weights.name.startswith(SAFETENSORS):
@@ -213,8 +217,7 @@ def same(folder: Folder, one: str, other: str) -> bool:
     file.
     """
     if folder.weights.name.startswith(SAFETENSORS):
-        found = [_raw(folder, name) for name in (one, other)]
-        return found[0] == found[1]
+        return _raw(folder, one) == _raw(folder, other)
     arrays = read(folder)
     return tensors.same(arrays[one], arrays[other])
 
@@ -235,8 +238,8 @@ def write(
     *,
     shard_size: int = SHARD_SIZE,
 ) -> None:
-    """A new folder: ``state`` as it is, in one file or in several of at most ``shard_size`` bytes,
-    and the other files by their names.
+    """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
+    bytes, and the other files by their names.
 
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
@@ -254,9 +257,9 @@ def write(
             "total_parameters": sum(array.size for array in state.values()),
             "total_size": sum(a.nbytes for a in state.values()),
         }
-        where = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        files = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         (path / (SAFETENSORS + INDEX)).write_bytes(
-            to_json({"metadata": total, "weight_map": dict(sorted(where.items()))})
+            to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
         )
     write_files(path, extra_files)
 
@@ -295,7 +298,9 @@ def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def size(text: str) -> int:
-    """Bytes, from ``5GB``, ``200MB`` or a plain number. Raises ConfigError for anything else."""
+    """Parse a number of bytes: ``5GB``, ``200MB`` or a plain number. Raises ConfigError for other
+    text.
+    """
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     number, unit = (
         (text[:-2], units[text[-2:].upper()]) if text[-2:].upper() in units else (text, 1)
@@ -308,7 +313,7 @@ def size(text: str) -> int:
 
 
 def to_json(data: Mapping[str, Any]) -> bytes:
-    """JSON as transformers writes it."""
+    """JSON in transformers' format."""
     return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
 
 

@@ -10,7 +10,7 @@ from jax_transformer.storage.untrusted import shown
 
 def is_index(path: str | Path) -> bool:
     """True for JSON with a weight_map. A .safetensors file begins with eight bytes of length, one
-    of them NUL; JSON has none.
+    of them NUL; JSON has no NUL.
     """
     path = Path(path)
     if not path.is_file() or path.stat().st_size > json_text.LONGEST:
@@ -20,8 +20,8 @@ def is_index(path: str | Path) -> bool:
 
 
 def weight_map(path: Path) -> dict[str, str]:
-    """The name of its file for every tensor. Raises UnsafeFileError if one is not a plain name in
-    the same folder.
+    """The file name of every tensor. Raises UnsafeFileError if one is not a plain name in the same
+    folder.
     """
     if path.stat().st_size > json_text.LONGEST:
         raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
@@ -43,26 +43,26 @@ def weight_map(path: Path) -> dict[str, str]:
 
 
 def shards(path: Path) -> list[Path]:
-    """The files that it names, each once, in order. Raises InputError if one is missing."""
+    """The files that the index names, each once, in order. Raises InputError if one is missing."""
     paths = [path.parent / file for file in sorted(set(weight_map(path).values()))]
     for shard in paths:
         if not shard.is_file():
-            there = sorted(other.name for other in path.parent.iterdir())
+            names = sorted(other.name for other in path.parent.iterdir())
             raise InputError(
-                f"{path}: names {shown(shard.name)}, which is missing{nearest(shard.name, there)}"
+                f"{path}: names {shown(shard.name)}, which is missing{nearest(shard.name, names)}"
             )
     return paths
 
 
-def check(path: Path, held: Mapping[Path, Collection[str]]) -> None:
-    """Raise InputError unless each file holds the tensors that the index names, and no others."""
+def check(path: Path, stored: Mapping[Path, Collection[str]]) -> None:
+    """Raise InputError unless each file has the tensors that the index names, and no others."""
     expected = weight_map(path)
     missing = sorted(
-        name for name, file in expected.items() if name not in held[path.parent / file]
+        name for name, file in expected.items() if name not in stored[path.parent / file]
     )
     unexpected = sorted(
         name
-        for file, names in held.items()
+        for file, names in stored.items()
         for name in names
         if path.parent / expected.get(name, "") != file
     )

@@ -1,4 +1,4 @@
-"""JSON from somebody else: no key twice, and no more nesting and brackets than weights and
+"""JSON of untrusted files: no key twice, and no more nesting and brackets than weights and
 configurations need.
 """
 
@@ -30,7 +30,7 @@ def read(path: Path, *, longest: int = LONGEST) -> Any:
 
 def parse(path: Path, content: bytes) -> Any:
     """Parse ``content`` of the file ``path``. Raises InputError if it is not JSON, UnsafeFileError
-    if it is nested or long beyond reason.
+    if it has too many brackets, too deep nesting or a key twice.
     """
     if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
         raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")

@@ -15,7 +15,7 @@ _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 
 
 class Kind(enum.Enum):
-    """The forms that weights are stored in."""
+    """The formats that weights are stored in."""
 
     SAFETENSORS = "safetensors"
     SHARDED = "sharded safetensors"
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
     @property
     def has_torch_names(self) -> bool:
-        """True if the weights are under PyTorch's names; a run's are under this project's."""
+        """True if the weights have PyTorch's names; those of a run have this project's."""
         return self.is_file or self is Kind.HUGGINGFACE
 
 
@@ -39,8 +39,8 @@ _FOLDERS = {"hf": Kind.HUGGINGFACE, "run": Kind.RUN}
 
 
 def of(path: Path) -> Kind:
-    """The kind of the file or folder at ``path``, by its content. Raises InputError if it is none
-    of ours.
+    """The kind of the file or folder at ``path``, by its content. Raises InputError if it is of no
+    known kind.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
@@ -72,7 +72,7 @@ def _of_folder(path: Path) -> Kind:
             return Kind.RUN
         if "model_type" in (config := huggingface.configuration(path)):
             return Kind.HUGGINGFACE
-        if "d_model" in config:  # ours, of a run that has no checkpoint yet
+        if "d_model" in config:  # of a run that has no checkpoint yet
             return Kind.RUN
     raise InputError(
         f"{path}: neither a run folder ({CONFIG} and checkpoints/), nor one checkpoint of a run "
@@ -84,12 +84,12 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     """The kind that a new file or folder of this name gets.
 
     Args:
-        path: its suffix tells the kind of a file; a name without suffix is a folder, a number a
-            checkpoint.
+        path: its suffix determines the kind of a file; a name without suffix is a folder, a number
+            a checkpoint.
         to: ``hf`` or ``run``, the kind of a folder.
 
     Raises:
-        ConfigError: the name tells no kind, or contradicts ``to``.
+        ConfigError: the suffix is unknown, or contradicts ``to``.
     """
     if to is not None and to not in _FOLDERS:
         known = ", ".join(_FOLDERS)

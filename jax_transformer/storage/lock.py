@@ -19,8 +19,7 @@ FILES = _LOCK, _HOLDER = ".lock", ".holder.json"
 def hold(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises LockedError naming the process that has it.
 
-    The operating system gives a lock back when its holder dies, however it dies, so the lock of a
-    dead process is free.
+    The operating system releases the lock when its process ends, even if it is killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / _LOCK)

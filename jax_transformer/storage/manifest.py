@@ -1,7 +1,7 @@
-"""``manifest.json`` of a checkpoint: the SHA-256 of every file in it, its step, and what was
-recorded about it.
+"""``manifest.json`` of a checkpoint: the SHA-256 of every file in it, its step, and the
+facts that were recorded about it.
 
-The manifest ends with a hash of itself, so that a changed byte anywhere in a checkpoint is noticed.
+The manifest ends with a hash of itself, so that every changed byte of a checkpoint is detected.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ FILE = "manifest.json"
 _OWN_HASH = "manifest_sha256"
 
 Identity = dict[str, tuple[int, int, int, int]]
-"""Device, inode, size and time of change of every file: equal if nobody wrote to them in between.
+"""Device, inode, size and time of change of every file: equal if no file was written in between.
 """
 
 
@@ -47,15 +47,15 @@ def read(folder: Path, step: int) -> dict[str, Any]:
 
 
 def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
-    """The manifest's content, after every file was hashed once, and the identity of these files.
+    """Verify every file against the manifest. Returns its content and the files' identity.
 
     Raises CheckpointError naming the first file that is missing, changed or not in the manifest.
     """
     content = read(folder, step)
-    expected, there, before = content["sha256"], dict(_files(folder)), identity(folder)
-    for name in sorted(expected.keys() | there.keys()):
+    expected, existing, before = content["sha256"], dict(_files(folder)), identity(folder)
+    for name in sorted(expected.keys() | existing.keys()):
         path = folder / name
-        if name not in there:
+        if name not in existing:
             raise CheckpointError(f"{path}: missing, so this checkpoint is incomplete")
         if name not in expected:
             raise CheckpointError(f"{path}: not in the manifest, so this checkpoint was changed")
@@ -67,9 +67,9 @@ def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
 def identity(folder: Path) -> Identity:
     """The identity of every file in ``folder``, by its name there."""
     return {
-        name: (found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+        name: (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
         for name, path in _files(folder)
-        for found in (os.stat(path),)
+        for status in (os.stat(path),)
     }
 
 

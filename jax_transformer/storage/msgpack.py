@@ -1,9 +1,9 @@
 """The msgpack files of ``flax.serialization``: nested maps with arrays as leaves.
 
-Read here rather than by flax, which takes whatever the file says to be there: this reader knows
-maps and arrays alone, walks the file once and checks every length against what is left of it. An
-array is an extension of type 1 (a NumPy scalar: of type 3) around a triple of shape, dtype's name
-and bytes in C order; one of more than 2^30 bytes lies in pieces in a map of its own, under
+They are not read with flax, which trusts every length in the file: this reader accepts maps and
+arrays only, reads the file once and checks every length against the rest of the file. An array is
+an extension of type 1 (a NumPy scalar: of type 3) with a triple of shape, dtype's name and bytes in
+C order; one of more than 2^30 bytes is split into pieces in a map of its own, under
 ``__msgpack_chunked_array__``.
 """
 
@@ -31,7 +31,7 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ArrayExtent:
-    """The place of an array in a file: ``pieces`` are the first byte and the number of bytes of
+    """The position of an array in a file: ``pieces`` are the first byte and the number of bytes of
     each part.
     """
 
@@ -45,20 +45,20 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
     """Every array of a file by the keys that lead to it; no array's bytes are read.
 
     Raises:
-        InputError: the file is damaged, or holds something else than maps of arrays.
-        UnsafeFileError: it claims more than it holds, or is deeper or has more entries than weights
-            need.
+        InputError: the file is damaged, or has values other than maps of arrays.
+        UnsafeFileError: it declares more bytes than it has, or is deeper or has more entries than
+            weights need.
     """
     path = Path(path)
     untrusted.check_readable(path)
     with open(path, "rb") as file:
         reader = _Reader(path, file, path.stat().st_size)
-        found = reader.value(0)
-        if not isinstance(found, dict):
+        tree = reader.value(0)
+        if not isinstance(tree, dict):
             reader.wrong("is no map")
         if reader.at != reader.size:
             reader.wrong(f"ends at byte {reader.at:,}, and the file has {reader.size:,}")
-    return _flat(path, found, ())
+    return _flat(path, tree, ())
 
 
 def read(extent: ArrayExtent) -> np.ndarray:
@@ -91,11 +91,11 @@ def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExte
     return flat
 
 
-def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
-    """Join an array of its pieces, which are numbered like the lengths of its shape."""
+def _joined(path: Path, chunked: dict[str, Any], at: Keys) -> ArrayExtent:
+    """Join the pieces of an array, which are numbered, as are the lengths of its shape."""
     name = shown("/".join(at))
-    shape, pieces = (_numbered(told.get(key)) for key in ("shape", "chunks"))
-    if set(told) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
+    shape, pieces = (_numbered(chunked.get(key)) for key in ("shape", "chunks"))
+    if set(chunked) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:
         raise InputError(f"{path}: {name} is not in pieces as flax writes them")
     if not all(
         isinstance(piece, ArrayExtent) and len(piece.shape) == 1 and piece.dtype == pieces[0].dtype
@@ -114,17 +114,17 @@ def _joined(path: Path, told: dict[str, Any], at: Keys) -> ArrayExtent:
     )
 
 
-def _numbered(told: Any) -> list[Any]:
+def _numbered(values: Any) -> list[Any]:
     """The values of the keys "0", "1" and so on; empty if there are other keys."""
     return (
-        [told[str(i)] for i in range(len(told))]
-        if isinstance(told, dict) and all(str(i) in told for i in range(len(told)))
+        [values[str(i)] for i in range(len(values))]
+        if isinstance(values, dict) and all(str(i) in values for i in range(len(values)))
         else []
     )
 
 
 class _Reader:
-    """Values of msgpack one after the other, none longer than what is left of the file."""
+    """Reads the values of msgpack in order, none longer than the rest of the file."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file, self.size = path, file, size
@@ -178,19 +178,19 @@ class _Reader:
 
     def entries(self, count: int, depth: int) -> dict[str, Any]:
         self.check(2 * count)
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for _ in range(count):
             key = self.value(depth + 1)
             if not isinstance(key, str):
                 self.wrong(f"before byte {self.at:,} stands {shown(key)} where a name should")
             if not key or not key.isprintable() or "/" in key or "." in key:
                 raise UnsafeFileError(f"{self.path}: refused: {shown(key)} is no plain name")
-            if key in found:
+            if key in entries:
                 raise UnsafeFileError(
                     f"{self.path}: refused: {shown(key)} appears twice in one map"
                 )
-            found[key] = self.value(depth + 1)
-        return found
+            entries[key] = self.value(depth + 1)
+        return entries
 
     def items(self, count: int, depth: int) -> list[Any]:
         self.check(count)
@@ -206,23 +206,23 @@ class _Reader:
 
     def binary(self, length: int, depth: int) -> "_Bytes":
         self.check(length)
-        found = _Bytes(self.at, length)
+        content = _Bytes(self.at, length)
         self.at += length
         self.file.seek(self.at)
-        return found
+        return content
 
     def extension(self, length: int, depth: int) -> ArrayExtent:
         kind = self.take(1)[0]
         if kind not in _ARRAYS:
             self.wrong(
-                f"before byte {self.at:,} stands an extension of type {kind}, which is neither an "
+                f"before byte {self.at:,} is an extension of type {kind}, which is neither an "
                 "array nor a NumPy scalar"
             )
         self.check(length)
-        end, told = self.at + length, self.value(depth + 1)
+        end, triple = self.at + length, self.value(depth + 1)
         if self.at != end:
-            self.wrong(f"{_ARRAYS[kind]} is said to end at byte {end:,} and ends at {self.at:,}")
-        match told:
+            self.wrong(f"{_ARRAYS[kind]} should end at byte {end:,} and ends at {self.at:,}")
+        match triple:
             case [[*shape], str() as name, _Bytes() as content]:
                 if name not in tensors.DTYPES:
                     self.wrong(
@@ -268,8 +268,8 @@ def _fixed(length: int) -> _Read:
     return lambda reader, _, depth: reader.extension(length, depth)
 
 
-# The format's first bytes: a range that holds the length itself, a length that follows, or a number
-# that follows
+# The format's first bytes: a range that includes the length itself, a length that follows, or a
+# number that follows
 _SHORT: list[tuple[int, int, _Read]] = [
     (0x00, 0x7F, _itself),
     (0x80, 0x8F, _Reader.entries),

@@ -3,7 +3,7 @@ the functions that the caller allows.
 
 A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need
 43 of its 68 instructions; the others are refused, as is every name that the caller has not listed.
-A name found in a file is only ever looked up in that list: nothing is imported.
+A name in a file is only looked up in that list: nothing is imported.
 """
 
 import struct
@@ -25,7 +25,7 @@ _KEYS = (str, int, bool, float, bytes, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Constructor:
-    """The function of ours behind an allowed name, called with the file's tuple of arguments."""
+    """The function that is called for an allowed name, with the file's tuple of arguments."""
 
     name: str
     build: Callable[[tuple[Any, ...]], Any]
@@ -38,16 +38,15 @@ def interpret(
 
     Args:
         content: the pickle.
-        where: named at the beginning of errors.
-        allowed: what each name stands for: a ``Constructor``, or a value that can only be handed
+        where: the file's name, for errors.
+        allowed: the meaning of each name: a ``Constructor``, or a value that can only be passed
             on.
-        persistent: what an identifier of something outside the pickle (in PyTorch's files: a
-            storage) stands for.
+        persistent: returns the object for an identifier of an object outside the pickle (in
+            PyTorch's files: a storage).
 
     Raises:
         InputError: the pickle is damaged.
-        UnsafeFileError: it names something that is not allowed, or asks for more than plain
-            containers.
+        UnsafeFileError: it uses a name that is not allowed, or builds more than plain containers.
     """
     return _Machine(content, where, allowed, persistent).run()
 
@@ -162,19 +161,19 @@ class _Machine:
         self.top(list).extend(items)
 
     def set_items(self, items: list[Any]) -> None:
-        made = self.top(dict)
+        mapping = self.top(dict)
         if len(items) % 2:
             raise self.damaged("a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Of other types, keys could be made that all have one hash, and a dictionary of them
-            # takes quadratic time
+            # Keys of other types could all have the same hash, and a dictionary of them takes
+            # quadratic time
             if type(key) not in _KEYS or (type(key) is int and not -(2**63) <= key < 2**64):
                 raise self.refused(f"a {type(key).__name__} as a dictionary's key")
             if type(key) is str and not key.isprintable():
                 raise self.refused(f"the name {shown(key)} has characters that cannot be printed")
-            if key in made:
+            if key in mapping:
                 raise self.refused(f"a dictionary that has {shown(key)} twice")
-            made[key] = value
+            mapping[key] = value
 
     def remember(self, index: int) -> None:
         if not self.stack:

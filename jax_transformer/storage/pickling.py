@@ -19,8 +19,8 @@ _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}
 class Pickler:
     """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
 
-    An array that is in the state twice (the same memory, shape and dtype) becomes one storage: it
-    is tied in PyTorch, too.
+    An array that is in the state twice (the same memory, shape and dtype) becomes one storage, so
+    it is tied in PyTorch, too.
     """
 
     def __init__(self, where: str):

@@ -1,7 +1,8 @@
 """PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of 1.6 and later), read and
 written without PyTorch.
 
-Weights and training states are arrays in plain containers. Anything else is refused by its name.
+Weights and training states are arrays in plain containers. Everything else is refused with an
+error that names it.
 """
 
 import struct
@@ -29,7 +30,7 @@ __all__ = [
     "write",
 ]
 
-_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # the number that files from before 1.6 begin with
+_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # files from before PyTorch 1.6 begin with this number
 _NEWEST_VERSION = 10
 
 
@@ -48,7 +49,7 @@ def is_pt(path: str | Path) -> bool:
 
 
 def is_legacy(path: str | Path) -> bool:
-    """True for a file in the format from before PyTorch 1.6: a row of pickles."""
+    """True for a file in the format from before PyTorch 1.6: a sequence of pickles."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -66,7 +67,7 @@ def read(path: str | Path) -> Any:
 
     Raises:
         InputError: the file is missing, damaged, or not of this format.
-        UnsafeFileError: it asks for something else, or for more memory than it has bytes.
+        UnsafeFileError: it has other objects, or needs more memory than it has bytes.
     """
     with _open(path) as archive:
         value, folder = _parsed(archive)
@@ -85,8 +86,8 @@ def describe(path: str | Path) -> Any:
 
 
 def write(path: str | Path, value: Any) -> None:
-    """A file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and plain
-    values as they are, arrays as tensors.
+    """Write a file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and
+    plain values unchanged, arrays as tensors.
 
     The same value is always the same bytes. An array that is in it twice becomes two tensors that
     share a storage. The file appears complete or not at all: it is written to a temporary name,
@@ -118,7 +119,7 @@ def _members(
 
 
 def _same(value: Any, again: Any) -> bool:
-    """Bit for bit, with equal containers."""
+    """True if two values are equal bit for bit, in equal containers."""
     if isinstance(value, np.ndarray):
         same = isinstance(again, np.ndarray) and (value.shape, value.dtype.newbyteorder("=")) == (
             again.shape,
@@ -143,14 +144,14 @@ def _same(value: Any, again: Any) -> bool:
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:
-    """Dotted names of the tensors that are made of the same elements of one storage, also
-    transposed or flattened, group by group.
+    """Groups of dotted names of tensors with the same elements of one storage, also transposed or
+    flattened.
     """
     return tied(describe(path))
 
 
 def tied(described: Any) -> list[tuple[str, ...]]:
-    """As :func:`ties`, from the result of :func:`describe`."""
+    """The result of :func:`ties`, from that of :func:`describe`."""
     groups: dict[Any, list[str]] = {}
     for name, leaf in leaves(described):
         if isinstance(leaf, TensorView) and leaf.nbytes:
@@ -190,12 +191,12 @@ def _open(path: str | Path) -> zipped.Archive:
 
 def _parsed(archive: zipped.Archive) -> tuple[Any, str]:
     """The described value, and the folder that all members are in."""
-    found = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
-    if len(found) != 1:
+    pickles = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
+    if len(pickles) != 1:
         raise InputError(
-            f"{archive.path}: not a PyTorch file: it has {len(found) or 'no'} data.pkl"
+            f"{archive.path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl"
         )
-    folder = found[0].removesuffix("data.pkl")
+    folder = pickles[0].removesuffix("data.pkl")
     inside = {
         name.removeprefix(folder): member
         for name, member in archive.members.items()
@@ -229,7 +230,7 @@ def _parsed(archive: zipped.Archive) -> tuple[Any, str]:
         if name.startswith("data/")
     }
     return Rebuilder(str(archive.path), sizes, archive.size).value(
-        archive.read(found[0]).tobytes()
+        archive.read(pickles[0]).tobytes()
     ), folder
 
 
@@ -243,7 +244,7 @@ def _record(archive: zipped.Archive, name: str) -> str:
 def _arrays(
     archive: zipped.Archive, folder: str, views: set[TensorView]
 ) -> dict[TensorView, np.ndarray]:
-    """An array for each, one storage after the other."""
+    """Read an array for each view; every storage is read once."""
     by_storage: dict[str, list[TensorView]] = {}
     for tensor in views:
         by_storage.setdefault(tensor.storage, []).append(tensor)
@@ -260,7 +261,7 @@ def _arrays(
 
 
 def _array(storage: np.ndarray, tensor: TensorView) -> np.ndarray:
-    """A contiguous copy. NumPy checks once more that it lies within the storage."""
+    """A contiguous copy. NumPy checks once more that it is within the storage."""
     if not all(tensor.shape):
         return np.empty(tensor.shape, tensor.dtype)
     width = tensor.dtype.itemsize

@@ -18,25 +18,25 @@ _USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weig
 
 @dataclass(frozen=True)
 class StateFile:
-    """A state_dict, without its numbers."""
+    """A state_dict without its arrays."""
 
     path: Path
     keys: tuple[str, ...]
     """The keys that lead to it."""
     tensors: Mapping[str, TensorInfo]
     ties: tuple[tuple[str, ...], ...]
-    """Names of tensors that are one."""
+    """Groups of names of one tensor."""
     others: tuple[Note, ...]
-    """What else is in the file."""
+    """The other content of the file, which is not converted."""
 
     def read(self) -> dict[str, np.ndarray]:
-        """The tensors with their numbers; names that are tied have one array."""
+        """Read the tensors; names that are tied have one array."""
         return _tensors(_at(pt.read(self.path), self.keys))
 
 
 def open(path: Path, key: str | None = None) -> StateFile:
-    """The state_dict at ``key``, or the only one that there is. Raises InputError if there is none,
-    or several.
+    """Open the state_dict at ``key``, or the only one. Raises InputError if the file has none or
+    several.
     """
     content = pt.describe(path)
     keys = _keys(path, content, key)

@@ -15,13 +15,13 @@ from jax_transformer.storage.tensors import Storage, TensorView
 from jax_transformer.storage.untrusted import shown
 
 DEEPEST = 100  # containers within containers
-# In the tree: a list that is in two places counts twice, so that no small file is a huge tree
+# In the tree: a list that is used twice counts twice, so that no small file is a huge tree
 MOST_VALUES = 1_000_000
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A dtype, or a kind of storage, by its name."""
+    """A dtype or a kind of storage, by its name."""
 
     name: str
     dtype: np.dtype
@@ -32,9 +32,9 @@ class Rebuilder:
     """Describes the tensors of one file.
 
     Args:
-        where: named at the beginning of errors.
+        where: the file's name, for errors.
         sizes: bytes of each storage by its key.
-        most_bytes: what all arrays together may take.
+        most_bytes: limit of the bytes of all arrays together.
     """
 
     def __init__(self, where: str, sizes: Mapping[str, int], most_bytes: int):
@@ -46,8 +46,8 @@ class Rebuilder:
         return UnsafeFileError(f"{self.where}: refused: {what}")
 
     def value(self, pickle: bytes) -> Any:
-        """The value of the file's pickle, made of nothing but plain containers, plain values and
-        ``TensorView``.
+        """The value of the file's pickle: plain containers and values, and ``TensorView`` for
+        tensors.
         """
         value = pickled.interpret(pickle, self.where, self._allowed(), self._storage)
         self._measured(value, 1, {})
@@ -166,23 +166,23 @@ class Rebuilder:
                 )
         if len(shape) != len(stride) or len(shape) > 64:
             raise self.refused(f"a tensor of {len(shape)} sizes and {len(stride)} strides")
-        made = TensorView(shape, dtype, key, offset, stride)
-        if made.end > size:
+        view = TensorView(shape, dtype, key, offset, stride)
+        if view.end > size:
             raise self.refused(
-                f"a tensor that reaches to element {made.end:,} of storage {shown(key)}, which has "
+                f"a tensor that reaches to element {view.end:,} of storage {shown(key)}, which has "
                 f"{size:,}"
             )
         if math.prod(max(1, length) for length in shape) * dtype.itemsize >= 2**63:
             raise self.refused("a tensor of no elements and too large a shape")
-        if made not in self.seen:
-            self.seen.add(made)
-            self.bytes += made.nbytes
+        if view not in self.seen:
+            self.seen.add(view)
+            self.bytes += view.nbytes
             if self.bytes > self.most_bytes:
                 raise self.refused(
                     "its tensors overlap so that they would take more memory than the file has "
                     "bytes"
                 )
-        return made
+        return view
 
     def _parameter(self, arguments: tuple[Any, ...]) -> TensorView:
         """(tensor, requires_grad, hooks)."""
@@ -195,7 +195,7 @@ class Rebuilder:
             raise self.refused("a parameter that is no plain tensor")
         return arguments[0]
 
-    # Plain values that PyTorch, or an older protocol, does not write as such
+    # Plain values that PyTorch, or an older protocol, writes as calls
 
     def _mapping(self, arguments: tuple[Any, ...]) -> dict[Any, Any]:
         match arguments:
@@ -223,7 +223,7 @@ class Rebuilder:
         raise self.refused("a device without a name")
 
     def _encoded(self, arguments: tuple[Any, ...]) -> bytes:
-        """Protocol 2 has no bytes: they are text of the same code points."""
+        """Bytes from text of the same code points: protocol 2 has no bytes."""
         match arguments:
             case (str() as text, "latin1") if all(character <= "\xff" for character in text):
                 return text.encode("latin-1")
@@ -251,14 +251,14 @@ class Rebuilder:
         self, value: Any, depth: int, known: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
         """The number of values in a container as a tree, and its depth; each is visited once,
-        however often it is used.
+        even if it is used several times.
         """
         if type(value) not in (dict, list, tuple):
             return 1, 0
         if id(value) not in known:
             if depth > DEEPEST:
                 raise self.refused(f"containers within containers, more than {DEEPEST} deep")
-            known[id(value)] = (0, DEEPEST)  # so that one within itself is too deep
+            known[id(value)] = (0, DEEPEST)  # so that a container within itself is too deep
             items = value.values() if type(value) is dict else value
             counts, depths = [1], [0]
             for item in items:
@@ -273,7 +273,7 @@ class Rebuilder:
         return known[id(value)]
 
     def _plain(self, value: Any) -> Any:
-        """``value`` as a tree of its own: no container is in it twice."""
+        """Copy ``value`` as a tree: no container is in it twice."""
         match value:
             case dict():
                 return {key: self._plain(item) for key, item in value.items()}

@@ -14,7 +14,7 @@ from jax_transformer.storage.checkpoint import Checkpoint
 
 T = TypeVar("T")
 LOSS = "valid_loss"
-"""The one validation figure of which less is better."""
+"""The only validation figure for which lower is better."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class RunFolder:
     averaged = property(lambda self: self.path / "averaged")
 
     def train_options(self) -> dict[str, Any]:
-        """The options that the run was started with, as they are in the file. Raises InputError
-        naming it.
+        """The options that the run was started with, as stored in the file. Raises InputError with
+        its name.
         """
         return parsed(self.train_config, lambda text: dict(json.loads(text)))
 
@@ -50,7 +50,7 @@ class RunFolder:
         return best_first(figures, criterion)
 
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint, None without one."""
+        """The step of the newest checkpoint; None if there is none."""
         return max(checkpoint.steps(self.checkpoints), default=None)
 
     def remove_unfinished(self) -> None:
@@ -87,9 +87,9 @@ class RunFolder:
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
         """Drop the lines of metrics.jsonl after ``step``, and the validations of ``step`` that its
-        checkpoint does not hold.
+        checkpoint does not have.
         """
-        saved = {False: validated, True: averaged}  # by whether the validated weights were averaged
+        saved = {False: validated, True: averaged}  # True: averaged weights were validated
 
         def keep(entry: dict[str, Any]) -> bool:
             return entry["step"] < step or (
@@ -109,7 +109,7 @@ class RunFolder:
 
 def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list[int]:
     """Steps by their validation figures, best first: the lowest loss, or the highest score. Of
-    equals the earlier first.
+    equal ones the earlier first.
     """
     sign = 1 if criterion == LOSS else -1
     return sorted(figures, key=lambda step: (sign * figures[step][criterion], step))
@@ -148,19 +148,19 @@ CHOICES = "auto, averaged, best, last, or the number of a step"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint that may be meant: ``root/step``."""
+    """A checkpoint ``root/step`` that a choice of weights may refer to."""
 
     root: Path
     step: int
     name: str
-    """Why it is one: ``averaged``, ``best``, ``last`` or the step's number."""
+    """The choice that refers to it: ``averaged``, ``best``, ``last`` or the step's number."""
 
 
 def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
-    """The checkpoints that ``weights`` may mean, first choice first.
+    """The checkpoints that ``weights`` may refer to, preferred ones first.
 
-    ``auto`` is averaged weights if the run has made some, then its best checkpoint, then its last
-    one. Raises ConfigError for a word that is none of :data:`CHOICES`.
+    ``auto`` is averaged weights if the run has some, then its best checkpoint, then its last
+    one. Raises ConfigError for anything else than :data:`CHOICES`.
     """
     if weights not in ("auto", "averaged", "best", "last") and not weights.isdecimal():
         raise ConfigError(f"weights={weights!r} is not one of {CHOICES}")
@@ -180,8 +180,8 @@ def candidates(folder: RunFolder, weights: str) -> Iterator[Candidate]:
 
 
 def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, Checkpoint]:
-    """The first intact checkpoint that ``weights`` may mean, verified; damaged ones before it are
-    named on stderr.
+    """Open the first intact checkpoint that ``weights`` may refer to, verified; damaged ones before
+    it are named on stderr.
 
     Raises CheckpointError if there is none.
     """
@@ -193,5 +193,5 @@ def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, C
             return candidate, checkpoint.open(candidate.root, candidate.step)
         except CheckpointError as error:
             damage = error
-    asked = "" if weights == "auto" else f" for --weights {weights}"
-    raise damage or CheckpointError(f"{folder.checkpoints}: holds no checkpoint{asked}")
+    choice = "" if weights == "auto" else f" for --weights {weights}"
+    raise damage or CheckpointError(f"{folder.checkpoints}: holds no checkpoint{choice}")

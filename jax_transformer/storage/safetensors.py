@@ -1,7 +1,7 @@
 """``.safetensors`` files, and the index of several (``*.safetensors.index.json``).
 
-They are not read by the library: it takes the last of two tensors of one name, and so its writer
-and our reader share no mistake.
+They are not read by the safetensors library: it takes the last of two tensors of one name, and a
+reader of our own detects mistakes of its writer.
 """
 
 import math
@@ -32,7 +32,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class TensorExtent:
-    """The place of a tensor: ``start`` and ``end`` count bytes of the file."""
+    """The position of a tensor: ``start`` and ``end`` count bytes of the file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -61,7 +61,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: a file is missing, damaged, or no safetensors file; the index and its files do
             not have the same tensors.
-        UnsafeFileError: the header or index claims more than there is.
+        UnsafeFileError: the header or index declares more than the file has.
     """
     arrays: dict[str, np.ndarray] = {}
     for file, extents in _headers(Path(path)):
@@ -81,8 +81,8 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Shape and dtype of every tensor, from the headers only. Raises as ``read``."""
     return {
         name: TensorInfo(tensor.shape, DTYPES[tensor.dtype].name)
-        for _, found in _headers(Path(path))
-        for name, tensor in found.items()
+        for _, extents in _headers(Path(path))
+        for name, tensor in extents.items()
     }
 
 
@@ -94,7 +94,7 @@ def files(path: str | Path) -> list[Path]:
 def write(
     path: str | Path, state: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file, complete or not at all, and compare it before it gets its name. ``metadata``
+    """Write a file, complete or not at all, and verify it before it gets its name. ``metadata``
     goes into the header.
     """
     path = Path(path)
@@ -125,9 +125,9 @@ def _headers(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
     if not is_index(path):
         yield path, header(path)
         return
-    found = {file: header(file) for file in index.shards(path)}
-    index.check(path, found)
-    yield from found.items()
+    headers = {file: header(file) for file in index.shards(path)}
+    index.check(path, headers)
+    yield from headers.items()
 
 
 def _header_json(path: Path) -> Any:
@@ -164,9 +164,9 @@ def header(path: Path) -> dict[str, TensorExtent]:
         raise InputError(
             f"{path}: not a readable safetensors file: its __metadata__ is no object of text"
         )
-    found = {name: _tensor(path, name, entry, length + 8) for name, entry in entries.items()}
+    extents = {name: _tensor(path, name, entry, length + 8) for name, entry in entries.items()}
     at = length + 8
-    ordered = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
+    ordered = dict(sorted(extents.items(), key=lambda item: (item[1].start, item[1].end)))
     for name, tensor in ordered.items():
         if tensor.start != at:
             raise UnsafeFileError(

@@ -1,4 +1,4 @@
-"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its place in a
+"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its view of a
 PyTorch storage.
 """
 
@@ -68,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Note:
-    """A tensor, or another thing in a file, that has no counterpart of its own, and why."""
+    """An entry of a file that has no counterpart of its own, and the reason."""
 
     name: str
     reason: str

@@ -1,5 +1,5 @@
-"""Paths and names that come from somebody else: checked before they are used, and shown safely in
-error messages.
+"""Paths and names of untrusted files: checked before they are used, and shown safely in error
+messages.
 """
 
 import os
@@ -20,11 +20,11 @@ def check_readable(path: Path) -> None:
 
 
 def shown(value: Any, longest: int = 80) -> str:
-    """A value out of a file as one line of printable ASCII, cut after ``longest`` characters."""
+    """A value from a file as one line of printable ASCII, cut after ``longest`` characters."""
     text = ascii(value[: longest + 1] if isinstance(value, str | bytes) else value)
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def plain(name: str) -> str:
-    """A name out of a file, as it is if it can be printed on one line."""
+    """A name from a file, unchanged if it can be printed on one line, otherwise escaped."""
     return name if name.isprintable() else ascii(name)

@@ -1,7 +1,7 @@
 """The zip files that PyTorch writes, and no others: stored members under one folder, each once,
 with nothing between them.
 
-``zipfile`` reads whatever it can make sense of. This reads what has one meaning only, so that no
+``zipfile`` also reads ambiguous files. This module reads only files with one meaning, so that no
 other program sees other content in the same file.
 """
 
@@ -29,13 +29,13 @@ _STREAMED, _UTF8 = (
 _ZIP64 = 1
 MOST_MEMBERS = 500_000
 ALIGNMENT = 64
-_MIDNIGHT = 33  # of the first of January 1980, the earliest date there is
+_MIDNIGHT = 33  # of the first of January 1980, the earliest date of the format
 LARGE = 0xFFFFFFFF  # numbers from here on need a zip64 field
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
 
 
 class Member(NamedTuple):
-    """The place of a member's bytes in the file."""
+    """The position of a member's bytes in the file."""
 
     header: int
     start: int
@@ -72,7 +72,7 @@ class Archive:
         self._file.close()
 
     def read(self, name: str) -> np.ndarray:
-        """The bytes of a member (uint8), whose checksum is right."""
+        """The bytes of a member (uint8). Raises InputError if their checksum is wrong."""
         member = self.members[name]
         content = np.empty(member.size, np.uint8)
         self._file.seek(member.start)
@@ -81,7 +81,7 @@ class Archive:
         if zlib.crc32(content.data) != member.crc:
             raise InputError(
                 f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without "
-                "checksums): its CRC-32 is not the one on record"
+                "checksums): its CRC-32 is not the recorded one"
             )
         return content
 
@@ -101,8 +101,8 @@ class Archive:
         return UnsafeFileError(f"{self.path}: refused: {what}")
 
     def _end(self) -> tuple[int, int, int]:
-        """Number of members, start and end of their directory, which has to reach to the records
-        that say so.
+        """The number of members, and start and end of their directory, which must end at the end
+        record.
         """
         if self.size < _END.size:
             raise self._damaged("it is too short")
@@ -112,7 +112,7 @@ class Archive:
         )
         if signature != b"PK\x05\x06" or comment:
             raise self._damaged("it does not end with its directory")
-        said = (disk, first, here, number, length, start)
+        narrow = (disk, first, here, number, length, start)
         if at >= _LOCATOR.size and self._at(at - _LOCATOR.size, 4) == b"PK\x06\x07":
             _, on, at64, disks = _LOCATOR.unpack(self._at(at - _LOCATOR.size, _LOCATOR.size))
             signature, record, _, _, disk, first, here, number, length, start = _END64.unpack(
@@ -130,7 +130,7 @@ class Archive:
             if any(
                 old not in (new, full)
                 for old, new, full in zip(
-                    said, (disk, first, here, number, length, start), limits, strict=True
+                    narrow, (disk, first, here, number, length, start), limits, strict=True
                 )
             ):
                 raise self._unsafe("its two end records name two directories")
@@ -263,13 +263,13 @@ class Archive:
         )
         if signature != b"PK\x03\x04":
             raise self._damaged(f"{untrusted.shown(name)} is not at its place")
-        told = all(
-            local in (said, full)
-            for local, said, full in zip(
+        agrees = all(
+            local in (listed, full)
+            for local, listed, full in zip(
                 (crc, packed, size), sizes, (-1, FULL32, FULL32), strict=True
             )
         )
-        if not told and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
+        if not agrees and not (flags & _STREAMED and (crc, packed, size) == (0, 0, 0)):
             raise self._unsafe(f"{untrusted.shown(name)} has two sizes or checksums")
         if (local_flags, method) != (flags, 0) or self._at(
             header + _LOCAL.size, name_length
@@ -279,8 +279,8 @@ class Archive:
 
 
 def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
-    """A zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch's, and
-    without times: the same members give the same bytes.
+    """Write a zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch does,
+    and without times: the same members give the same bytes.
     """
     directory = b""
     number, at = 0, 0
