@@ -40,7 +40,7 @@ def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_pa
     torch.save({"model": state, "epoch": 1}, tmp_path / "a.pt")
     (tmp_path / "config.json").write_text(case.config.to_json())
     outcome = convert(tmp_path / "a.pt", tmp_path / "run", tmp_path / "config.json")
-    assert "next to the PyTorch twin" in outcome.checked.how
+    assert "next to the PyTorch twin" in outcome.checked.method
     blocks = case.config.encoder.layers + case.config.decoder.layers
     assert (
         len(outcome.checked.errors) == 1 + blocks and max(outcome.checked.errors.values()) < 1e-12
@@ -96,7 +96,8 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
         for name, shape in model.shapes["flax"].items()
     }
     checked = verify.check(config, model.table, rules.to_torch(model.table, flax), flax)
-    assert not checked.errors and "there and back" in checked.how and "head_dim=8" in checked.how
+    assert not checked.errors
+    assert "there and back" in checked.method and "head_dim=8" in checked.method
 
 
 # Training checkpoints, through the command

@@ -83,7 +83,7 @@ def test_a_conversion_is_checked_against_transformers(name, saved, tmp_path):
     """The self-check's twin is transformers' own class."""
     outcome = convert(saved(name)[1], tmp_path / "run", check=True)
     assert (
-        "next to the PyTorch twin" in outcome.checked.how
+        "next to the PyTorch twin" in outcome.checked.method
         and max(outcome.checked.errors.values()) < 1e-12
     )
 

@@ -1,5 +1,6 @@
-"""Weights between PyTorch and Flax. Importing this loads no jax: what only reads files does not
-wait for it.
+"""Convert weights between PyTorch and Flax.
+
+Importing this package loads no jax, so that commands which only read files start quickly.
 """
 
 import importlib

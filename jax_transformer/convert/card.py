@@ -1,8 +1,7 @@
-"""The model card of an exported folder: README.md, with front matter that the hub reads. Standard
-library only.
+"""The model card of an exported folder: README.md, with front matter that the hub reads.
 
-The licence is not guessed: who publishes a model chooses one. Keys of the front matter are those of
-the hub's documentation of model cards.
+Standard library only. No licence is guessed: the publisher of a model chooses it. The keys of the
+front matter are those of the hub's documentation of model cards.
 """
 
 import json
@@ -25,43 +24,48 @@ class Training:
 
     step: int
     data: tuple[str, ...]
-    """Names of files or of the data set."""
+    """File names, or the name of the data set."""
     counts: Mapping[str, Any]
-    """``train_pairs`` and so on."""
+    """Numbers of sentence pairs: ``train_pairs``, ``valid_pairs``."""
     options: Mapping[str, Any]
-    """The options, by their dotted names."""
+    """Training options by dotted name."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Of the validation text: ``bleu``, ``signatures`` and so on; empty where there was no
-    validation.
-    """
+    """Validation metrics: ``bleu``, ``signatures`` and others; empty without a validation."""
     languages: tuple[str, ...] = ()
-    """Codes, source first, as far as they are known."""
+    """Language codes that are known, source first."""
     tokenizer_languages: tuple[str, str] | None = None
     """Source and target as the tokenizer names them."""
     begun_from: str = ""
     """The name of the model that was fine-tuned."""
     base_model: str = ""
-    """The same on the hub, ``owner/name``, if it is known to be there."""
+    """The name of that model on the hub, ``owner/name``, if it is known to be there."""
     datasets: tuple[str, ...] = ()
     """Names of data sets on the hub."""
     validated_on: tuple[str, ...] = ()
-    """Names of the texts that the figures are of."""
+    """Names of the texts that ``figures`` were measured on."""
 
 
 def new(name: str, family: str, parameters: int, training: Training | None) -> str:
-    """A card for a model without one. ``name`` is the folder's, ``family`` the model_type."""
+    """Write a card for a model without one.
+
+    Args:
+        name: the name of the folder.
+        family: its ``model_type``.
+        parameters: number of weights.
+        training: facts about the training, if it is known.
+    """
     front = {
         "library_name": "transformers",
         "pipeline_tag": "translation",
         "tags": ["translation", family],
     }
-    named = training.tokenizer_languages if training else None
+    codes = training.tokenizer_languages if training else None
     languages = (
-        f", src_lang={json.dumps(named[0])}, tgt_lang={json.dumps(named[1])}" if named else ""
+        f", src_lang={json.dumps(codes[0])}, tgt_lang={json.dumps(codes[1])}" if codes else ""
     )
     lines = [
         "---",
-        *_lines(front | (_front(name, training) if training else {})),
+        *_yaml_lines(front | (_front_matter(name, training) if training else {})),
         "---",
         "",
         f"# {name}",
@@ -85,21 +89,22 @@ def new(name: str, family: str, parameters: int, training: Training | None) -> s
 
 
 def appended(card: str, name: str, training: Training) -> str:
-    """The card of the original model with a section on fine-tuning at its end.
+    """Add a section on fine-tuning to the end of the original model's card.
 
-    Its text stays as it is. In its front matter our scores replace those of the original weights,
-    and ``base_model`` becomes the model that training began from, if that is known; languages and
-    data sets are added if it has none.
+    The card's text stays as it is. In its front matter the new scores replace those of the original
+    weights, and ``base_model`` becomes the model that training began from, if that is known.
+    Languages and data sets are added if it has none.
     """
-    front, body = _opened(card)
-    ours = _front(name, training)
+    front, body = _split_front_matter(card)
+    ours = _front_matter(name, training)
     original = [
         text
         for key, text in front
         if key != "model-index" and (key != "base_model" or not training.base_model)
     ]
-    there = {key for key, _ in front} - {"model-index", "base_model"}
-    lines = [*original, *_lines({key: value for key, value in ours.items() if key not in there})]
+    present = {key for key, _ in front} - {"model-index", "base_model"}
+    added = {key: value for key, value in ours.items() if key not in present}
+    lines = [*original, *_yaml_lines(added)]
     head = "\n".join(["---", *lines, "---", ""]) if lines else ""
     return head + body.rstrip("\n") + "\n" + "\n".join(_section("Fine-tuning", training)) + "\n"
 
@@ -107,10 +112,8 @@ def appended(card: str, name: str, training: Training) -> str:
 _KEY = re.compile(r"([A-Za-z][\w-]*)\s*:")
 
 
-def _opened(card: str) -> tuple[list[tuple[str, str]], str]:
-    """The front matter of a card, key by key with the lines that are its value, and the text after
-    it.
-    """
+def _split_front_matter(card: str) -> tuple[list[tuple[str, str]], str]:
+    """Split a card into its front matter, as keys with the lines of their values, and its text."""
     lines = card.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     ends = (
         next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), 0)
@@ -126,9 +129,10 @@ def _opened(card: str) -> tuple[list[tuple[str, str]], str]:
     return parts, "\n".join(lines[ends + 1 :] if ends else lines)
 
 
-def _front(name: str, training: Training) -> dict[str, Any]:
-    """Front matter about training, with empty values if unknown. The hub's languages have no script
-    or country: deu_Latn is deu.
+def _front_matter(name: str, training: Training) -> dict[str, Any]:
+    """Front matter about training; a value that is not known is empty.
+
+    The hub's language codes have no script or country: deu_Latn is deu.
     """
     return {
         "language": list(dict.fromkeys(code.partition("_")[0] for code in training.languages)),
@@ -140,8 +144,8 @@ def _front(name: str, training: Training) -> dict[str, Any]:
     }
 
 
-def _lines(front: Mapping[str, Any]) -> Iterator[str]:
-    """YAML, of which JSON is a part."""
+def _yaml_lines(front: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the entries that are not empty as YAML; their values are JSON, a subset of YAML."""
     yield from (
         f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items() if value
     )

@@ -1,4 +1,4 @@
-"""Make a planned conversion: read, cast, rename, write, read back, check."""
+"""Run a planned conversion: read, cast, rename, write, read back, check."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ State = dict[str, np.ndarray]
 
 
 def convert(prepared: Prepared) -> Outcome:
-    """Convert; the destination appears complete, or stays as it was.
+    """Run the conversion; the destination appears complete, or stays as it was.
 
-    Raises InputError with everything that does not fit, before anything is written.
+    Raises InputError listing everything that does not fit, before anything is written.
     """
     request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
     from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
@@ -68,7 +68,7 @@ def convert(prepared: Prepared) -> Outcome:
 def renamed(
     state: State, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
 ) -> State:
-    """The weights under the names of the destination; tensors that the model ties are one array."""
+    """Rename the weights for the destination; tensors that the model ties become one array."""
     if model is None:
         return state
     if from_torch and not to_torch:
@@ -83,10 +83,10 @@ def renamed(
 
 
 def _completed(model: "ModelWeights", state: State, read_back: Mapping[str, np.ndarray]) -> State:
-    """The tensors of a folder under all names of the module.
+    """Return the tensors of a folder under all names of the module.
 
-    Positions that the file leaves out, because transformers computes them, are taken from
-    ``state``; that they are near enough was checked before they were left out.
+    Position tables that the file leaves out, because transformers computes them, are taken from
+    ``state``; they were compared with the computed ones before they were left out.
     """
     tied = {name for names in planning.ties_of(model.table) for name in names}
     left_out = {
@@ -103,7 +103,7 @@ def _sides(
     from_torch: bool,
     to_torch: bool,
 ) -> tuple[State, State]:
-    """The weights under PyTorch's names and under Flax's; the destination's are those read back."""
+    """Return the weights by PyTorch's and by Flax's names; the destination's are read back."""
     if to_torch:
         flax = rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
         return dict(after), flax

@@ -1,6 +1,4 @@
-"""The files next to the weights: those of a new Hugging Face folder, and those that a run keeps of
-one.
-"""
+"""The files next to the weights, in a new Hugging Face folder and in a run made from one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +16,9 @@ from jax_transformer.storage.tensors import Note, is_float
 
 
 def for_run(source: Pretrained, dtype: str | None) -> dict[str, bytes]:
-    """The files of a Hugging Face folder for a run: verbatim, but for the dtype of weights that
-    were cast.
+    """Return the files of a Hugging Face folder for a run.
+
+    They are unchanged, except for the dtype in config.json if the weights are cast.
     """
     files = folders.contents(source.extra_files)
     if dtype is not None and CONFIG in files:
@@ -34,11 +33,18 @@ def _model_config(source: Pretrained) -> Mapping[str, Any]:
 def for_huggingface(
     source: Pretrained, config: TransformerConfig, name: str, dtype: str | None
 ) -> dict[str, bytes]:
-    """The files of a new Hugging Face folder: those of the source, verbatim, and those that are
-    created or changed.
+    """Return the files of a new Hugging Face folder.
 
-    ``name`` is the folder's; ``dtype`` is what the weights are cast to. Raises ConfigError if no
-    Hugging Face family has this model.
+    They are those of the source, unchanged, and those that are created or changed here.
+
+    Args:
+        source: the opened weights.
+        config: their model.
+        name: the name of the new folder.
+        dtype: dtype to which the weights are cast; None if they are not.
+
+    Raises:
+        ConfigError: no Hugging Face family has this model.
     """
     files = folders.contents(source.extra_files)
     training = training_facts.of(source)
@@ -55,18 +61,19 @@ def for_huggingface(
         files |= _tokenizer(source, config)
     if CARD not in files:
         repeated = {note.name for note in source.derived}
-        numbers = sum(
+        parameters = sum(
             tensor.size for name, tensor in source.tensors.items() if name not in repeated
         )
-        files[CARD] = card.new(name, config.architecture, numbers, training).encode()
+        files[CARD] = card.new(name, config.architecture, parameters, training).encode()
     elif training is not None:
         files[CARD] = card.appended(files[CARD].decode("utf-8", "replace"), name, training).encode()
     return files
 
 
 def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
-    """config.json with the dtype that transformers loads by default: ``dtype``, or ``torch_dtype``
-    in files from before version 5.
+    """Set the dtype in which transformers loads the weights by default.
+
+    Its key is ``dtype``, or ``torch_dtype`` in files from before version 5.
     """
     if len(dtypes) != 1:
         return dict(data)
@@ -75,7 +82,7 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 
 def _generation(config: TransformerConfig) -> dict[str, Any]:
-    """generation_config.json: from the model's start token to its end token."""
+    """Return a new generation_config.json with the model's special tokens and length."""
     ids = {
         "decoder_start_token_id": config.bos_id,
         "eos_token_id": config.eos_id,
@@ -85,7 +92,7 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
 
 
 def left_behind(source: Pretrained) -> tuple[Note, ...]:
-    """Notes on the two vocabularies of a run, for which transformers has no file."""
+    """List the two vocabularies of a run, for which transformers has no file."""
     from jax_transformer.data import run_tokenizer
 
     names = [
@@ -104,8 +111,9 @@ def left_behind(source: Pretrained) -> tuple[Note, ...]:
 
 
 def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes]:
-    """A run's own tokenizer in transformers' form, which ends each line itself; empty if the source
-    has none.
+    """Return a run's own tokenizer as transformers' files; empty if the source has none.
+
+    The tokenizer in these files appends the end token itself.
     """
     from jax_transformer.data import run_tokenizer, tokenizer
 

@@ -1,4 +1,4 @@
-"""Sizes of a model from the shapes of its weights: only those that a shape shows."""
+"""Infer the sizes of a model from the shapes of its weights, if a shape shows them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from jax_transformer.weights.rules import Shape
 
 Shapes = Mapping[str, Shape]
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size")
-# A length in a shape tells which size it is, since each of these has another prime in it
+# Each size has its own prime factor, so that the length of an axis identifies its size
 _PROBE = {
     "source_vocab_size": 10007,
     "target_vocab_size": 20011,
@@ -26,13 +26,13 @@ _HEADS = 1
 
 @dataclass(frozen=True)
 class Inferred:
-    """A configuration, and where its sizes come from."""
+    """A configuration, and the source of its sizes."""
 
     config: TransformerConfig
     sizes: dict[str, int]
-    """Sizes that the shapes show."""
+    """Sizes read from the shapes."""
     from_preset: dict[str, Any]
-    """Sizes that no shape shows, which are the preset's."""
+    """Sizes that no shape shows, taken from the preset."""
 
 
 def infer(
@@ -98,7 +98,7 @@ _SIZES = frozenset(
 
 
 def _by_field(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under the names of the fields, without shorthands."""
+    """Replace shorthands by the names of the fields that they set."""
     shorthands = {
         "vocab_size": _VOCABULARIES,
         "num_layers": ("encoder.layers", "decoder.layers"),
@@ -120,7 +120,7 @@ def _probe_sizes(preset: Preset, structure: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _count_layers(one: Shapes, two: Shapes, shapes: Shapes) -> int:
-    """The number of a stack's layers, from the names that its second layer adds."""
+    """Return the number of a stack's layers, from the names that its second layer adds."""
     numbers: Counter[int] = Counter()
     for name in two.keys() - one.keys():
         words = name.split(".")
@@ -134,7 +134,7 @@ def _count_layers(one: Shapes, two: Shapes, shapes: Shapes) -> int:
 
 
 def _shown_sizes(probed: Shapes, shapes: Shapes, probe: TransformerConfig) -> dict[str, int]:
-    """Each size by the value that most axes of that size have."""
+    """Return each size: the length that most of its axes have."""
     values = {getattr(probe, name): name for name in _PROBE}
     votes: dict[str, Counter[int]] = {name: Counter() for name in _PROBE}
     for name, shape in probed.items():
@@ -149,7 +149,7 @@ def _shown_sizes(probed: Shapes, shapes: Shapes, probe: TransformerConfig) -> di
 def _heads(
     preset: Preset, known: Mapping[str, Any], sizes: Mapping[str, int], all_heads: int
 ) -> dict[str, int]:
-    """The number of heads if the width of one is known; otherwise that width if it is unusual."""
+    """Return the number of heads if the head width is known; otherwise an unusual head width."""
     d_model = known.get("d_model", sizes.get("d_model"))
     multiple = preset.multiples.get("head_dim")
     width = known.get("head_dim") or (

@@ -1,5 +1,6 @@
-"""The content of a file or folder of weights: names, shapes, dtypes, ties, sizes and hashes. Loads
-no weights, and for files no jax.
+"""The content of a file or folder of weights: names, shapes, dtypes, ties, sizes and hashes.
+
+No weights are loaded, and for files no jax.
 """
 
 from collections.abc import Iterator
@@ -18,16 +19,17 @@ from jax_transformer.storage.untrusted import plain
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of a file or folder, without numbers."""
+    """The content of a file or folder, without the values of its arrays."""
 
     path: str
     kind: str
     tensors: dict[str, TensorInfo]
     values: dict[str, Any]
-    """Values of a PyTorch file that are no tensors; attributes in a Hugging Face config.json."""
+    """Entries of a PyTorch file that are no tensors, or those of a Hugging Face config.json."""
     ties: list[tuple[str, ...]]
+    """Groups of names that are one tensor."""
     sha256: dict[str, str]
-    """By file name."""
+    """Hashes by file name."""
 
     def lines(self) -> Iterator[str]:
         yield from map(plain, self._lines())
@@ -69,8 +71,10 @@ class Contents:
 
 
 def inspect(path: str | Path) -> Contents:
-    """The content at ``path``. Raises InputError if it is of no known kind, UnsafeFileError if a
-    file asks for more than it may.
+    """Describe the file or folder at ``path``.
+
+    Raises InputError if its kind is not known, UnsafeFileError if a file tries to run code or
+    declares more data than it has.
     """
     path = hub.local(path)
     kind = kinds.of(path)

@@ -1,7 +1,7 @@
-"""``jax_transformer.convert.load`` and ``save``: models from and to any kind of file or folder."""
+"""``jax_transformer.convert.load`` and ``save``: models in any kind of file or folder."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from jax_transformer.convert.request import ModelDescription
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage import kinds
 from jax_transformer.weights import casting
-
-if TYPE_CHECKING:
-    pass
 
 
 def load(
@@ -30,27 +27,28 @@ def load(
     architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Any:
-    """The ``Transformer`` at ``path``: any file or folder that
-    :func:`jax_transformer.pretrained.open` opens.
+    """Load the ``Transformer`` at ``path``.
+
+    Every file or folder that :func:`jax_transformer.pretrained.open` opens can be loaded.
 
     Args:
-        path: its kind is known by its content; nothing in it is run.
-        config: the model, or
-        preset: the name of one, with ``sizes`` as by :func:`jax_transformer.preset`; the others are
-            read from the shapes. A run folder needs neither.
-        dtype: cast every array to this; if None they keep their own.
-        weights: which of a run folder's, as for ``translate --weights``.
-        key: the key of the state_dict in a PyTorch file, as ``model``; found if there is only one.
-        strip_prefix: taken from the beginning of every name, as ``module.``.
-        architecture: whose names PyTorch weights have, an Architecture or a registered name; that
-            of the configuration if None.
+        path: a file or folder; its content shows its kind, and no code in it is run.
+        config: the configuration of a bare file of weights, unless ``preset`` names one.
+        preset: the name of a preset. Its sizes are read from the shapes, or set by ``sizes`` as in
+            :func:`jax_transformer.preset`. A run folder needs neither.
+        dtype: dtype to which every array is cast; None keeps their own.
+        weights: the checkpoint of a run folder, as for ``translate --weights``.
+        key: the key of the state_dict in a PyTorch file, e.g. ``model``; needed only if there are
+            several.
+        strip_prefix: prefix to remove from every name, e.g. ``module.``.
+        architecture: the architecture whose names the PyTorch weights have, or its registered
+            name; that of the configuration if None.
 
     Raises:
-        ConfigError: the model is not given, or given twice.
-        InputError: one message with everything missing, unexpected, mis-shaped, tied and different;
-            or float64 in JAX's 32-bit mode.
-        UnsafeFileError: the file asks for something to be run, or for more memory than it has
-            bytes.
+        ConfigError: neither a configuration nor a preset describes the model, or both do.
+        InputError: names are missing or unexpected, shapes are wrong, or tied tensors differ, all
+            in one message; or the weights are float64 in JAX's 32-bit mode.
+        UnsafeFileError: the file tries to run code, or declares more data than it has.
     """
     casting.check(dtype)
     source = pretrained.open(path, weights, key=key, strip_prefix=strip_prefix)
@@ -75,11 +73,11 @@ def save(
     force: bool = False,
     architecture: Architecture | str | None = None,
 ) -> Path:
-    """Write a ``Transformer``: to a .safetensors or PyTorch file under PyTorch's names, or to a new
-    run folder, by the name of ``path``.
+    """Save a ``Transformer`` and return its path.
 
-    The same weights give the same bytes of a file. ``path`` appears after it was read back and
-    compared, or stays as it was. Raises InputError if it exists and ``force`` is not given.
+    The name of ``path`` decides: a .safetensors or PyTorch file with PyTorch's names, or a new run
+    folder. Equal weights give equal files. ``path`` appears after it was read back and compared, or
+    stays as it was. Raises InputError if it exists and ``force`` is not set.
     """
     from jax_transformer import state_dict, transformer
 
@@ -89,5 +87,5 @@ def save(
     names = state_dict.model_weights(model.config, architecture)
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     state = conversion.renamed(arrays, names, from_torch=False, to_torch=kind.is_file)
-    writing.write(target, kind, state, model.config, names.frozen, lambda again: None)
+    writing.write(target, kind, state, model.config, names.frozen, lambda read_back: None)
     return target

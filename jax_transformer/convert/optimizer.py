@@ -1,8 +1,8 @@
 """Optimizer state between ``torch.optim`` and arrays by Flax name. NumPy only.
 
 AdamW, Adam, and SGD with momentum. A moment has the shape of its parameter, so the weight table
-converts moments too, transposed and packed as the weights are. What has no exact equal is refused
-by name, with the reason.
+converts moments too, transposed and packed as the weights are. Everything without an exact equal is
+refused by name, with the reason.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class Moments:
     kind: str
     """``adamw`` (decoupled weight decay), ``adam`` (weight decay in the gradient) or ``sgd``."""
     counts: dict[str, int]
-    """Updates that each array has had, for Adam's bias correction; empty for SGD."""
+    """Number of updates of each array, for Adam's bias correction; empty for SGD."""
     first: Arrays
     """Adam's running means of gradients, or SGD's momentum.
 
@@ -45,10 +45,7 @@ class Moments:
     ``betas`` and ``eps``, or ``momentum`` and ``nesterov``.
     """
     weight_decay: dict[str, float]
-    """Weight decay of each array, frozen ones included.
-
-    Groups of parameters differ in it and in nothing else.
-    """
+    """Weight decay of each array, frozen ones included; groups differ only in it."""
 
 
 def from_torch(
@@ -120,11 +117,11 @@ def to_torch(
     problems = list(_check_names([], range(len(names)), parameter_names, names, table, shapes))
     parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
     for name in names:
-        for what, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
-            several = {values[part] for part in parts.get(name, ()) if part in values}
-            if len(several) > 1:
-                numbers = ", ".join(map(str, sorted(several)))
-                problems.append(f"{name} would have {len(several)} {what}: {numbers}")
+        for label, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
+            distinct = {values[part] for part in parts.get(name, ()) if part in values}
+            if len(distinct) > 1:
+                numbers = ", ".join(map(str, sorted(distinct)))
+                problems.append(f"{name} would have {len(distinct)} {label}: {numbers}")
     _refuse("the optimizer's state does not fit the model", problems)
     trained = rules.restrict(table, shapes)
     states = _write_states(moments, trained)
@@ -162,7 +159,7 @@ def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] =
 
 
 def _canonical(table: Table, names: Sequence[str]) -> list[str]:
-    """The names, with those of tied tensors replaced by that which has a rule."""
+    """Replace the names of tied tensors by the one that has a rule."""
     aliases = rules.aliases(table)
     return [aliases.get(name, name) for name in names]
 
@@ -209,7 +206,7 @@ def _read_states(
     shapes: Mapping[str, Shape],
     names: Sequence[str],
 ) -> tuple[dict[str, int], Arrays, Arrays]:
-    """Counts, first and second moments by Flax name."""
+    """Return counts, first and second moments by Flax name."""
     keys, expected = _SGD_STATE if kind == SGD else _ADAM_STATE, rules.torch_shapes(trained, shapes)
     problems = [
         f"{name} has a state, but is not trained here"
@@ -251,7 +248,7 @@ def _read_states(
 
 
 def _nonempty(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A parameter's state without entries of None, which SGD without momentum writes."""
+    """Remove entries of None, which SGD without momentum writes, from a parameter's state."""
     return {key: value for key, value in (state or {}).items() if value is not None}
 
 
@@ -273,13 +270,13 @@ def _check_state(
 
 
 def _count(value: Any) -> int:
-    """The count that torch stores as a float tensor, formerly as an int; -1 if it is neither."""
+    """Return the count, which torch stores as a float tensor or an int; -1 if it is neither."""
     value = optimizer_groups.plain(value)
     return int(value) if isinstance(value, int | float) and value == value // 1 else -1
 
 
 def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]:
-    """Each parameter's state by PyTorch's name."""
+    """Return the state of each parameter by PyTorch's name."""
     if not moments.first:
         return {}
     first = rules.to_torch(trained, moments.first)
@@ -300,6 +297,6 @@ def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]
     }
 
 
-def _refuse(what: str, problems: Sequence[str]) -> None:
+def _refuse(summary: str, problems: Sequence[str]) -> None:
     if problems:
-        raise InputError(f"{what} ({len(problems)} problems): {'; '.join(problems)}")
+        raise InputError(f"{summary} ({len(problems)} problems): {'; '.join(problems)}")

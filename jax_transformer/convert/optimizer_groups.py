@@ -33,7 +33,7 @@ _FOREIGN = {
 def parts(state: Any) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
     """Return the groups and the states of an optimizer's ``state_dict()``.
 
-    Raises InputError if it is none.
+    Raises InputError if it is not one.
     """
     groups, states = (
         state.get(name) if isinstance(state, Mapping) else None
@@ -87,13 +87,13 @@ def kind(groups: Sequence[Mapping[str, Any]], stated: str | None) -> str:
         {"lr", "weight_decay", *(("eps",) if family is ADAM else ("nesterov",))} - group.keys()
     )
     if foreign or missing:
-        what = ", ".join(
+        settings_text = ", ".join(
             [
                 *(f"unknown setting {key!r}" for key in foreign),
                 *(f"no setting {key!r}" for key in missing),
             ]
         )
-        raise InputError(f"the optimizer's state cannot be converted exactly: {what}")
+        raise InputError(f"the optimizer's state cannot be converted exactly: {settings_text}")
     if family is SGD:
         return SGD
     decoupled = group.get("decoupled_weight_decay")
@@ -137,7 +137,7 @@ def problems(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def hyperparameters(kind: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that :class:`Moments` has."""
+    """Return the settings of a group that ``Moments.hyperparameters`` has."""
     own = ("betas", "eps") if kind != SGD else ("momentum", "nesterov")
     return {name: plain(group[name]) for name in ("lr", "initial_lr", *own) if name in group}
 

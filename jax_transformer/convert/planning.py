@@ -1,4 +1,4 @@
-"""Plans of conversions: every tensor of the source and of the target once. NumPy only."""
+"""Plans of conversions: map every tensor of source and target exactly once. NumPy only."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +13,7 @@ Tensors = Mapping[str, TensorInfo]
 
 @dataclass(frozen=True)
 class Move:
-    """Tensors that become others."""
+    """Tensors of the source and the tensors of the target that are made from them."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -30,21 +30,21 @@ class Plan:
     target: str
     moves: tuple[Move, ...]
     derived: tuple[Note, ...] = ()
-    """Tensors of the target that repeat others of it."""
+    """Tensors of the target that repeat other tensors of it."""
     dropped: tuple[Note, ...] = ()
     """Parts of the source that are not converted."""
     ties: tuple[tuple[str, ...], ...] = ()
-    """Names of the source that are one tensor."""
+    """Groups of PyTorch names that are one tensor."""
     inferred: Mapping[str, Any] = field(default_factory=dict)
     """Sizes read from the shapes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is moved, in the target."""
+        """Size of all converted tensors in the target, in bytes."""
         return sum(part.nbytes for move in self.moves for part in move.after)
 
     def lines(self) -> Iterator[str]:
-        """The plan for people."""
+        """Yield the plan as text."""
         yield from map(plain, self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -63,15 +63,16 @@ class Plan:
         yield f"  {len(self.moves)} moves, {self.nbytes:,} bytes"
 
     def to_data(self) -> dict[str, Any]:
-        """The plan for machines: plain containers, as for JSON."""
+        """Return the plan as plain containers, as for JSON."""
         return asdict(self) | {"inferred": dict(self.inferred), "bytes": self.nbytes}
 
 
 def to_flax(
     table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
 ) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """Moves from PyTorch's tensors to Flax's, and notes on those that repeat others and are
-    dropped.
+    """Return the moves from PyTorch's tensors to Flax's arrays.
+
+    The notes are on tensors that repeat others and are dropped.
     """
     moves, dropped = [], []
     for rule in table:
@@ -103,7 +104,7 @@ def to_flax(
 def to_torch(
     table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
 ) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """Moves from Flax's arrays to PyTorch's tensors, and notes on those that repeat others."""
+    """Return the moves from Flax's arrays to PyTorch's tensors, and notes on repeated ones."""
     shapes = torch_shapes(table, flax_shapes)
     moves, derived = [], []
     for rule in table:
@@ -125,7 +126,7 @@ def to_torch(
 
 
 def unchanged(tensors: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
-    """Moves of every tensor to its own name."""
+    """Return a move of every tensor to its own name."""
     moves = []
     for name, before in tensors.items():
         after = TensorInfo(before.shape, cast(before.dtype, dtype))
@@ -136,8 +137,9 @@ def unchanged(tensors: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
 
 
 def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
-    """The plan for stored tensors only: a move of one that the source leaves out becomes a note of
-    what it is computed from.
+    """Return the plan for stored tensors only.
+
+    The move of a tensor that the source leaves out becomes a note on its computation.
     """
     reasons = {note.name: note.reason for note in completed}
     computed = [
@@ -152,8 +154,8 @@ def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
 
 
 def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
-    """The plan without tensors that the target leaves out, because its reader computes them."""
-    lost = [
+    """Remove the tensors that the target leaves out because its reader computes them."""
+    computed = [
         Note(name, reasons[move.target[0]])
         for move in plan.moves
         if move.target[0] in reasons
@@ -164,37 +166,37 @@ def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
         plan,
         moves=moves,
         derived=tuple(note for note in plan.derived if note.name not in reasons),
-        dropped=(*plan.dropped, *lost),
+        dropped=(*plan.dropped, *computed),
     )
 
 
 def cast(dtype: str, target: str | None) -> str:
-    """The dtype after a cast: integers and booleans stay as they are."""
+    """Return the dtype after a cast; integers and booleans stay as they are."""
     return dtype if target is None or not is_float(dtype) else target
 
 
 def _operation(rule: Rule, *, back: bool, changes: bool) -> str:
-    words = []
+    steps = []
     if len(rule.flax) > 1:
         names = {
             Several.SPLIT: ("split", "join"),
             Several.COPY: ("copy to each", "one of equals"),
             Several.PER_HEAD: ("split by head", "join by head"),
         }
-        words.append(names[rule.several][back])
+        steps.append(names[rule.several][back])
     if rule.each is not Each.SAME:
-        words.append(
+        steps.append(
             rule.each.value
             if not back or rule.each is Each.TRANSPOSE
             else f"undo {rule.each.value}"
         )
     return (
-        ", ".join([*(reversed(words) if back else words), *(["cast"] if changes else [])]) or "same"
+        ", ".join([*(reversed(steps) if back else steps), *(["cast"] if changes else [])]) or "same"
     )
 
 
 def ties_of(table: Table) -> list[tuple[str, ...]]:
-    """The PyTorch names that are one tensor in the model's module."""
+    """Group the PyTorch names that are one tensor in the model's module."""
     groups: dict[str, list[str]] = {}
     for rule in table:
         if isinstance(rule, Alias):
@@ -203,7 +205,7 @@ def ties_of(table: Table) -> list[tuple[str, ...]]:
 
 
 def foreign_prefix(names: Sequence[str], expected: Iterable[str]) -> str:
-    """Return the first word of every name, as ``model.``, if no expected name begins with it.
+    """Return the first word of every name, e.g. ``model.``, if no expected name begins with it.
 
     Empty if the names have no first word in common, or an expected one begins with it.
     """
@@ -214,8 +216,9 @@ def foreign_prefix(names: Sequence[str], expected: Iterable[str]) -> str:
 
 
 def wrapper_prefix(names: Sequence[str]) -> str:
-    """The prefix that DataParallel and torch.compile put before every name, ``module.`` and
-    ``_orig_mod.``; may be empty.
+    """Return the prefix of every name by DataParallel and torch.compile; empty if there is none.
+
+    It consists of ``module.`` and ``_orig_mod.``.
     """
     prefix = ""
     while names:

@@ -1,4 +1,4 @@
-"""Before a conversion: open the source, settle the model, plan. No weights are read."""
+"""Prepare a conversion: open the source, find its model, plan. No weights are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A conversion that is planned."""
+    """A planned conversion."""
 
     request: Request
     source: Pretrained
     target: Path
     kind: Kind
-    """Of the target."""
+    """The kind of the target."""
     model: "ModelWeights | None"
-    """None if files become files as they are, whatever model they are of."""
+    """The model's weight table and shapes; None if files are copied under the same names."""
     plan: Plan
     preset_sizes: Mapping[str, Any]
-    """Sizes that no shape shows, and that are the preset's."""
+    """Sizes that no shape shows, taken from the preset."""
     problems: list[str]
-    """Why it cannot be made."""
+    """Reasons to refuse the conversion."""
     extra_files: ExtraFiles
 
 
@@ -59,12 +59,11 @@ def plan(
     architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Plan:
-    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` would, without
-    reading a weight.
+    """Map every tensor once, as ``jax-transformer convert SOURCE DESTINATION`` does.
 
-    ``config`` is the path of a config.json, and the rest as for
-    :func:`jax_transformer.convert.load`. Raises what the conversion would raise; only that tied
-    copies are equal is seen when they are read.
+    No weights are read. ``config`` is the path of a config.json; the other arguments are those of
+    :func:`jax_transformer.convert.load`. Raises the errors of the conversion, except for tied
+    copies that differ, which are seen only when they are read.
     """
     description = ModelDescription(config, preset, sizes)
     request = Request(
@@ -84,8 +83,9 @@ def plan(
 
 
 def prepare(request: Request) -> Prepared:
-    """Open the source, settle the model and plan; no weights are read. Raises ConfigError or
-    InputError for contradictions.
+    """Open the source, find its model and plan; no weights are read.
+
+    Raises ConfigError or InputError if the request contradicts itself, the source or the target.
     """
     casting.check(request.dtype)
     target = Path(request.destination)
@@ -132,7 +132,7 @@ def prepare(request: Request) -> Prepared:
 def _files(
     request: Request, source: Pretrained, target: Path, kind: Kind, model: "ModelWeights | None"
 ) -> Mapping[str, bytes]:
-    """The files of a folder next to the weights."""
+    """Return the files that go into a folder with the weights."""
     if kind is Kind.HUGGINGFACE and model is not None:
         return export_files.for_huggingface(
             source, model.config, target.absolute().name, request.dtype
@@ -145,35 +145,35 @@ def _files(
 def _check_dtypes(source: Pretrained, target: Path) -> None:
     """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
     known = {dtype.name for dtype in safetensors.DTYPES.values()}
-    odd = [
+    unsupported = [
         f"{name} is {tensor.dtype}"
         for name, tensor in source.tensors.items()
         if tensor.dtype not in known
     ]
-    if odd:
-        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(odd)}")
+    if unsupported:
+        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
 
 
 def _settle(
     request: Request, source: Pretrained, target: Path, kind: Kind
 ) -> infer.Inferred | None:
-    """The configuration; None if files become files and none is given."""
+    """Return the configuration; None if files become files and none was requested."""
     if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
         raise ConfigError(
             f"{target}: is in a trained run, which cannot be resumed from weights only: give "
             "--training"
         )
-    around = source.config or (
+    own_config = source.config or (
         pretrained_files.config_around(target) if kind is Kind.STEP else None
     )
-    if around is not None:
+    if own_config is not None:
         if request.description != ModelDescription():
-            whose = request.source if source.config is not None else target.absolute().parent.parent
+            owner = request.source if source.config is not None else target.absolute().parent.parent
             raise ConfigError(
-                f"{whose} has its own config.json: --config, --preset and --set are for bare files "
+                f"{owner} has its own config.json: --config, --preset and --set are for bare files "
                 "of weights"
             )
-        return infer.Inferred(around, {}, {})
+        return infer.Inferred(own_config, {}, {})
     if request.description == ModelDescription() and source.kind.is_file and kind.is_file:
         return None
     if source.kind.is_file:

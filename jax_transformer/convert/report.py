@@ -1,4 +1,4 @@
-"""Reports of a conversion, for people and for machines."""
+"""Reports of a conversion, as text and as data."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ from jax_transformer.weights import casting
 
 @dataclass(frozen=True)
 class Planned:
-    """A conversion that is planned only (``--dry-run``)."""
+    """A conversion that was only planned (``--dry-run``)."""
 
     plan: Plan
     preset_sizes: Mapping[str, Any]
-    """Sizes that no shape shows."""
+    """Sizes that no shape shows, taken from the preset."""
 
     def lines(self) -> Iterator[str]:
         yield from _size_lines(self.plan, self.preset_sizes)
@@ -33,7 +33,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A conversion that was made."""
+    """A finished conversion."""
 
     plan: Plan
     summary: str
@@ -41,8 +41,9 @@ class Outcome:
     loss: casting.Loss | None
     checked: verify.Checked
     sha256: str
-    """Of the file. Of a folder, whose bytes hold the time of writing: of its weights by name,
-    dtype, shape and bytes.
+    """Hash of the file, or of a folder's weights by name, dtype, shape and bytes.
+
+    The files of a folder themselves contain the time of writing.
     """
     files: tuple[str, ...] = ()
     """Files that were written with the weights."""
@@ -63,7 +64,7 @@ class Outcome:
         loss = vars(self.loss) if self.loss is not None else None
         extra = {
             "cast": loss,
-            "check": vars(self.checked),
+            "check": {"how": self.checked.method, "errors": self.checked.errors},
             "sha256": self.sha256,
             "files": list(self.files),
         }
@@ -71,7 +72,7 @@ class Outcome:
 
 
 def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about sizes that were read from the shapes, and about those that are the preset's."""
+    """Yield the sizes that were read from the shapes, and those taken from the preset."""
     if plan.inferred:
         yield (
             "from the shapes: "
@@ -90,7 +91,7 @@ def file_sha256(path: Path) -> str:
 
 
 def content_sha256(state: Mapping[str, np.ndarray]) -> str:
-    """Of every array's name, dtype, shape and bytes, in the order of names."""
+    """Hash every array's name, dtype, shape and bytes, in the order of names."""
     digest = hashlib.sha256()
     for name in sorted(state):
         array = state[name]

@@ -1,4 +1,4 @@
-"""What a conversion is asked for, and which model a bare file of weights is of."""
+"""The request for a conversion, and the description of a model whose file has no config."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +15,22 @@ from jax_transformer.storage import json_text
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A configuration file, or a preset with the sizes that no shape shows."""
+    """A configuration file, or a preset with sizes that no shape shows."""
 
     config: str | None = None
-    """The path of a config.json, ours or transformers'."""
+    """Path of a config.json, of this package or of transformers."""
     preset: str | None = None
+    """Name of a preset."""
     changes: dict[str, Any] = field(default_factory=dict)
+    """Fields to change, by name (``--set``)."""
 
     def settle(
         self, source: Pretrained, architecture: Architecture | str | None = None
     ) -> infer.Inferred:
-        """The configuration; a preset's sizes are read from the shapes, under the names of
-        ``architecture``.
+        """Return the configuration; the sizes of a preset are read from the source's shapes.
 
-        Raises ConfigError unless either a file or a preset is given.
+        PyTorch names are those of ``architecture``, or of the preset's own if it is None.
+        Raises ConfigError unless there is either a file or a preset.
         """
         if (self.config is None) == (self.preset is None):
             raise ConfigError(
@@ -50,7 +52,7 @@ class ModelDescription:
 
 @dataclass(frozen=True)
 class Request:
-    """A conversion, as the command line states it."""
+    """Arguments of a conversion, as on the command line."""
 
     source: str
     destination: str
@@ -62,9 +64,9 @@ class Request:
     force: bool = False
     check: bool = True
     to: str | None = None
-    """Kind of folder to write, ``hf`` or ``run``, if the name does not tell."""
+    """Kind of folder to write, ``hf`` or ``run``, if the name does not show it."""
     shard_size: str | None = None
-    """Most bytes of weights in one file of a Hugging Face folder."""
+    """Maximum size of one file of weights in a Hugging Face folder, e.g. ``5GB``."""
     architecture: Architecture | str | None = None
     """The architecture whose names the PyTorch weights have; that of the configuration if None."""
 

@@ -1,4 +1,4 @@
-"""How a run's weights were trained, for the model card: read from the run folder."""
+"""Facts about the training of a run's weights, for the model card; read from the run folder."""
 
 import json
 import re
@@ -15,13 +15,13 @@ from jax_transformer.storage import hub
 from jax_transformer.storage.huggingface import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
-# A folder that was loaded from this machine is named by its path there; a step of a training is not
-# on the hub
+# The name of a model that was loaded from a local folder is the folder's path, and a checkpoint of
+# a training is not on the hub
 _HUB_NAME = re.compile(r"(?!.*checkpoint-\d+$)[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def of(source: Pretrained) -> Training | None:
-    """How the weights of a run were trained; None if they were not trained here."""
+    """Return facts about the training of a run; None if its weights were not trained here."""
     if source.run is None or not source.run.train_config.is_file():
         return None
     return _training(source.run, source.step)
@@ -76,18 +76,17 @@ def _training(folder: RunFolder, step: int) -> Training:
 
 
 def _languages(data: DataOptions) -> tuple[str, ...]:
-    """The languages that the tokenizer was given, or the suffixes of the files by custom: train.en
-    and train.de.gz.
-    """
+    """Return the languages in the options, or the suffixes of the files: train.en, train.de.gz."""
     if data.builtin:
         return ("en", "de", "fr", "es")
     languages = []
-    for given, files in (
+    for option, files in (
         (data.source_lang, data.train_source),
         (data.target_lang, data.train_target),
     ):
-        named = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
-        code = given or (named.pop() if len(named) == 1 and named <= published_codes() else None)
+        suffixes = {Path(name.removesuffix(".gz")).suffix[1:] for name in files}
+        is_code = len(suffixes) == 1 and suffixes <= published_codes()
+        code = option or (suffixes.pop() if is_code else None)
         languages += [code] if code else []
     return tuple(languages)
 
@@ -97,18 +96,19 @@ def _on_hub(init: str) -> str:
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
-    """The name on the hub of the model that training began from: by ``hf:owner/name``, by the
-    earlier run, or by config.json.
+    """Return the hub name of the model that training began from; empty if it is not known.
+
+    It is in ``hf:owner/name``, in the options of the earlier run, or in config.json.
     """
     if init is None:
         return ""
-    before = RunFolder(Path(init))
+    earlier = RunFolder(Path(init))
     if (
         not hub.is_source(init)
-        and before.train_config.is_file()
-        and before.path.resolve() != folder.path.resolve()
+        and earlier.train_config.is_file()
+        and earlier.path.resolve() != folder.path.resolve()
     ):
-        return _base_model(before, before.train_options().get("init"))
+        return _base_model(earlier, earlier.train_options().get("init"))
     name = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
     return _on_hub(init) or (name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else "")
 

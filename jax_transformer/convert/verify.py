@@ -1,5 +1,6 @@
-"""Check a conversion: convert it back bit for bit, and run both sides if the PyTorch twin can be
-built.
+"""Check a conversion: convert it back bit for bit, and run both models.
+
+The models run only if the PyTorch twin can be built.
 """
 
 import importlib.util
@@ -23,10 +24,12 @@ _ROWS, _SOURCE, _TARGET = 3, 7, 5
 
 @dataclass(frozen=True)
 class Checked:
-    """The check that was made, and the largest difference of each output."""
+    """Result of a check that passed."""
 
-    how: str
+    method: str
+    """The kind of check, and the reason if the models were not run."""
     errors: dict[str, float] = field(default_factory=dict)
+    """Largest absolute difference of each output."""
 
     def line(self) -> str:
         worst = (
@@ -34,7 +37,7 @@ class Checked:
             if self.errors
             else ""
         )
-        return f"checked: {self.how}{worst}"
+        return f"checked: {self.method}{worst}"
 
 
 def check(
@@ -79,17 +82,17 @@ def _run(
     theirs = torch_bridge.outputs(config, torch_state, source, target, blocks)
     ours = _outputs(config, flax_state, source, target, list(blocks))
     errors = {}
-    for name, found in theirs.items():
-        other = (
-            ours[name] if found.shape == ours[name].shape else np.swapaxes(ours[name], 0, 1)
-        )  # some twins put the length first
-        if found.shape != other.shape:
+    for name, expected in theirs.items():
+        actual = ours[name]
+        if actual.shape != expected.shape:
+            actual = np.swapaxes(actual, 0, 1)  # some twins put the length first
+        if actual.shape != expected.shape:
             raise DifferentError(
-                f"self-check: {name} is {found.shape} in PyTorch and {other.shape} here; nothing "
-                "was changed"
+                f"self-check: {name} is {expected.shape} in PyTorch and {actual.shape} here; "
+                "nothing was changed"
             )
-        errors[name] = float(np.abs(found - other).max())
-        if not errors[name] <= _BOUND * max(1.0, float(np.abs(found).max())):
+        errors[name] = float(np.abs(expected - actual).max())
+        if not errors[name] <= _BOUND * max(1.0, float(np.abs(expected).max())):
             raise DifferentError(
                 f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; "
                 "nothing was changed"
@@ -98,8 +101,8 @@ def _run(
 
 
 def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
-    """The PyTorch module of every block, by the block's name here."""
-    found = {}
+    """Map the name of every block here to the name of its PyTorch module."""
+    modules = {}
     for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
         for block in (f"{stack}.blocks.{i}" for i in range(layers)):
             names = [
@@ -112,12 +115,12 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
                 len(words) > shared + 1 and words[shared] == names[0][shared] for words in names
             ):
                 shared += 1
-            found[block] = ".".join(names[0][:shared])
-    return found
+            modules[block] = ".".join(names[0][:shared])
+    return modules
 
 
 def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids (b, s) and (b, t), padded after rows of different lengths."""
+    """Return random ids (b, s) and (b, t), whose rows have different lengths before padding."""
     random = np.random.default_rng(0)
     lengths = [
         min(_SOURCE, config.longest),
@@ -144,7 +147,7 @@ def _outputs(
     target: np.ndarray,
     blocks: list[str],
 ) -> dict[str, np.ndarray]:
-    """The logits and the output of every block, in float64 on the CPU."""
+    """Return the logits and the output of every block, in float64 on the CPU."""
     from dataclasses import replace
 
     import jax
@@ -171,10 +174,10 @@ def _outputs(
 
 
 def _by_block(captured: Any, blocks: list[str]) -> dict[str, Any]:
-    """Each block's own output among those of all modules' methods."""
+    """Select the output of each block among those of all modules' methods."""
     from flax import nnx
 
-    found = {
+    outputs = {
         ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
     }
-    return {block: found[f"{block}.__call__"][0].x for block in blocks}
+    return {block: outputs[f"{block}.__call__"][0].x for block in blocks}

@@ -1,5 +1,6 @@
-"""Write weights to any kind of file or folder, and compare them bit for bit before they get their
-name.
+"""Write weights to any kind of file or folder.
+
+They are read back and compared bit for bit before the file or folder gets its name.
 """
 
 import os
@@ -21,10 +22,10 @@ State = Mapping[str, np.ndarray]
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
-    """Raise InputError unless ``target`` may be written; with ``force`` it may replace its own
-    kind.
+    """Raise InputError unless ``target`` may be written.
 
-    The folder above a run or a Hugging Face folder is created if needed, as ``runs``.
+    With ``force`` it may replace a file or folder of its own kind. The parent of a run or of a
+    Hugging Face folder, e.g. ``runs``, may be missing: it is created when the folder is written.
     """
     parent = target.absolute().parent
     creates_parent = (
@@ -41,15 +42,16 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
     if not force:
         raise InputError(f"{target}: exists already, and is not overwritten without --force")
     if target.is_file() != kind.is_file:
-        there = "a file" if target.is_file() else "a folder"
-        raise InputError(f"{target}: is {there}, and --force replaces only a {kind.value}")
+        existing = "a file" if target.is_file() else "a folder"
+        raise InputError(f"{target}: is {existing}, and --force replaces only a {kind.value}")
     if target.is_dir():
         _check_replaceable(target, kind)
 
 
 def _check_replaceable(target: Path, kind: Kind) -> None:
-    """Let --force replace what a conversion wrote, but no run that was trained: it has more to
-    lose.
+    """Raise InputError unless ``target`` has only files that a conversion writes.
+
+    A run that was trained is never replaced, because its training state would be lost.
     """
     names = sorted(path.name for path in target.iterdir())
     others = {
@@ -71,9 +73,9 @@ class ExtraFiles:
     """Files that go into a folder with the weights."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By their names in a Hugging Face folder; a run has them in a folder of their own."""
+    """Contents by name in a Hugging Face folder; a run has these files in a subfolder."""
     shard_size: int = folders.SHARD_SIZE
-    """Most bytes of weights in one file of a Hugging Face folder."""
+    """Maximum size of one file of weights in a Hugging Face folder, in bytes."""
 
 
 def write(
@@ -85,7 +87,7 @@ def write(
     check: Callable[[State], Any],
     extra_files: ExtraFiles | None = None,
 ) -> None:
-    """Write ``state``, read it back and compare; ``target`` appears after that, or stays as it was.
+    """Write ``state``, read it back and compare; ``target`` is replaced only after that.
 
     Args:
         target: the file or folder.
@@ -93,8 +95,8 @@ def write(
         state: the arrays by name.
         config: written into a run.
         frozen: names of the arrays that are never trained.
-        check: called with what was read back; it may refuse by an exception.
-        extra_files: for folders.
+        check: called with the arrays that were read back; it may refuse them by an exception.
+        extra_files: files that go into a folder with the weights.
     """
     extra = extra_files or ExtraFiles()
     with (atomic.file if kind.is_file else atomic.folder)(target) as temporary:
@@ -148,7 +150,7 @@ def _write_checkpoint(
 
 
 def _compare(target: Path, written: State, read_back: State) -> None:
-    """Raise InputError naming the first tensor that is not on the disk as it was in memory."""
+    """Raise InputError naming every tensor that differs between disk and memory."""
     differing = sorted(written.keys() ^ read_back.keys()) or [
         name for name, array in written.items() if not same(array, read_back[name])
     ]

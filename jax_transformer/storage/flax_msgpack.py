@@ -1,11 +1,10 @@
-"""Weights that transformers' Flax classes saved before version 5 dropped them:
-``flax_model.msgpack``, in one file or in shards with an index.
+"""Read ``flax_model.msgpack``, the weights of transformers' Flax classes before version 5.
 
-BART, mBART, Marian, Pegasus, T5 and mT5 had such classes. Their modules have the names of the
-PyTorch classes, so that a parameter's path is its PyTorch name except for the last word: a Dense
-layer has ``kernel`` of shape (in, out), an Embed ``embedding``, a LayerNorm ``scale``; T5's norm
-already has ``weight``. Computed positions and tied copies are not in a file. Facts from
-transformers 4's ``modeling_flax_{bart,mbart,marian,pegasus,t5}.py`` and ``modeling_flax_utils.py``.
+They are in one file, or in shards with an index. The modules have the names of the PyTorch classes,
+so that a parameter's path is its PyTorch name except for the last word: a Dense layer has
+``kernel`` with the axes (in, out), an Embed ``embedding``, a LayerNorm ``scale``; a norm without a
+bias already has ``weight``. Computed positions and tied copies are not in a file. Facts from
+``modeling_flax_utils.py`` and the ``modeling_flax_*.py`` of each family in transformers 4.
 """
 
 from collections.abc import Mapping
@@ -32,13 +31,14 @@ _TOP_LEVEL = ("final_logits_bias",)
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Every array of a file, or of all files that an index names, under the names of transformers'
-    PyTorch classes and with their axes.
+    """Read every array of a file, or of all files in an index.
+
+    Names and axes are those of transformers' PyTorch classes.
 
     Raises:
-        InputError: a file is missing or damaged, or holds names that these classes did not have;
+        InputError: a file is missing or damaged, or has names that the Flax classes did not have;
             all are listed.
-        UnsafeFileError: a file declares more bytes than it has.
+        UnsafeFileError: a file declares more data than it has.
     """
     extents = _headers(Path(path))
     names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
@@ -46,7 +46,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
-    """Shape and dtype of everything that ``read`` returns; no array is read. Raises as ``read``."""
+    """Return shape and dtype of every array, without reading one. Raises as ``read``."""
     extents = _headers(Path(path))
     names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
     shapes = {
@@ -59,12 +59,13 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that hold the arrays: all that an index names, in order, or the file itself."""
+    """List the files with the arrays: those in an index, in order, or the file itself."""
     return index.shards(Path(path)) if index.is_index(path) else [Path(path)]
 
 
 def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays by their paths in transformers' Flax classes, under the names of its PyTorch classes.
+    """Rename arrays from their paths in transformers' Flax classes to PyTorch's names.
+
     Raises InputError as ``read``.
     """
     names = _names(Path("these arrays"), {keys: array.shape for keys, array in arrays.items()})
@@ -81,7 +82,7 @@ def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
 
 
 def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
-    """The PyTorch name of each path. Raises InputError with every path that no Flax class has."""
+    """Return PyTorch's name of each path. Raises InputError listing paths of no Flax class."""
     names: dict[Keys, str] = {}
     taken: set[str] = set()
     wrong: list[str] = []
@@ -101,12 +102,12 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
     if wrong:
         more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
         raise InputError(
-            f"{path}: not weights of transformers' Flax BART, mBART, Marian, Pegasus, T5 or mT5: "
+            f"{path}: not weights of transformers' Flax encoder-decoders: "
             f"{'; '.join(wrong[:5])}{more}"
         )
     return names
 
 
 def _as_torch(keys: Keys, array: np.ndarray) -> np.ndarray:
-    """A copy of a kernel with the axes of torch.nn.Linear, (out, in); everything else as it is."""
+    """Copy a kernel to the axes of torch.nn.Linear, (out, in); return other arrays as they are."""
     return np.ascontiguousarray(array.T) if keys[-1] == "kernel" else array

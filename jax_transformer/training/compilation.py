@@ -9,7 +9,7 @@ import jax
 
 
 def use_cache(folder: str | None = None) -> None:
-    """Keep compiled programs in ``folder``, or nowhere if it is ``none``.
+    """Keep compiled programs in ``folder``; ``none`` turns the cache off.
 
     By default they are in JAX_COMPILATION_CACHE_DIR, or in the user's cache folder if that is not
     set. A program fits one kind of processor, so each kind has its own subfolder.
@@ -24,7 +24,7 @@ def use_cache(folder: str | None = None) -> None:
 
 
 def _processor() -> str:
-    """A name for this kind of processor, by its instruction set if the system lists it."""
+    """Return a name for this kind of processor, by its instruction set if the system lists it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

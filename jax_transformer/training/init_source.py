@@ -1,8 +1,7 @@
-"""The source of a fine-tuning run (``--init``): model, configuration and tokenizer of a Hugging
-Face folder or of another run.
+"""The source of a fine-tuning run (``--init``): a Hugging Face folder or another run.
 
-It is read only at the run's start. From the first checkpoint on the run folder has all of it, and
-data.json records its hash.
+Its model, configuration and tokenizer are read only when the run starts. From the first checkpoint
+on the run folder has all of them, and data.json records their hash.
 """
 
 import dataclasses
@@ -40,33 +39,31 @@ Vocabulary = Tokenizer | TokenizerPair
 
 @dataclass(frozen=True)
 class InitSource:
-    """Everything that a run takes over. The weights are read when they are asked for."""
+    """Model, tokenizer and files for a run. The weights are read only by ``model``."""
 
     path: Path
     config: TransformerConfig
-    """With the options' dropouts and precision, and the tokenizer's start token of a target."""
+    """The source's, with the options' dropout and precision and the tokenizer's start token."""
     tokenizer: Vocabulary
     sha256: str
     """Hash of configuration and weights."""
     dtypes: frozenset[str]
-    """Dtypes of the weights; empty in a run that is resumed."""
+    """Dtypes of the weights; empty if the run is resumed."""
     files: Mapping[str, bytes]
     """Files of a Hugging Face folder that the run keeps, by name."""
     generation_config: GenerationConfig
-    """Generation at validations: greedy, under the folder's constraints and into the tokenizer's
-    language.
-    """
+    """Settings for validations: greedy, with the folder's constraints and target language."""
     opened: Pretrained | None = None
-    """The weights; None in a run that is resumed from its own."""
+    """The opened weights; None if the run is resumed from its own."""
 
     def model(self) -> "Transformer":
-        """The model, with a float32 copy of every array. Raises as the readers of its files do."""
+        """Load the model with a float32 copy of every array. Raises as :func:`pretrained.open`."""
         import jax.numpy as jnp
 
         from jax_transformer import transformer
 
         assert self.opened is not None, "a resumed run has weights of its own"
-        # Not widened on the way: _widened recognises rounded positions by their 16 bits
+        # Not to float32 for 16 bits: _widened recognises rounded positions by their dtype
         narrow = self.opened.kind is Kind.HUGGINGFACE and "float64" in self.dtypes
         loaded = self.opened.model(dtype="float32" if narrow else None)
         arrays = {name: np.asarray(array) for name, array in transformer.flatten(loaded).items()}
@@ -76,18 +73,19 @@ class InitSource:
         )
 
     def lines(self) -> Iterable[str]:
-        """Lines for the person who trains."""
+        """Yield messages about the weights for the user."""
         others = sorted(self.dtypes - {"float32"})
         if others:
             yield f"{self.path}: its weights are {' and '.join(others)}, and train as float32"
 
 
 def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
-    """The source that the options name, as a resumed run recorded it; None if they name none.
+    """Open the source in the options; None if they have none. A resumed run uses its own records.
 
-    Raises ConfigError for a source that cannot be trained further, or if the tokenizer is missing
-    or given twice; InputError if the tokenizer does not belong to the model, and as the readers of
-    the files do.
+    Raises:
+        ConfigError: the source is of a kind that cannot be trained, it has no tokenizer and the
+            options have none, or both have one.
+        InputError: the tokenizer does not belong to the model, or a file cannot be read.
     """
     if options.init is None:
         return None
@@ -141,9 +139,9 @@ def _own_tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary | None:
 
 
 def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    """An array in float32.
+    """Cast an array to float32.
 
-    Sines and cosines that were rounded to 16 bits are computed again in float32, as transformers
+    Sinusoidal positions that were rounded to 16 bits are computed again in float32, as transformers
     does in the precision of the model.
     """
     from jax_transformer.nn.positions import sinusoids
@@ -174,14 +172,14 @@ def _from_options(data: DataOptions) -> Vocabulary | None:
 
 
 def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
-    """The model's own tokenizer, or the one in the options if it has none."""
-    data, given = options.data, _from_options(options.data)
-    if own is not None and given is not None:
+    """Return the model's own tokenizer, or the one in the options if it has none."""
+    data, separate = options.data, _from_options(options.data)
+    if own is not None and separate is not None:
         raise ConfigError(
             f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "
             "with; leave this out"
         )
-    tokenizer = own or given
+    tokenizer = own or separate
     if tokenizer is None:
         raise ConfigError(
             f"{path} has no tokenizer; give data.tokenizer, the one that its model was trained with"
@@ -199,18 +197,19 @@ def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Voc
 def _fitted(
     config: TransformerConfig, options: ModelOptions, tokenizer: Vocabulary, path: Path
 ) -> TransformerConfig:
-    """The configuration with the options that may change, and with the tokenizer's start token: for
-    mBART, the target language.
+    """Return the configuration with the options' dropout and precision.
+
+    Its start token is the tokenizer's: for mBART, the target language.
     """
     source, target = tokenizer.source, tokenizer.target
-    for side, one, size in (
+    for side, vocabulary_of_side, size in (
         ("source", source, config.source_vocab_size),
         ("target", target, config.target_vocab_size),
     ):
-        if one.vocab_size > size:
+        if vocabulary_of_side.vocab_size > size:
             raise InputError(
                 f"{path}: the {side} tokenizer does not belong to this model (vocabulary "
-                f"{one.vocab_size:,}, model {size:,})"
+                f"{vocabulary_of_side.vocab_size:,}, model {size:,})"
             )
     ids = {"source_pad_id": source.pad_id, "target_pad_id": target.pad_id, "eos_id": target.eos_id}
     if not isinstance(tokenizer, HuggingFaceTokenizer):
@@ -230,10 +229,10 @@ def _fitted(
 def _files(
     opened: Pretrained, config: TransformerConfig, tokenizer: Vocabulary, data: DataOptions
 ) -> dict[str, bytes]:
-    """The files that the run keeps, verbatim but for generation_config.json.
+    """Return the files for the run folder; only generation_config.json is changed.
 
-    There the model translates into the language that it is trained for, and if no length is set, as
-    far as its targets reach: transformers would stop after twenty tokens.
+    It gets the target language of the training and, if it sets no length, that of the longest
+    target: transformers would stop after twenty tokens.
     """
     files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:
@@ -248,7 +247,7 @@ def _files(
     if not huggingface.has_length(settings):
         changed["max_length"] = (
             vocabulary.limits(data, config)[1] + 1
-        )  # there it counts the start token
+        )  # transformers counts the start token
     if changed:
         ids = {
             "decoder_start_token_id": config.bos_id,
@@ -264,9 +263,9 @@ def _files(
 
 
 def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> GenerationConfig:
-    """A folder's generation settings without its search.
+    """Return a folder's generation settings with greedy search.
 
-    Raises InputError, naming the file, for unsupported settings.
+    Raises InputError naming the file if it has unsupported settings.
     """
     if not (path / folders.CONFIG).is_file():
         return GenerationConfig()
@@ -280,7 +279,7 @@ def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> Gen
 
 
 def _sha256(paths: Iterable[Path]) -> str:
-    """SHA-256 over the hashes of files, in order."""
+    """Return the SHA-256 of the files' hashes, in order."""
     combined = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:

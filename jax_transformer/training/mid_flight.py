@@ -1,5 +1,4 @@
-"""``convert --training``: a training state, between a run folder and the checkpoint of a PyTorch
-loop.
+"""``convert --training``: training states between run folders and checkpoints of PyTorch loops.
 
 Optimizer state, schedule and position in the data are converted with the weights.
 """
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConvertedTraining:
-    """The outcome of a conversion."""
+    """A finished conversion of a training state."""
 
     source: str
     destination: str
@@ -52,7 +51,8 @@ class ConvertedTraining:
 def convert(request: Request) -> ConvertedTraining:
     """Convert a training state.
 
-    Raises ConfigError unless the two ends are a training checkpoint and a run that agree.
+    Raises ConfigError unless source and destination are a PyTorch training checkpoint and a run
+    with the same options.
     """
     excluded = {
         "--config, --preset and --set": request.description != ModelDescription(),
@@ -75,7 +75,7 @@ def convert(request: Request) -> ConvertedTraining:
 
 
 def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
-    """The run, and the step that the path names."""
+    """Return the run, and the step if the path is a single checkpoint."""
     folder = RunFolder(path) if kind is Kind.RUN else RunFolder(path.absolute().parent.parent)
     if not folder.train_config.is_file():
         raise InputError(
@@ -89,15 +89,14 @@ def _config(folder: RunFolder) -> TransformerConfig:
 
 
 def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
-    folder, named = _folder(target, kind)
-    with lock.hold(
-        folder.path
-    ):  # before anything is read: a run that is training would save a newer step
-        return _into_locked(source, folder, named, force=force)
+    folder, expected_step = _folder(target, kind)
+    # Lock before anything is read: a run that is training would save a newer step
+    with lock.hold(folder.path):
+        return _into_locked(source, folder, expected_step, force=force)
 
 
 def _into_locked(
-    source: Path, folder: RunFolder, named: int | None, *, force: bool
+    source: Path, folder: RunFolder, expected_step: int | None, *, force: bool
 ) -> ConvertedTraining:
     from jax_transformer.storage import checkpoint
     from jax_transformer.training import torch_checkpoint
@@ -111,8 +110,8 @@ def _into_locked(
     except Refusal as error:
         raise type(error)(f"{source}: {error}") from None
     step = int(state.step)
-    if named not in (None, step):
-        raise ConfigError(f"{folder.checkpoints / str(named)}: {source} is of step {step}")
+    if expected_step not in (None, step):
+        raise ConfigError(f"{folder.checkpoints / str(expected_step)}: {source} is of step {step}")
     newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
     if newer:
         raise InputError(
@@ -124,7 +123,7 @@ def _into_locked(
             f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without "
             "--force"
         )
-    _check(saved, _saved(state, folder, _order(saved, config)), source)
+    _check(saved, _saved(state, folder, _saved_order(saved, config)), source)
     path = torch_checkpoint.save(folder, state)
     _check_same(torch_checkpoint.load(folder, step), state, path)
     return _outcome(str(source), str(path), state)
@@ -140,22 +139,22 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Convert
             raise ConfigError(
                 f"--weights {weights}: a run resumes from its last checkpoint or from a step"
             )
-        found = checkpoint.steps(folder.checkpoints)
-        step = int(weights) if weights.isdecimal() else max(found, default=None)
-        if step not in found:
+        steps = checkpoint.steps(folder.checkpoints)
+        step = int(weights) if weights.isdecimal() else max(steps, default=None)
+        if step not in steps:
             raise InputError(
                 f"{folder.checkpoints}: holds no "
                 f"checkpoint{'' if step is None else f' of step {step}'}"
             )
     assert step is not None
     state = torch_checkpoint.load(folder, step)
-    made = _saved(state, folder, _twins_order(_config(folder)))
+    saved = _saved(state, folder, _module_order(_config(folder)))
     with atomic.file(target) as temporary:
-        pt.write(temporary, made)
-        again = torch_checkpoint.from_checkpoint(
+        pt.write(temporary, saved)
+        read_back = torch_checkpoint.from_checkpoint(
             pt.read(temporary), read_options(folder), _config(folder)
         )
-        _check_same(again, state, target)
+        _check_same(read_back, state, target)
     return _outcome(f"{folder.path} (step {step})", str(target), state)
 
 
@@ -165,7 +164,7 @@ def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str
     return torch_checkpoint.to_checkpoint(state, read_options(folder), _config(folder), names)
 
 
-def _order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
+def _saved_order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
     from jax_transformer import convert
     from jax_transformer.convert import optimizer
     from jax_transformer.training import torch_checkpoint
@@ -177,7 +176,7 @@ def _order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
     )
 
 
-def _twins_order(config: TransformerConfig) -> list[str]:
+def _module_order(config: TransformerConfig) -> list[str]:
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
@@ -190,10 +189,10 @@ def _twins_order(config: TransformerConfig) -> list[str]:
     return torch_bridge.parameter_names(config)
 
 
-def _check(saved: Mapping[str, Any], again: Mapping[str, Any], source: Path) -> None:
+def _check(saved: Mapping[str, Any], converted: Mapping[str, Any], source: Path) -> None:
     """Raise DifferentError unless weights and moments come back bit for bit."""
     for part in ("model", "optimizer"):
-        before, after = dict(_arrays(saved[part])), dict(_arrays(again[part]))
+        before, after = dict(_arrays(saved[part])), dict(_arrays(converted[part]))
         wrong = [
             name
             for name in before
@@ -213,11 +212,11 @@ def _arrays(value: Any) -> Iterator[tuple[str, np.ndarray]]:
 def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
     import jax
 
-    for (where, a), b in zip(
+    for (key_path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
     ):
         if not same(np.asarray(a), np.asarray(b)):
-            raise DifferentError(f"{path}: {jax.tree_util.keystr(where)} reads back different")
+            raise DifferentError(f"{path}: {jax.tree_util.keystr(key_path)} reads back different")
 
 
 def _outcome(source: str, destination: str, state: "TrainState") -> ConvertedTraining:

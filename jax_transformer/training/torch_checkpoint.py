@@ -1,10 +1,10 @@
-"""A training state between Optax and the checkpoint of a PyTorch loop.
+"""Convert a training state between Optax and the checkpoint of a PyTorch loop.
 
-Weights and moments go through the same table.
+Weights and moments are converted by the same table.
 
-``{"model", "optimizer", "scheduler", "step", "config"}`` is a training checkpoint as PyTorch users
-write it; ``step`` is the place in the data, because batch n is a function of the run's data and n
-alone.
+A training checkpoint is ``{"model", "optimizer", "scheduler", "step", "config"}``, as PyTorch users
+write it. ``step`` is also the position in the data, because batch n depends only on the run's data
+and n.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
 
-# A run's state and a training checkpoint of PyTorch
+# Conversion between a run's state and a PyTorch checkpoint
 
 
 def to_checkpoint(
@@ -39,10 +39,9 @@ def to_checkpoint(
     config: TransformerConfig,
     parameter_names: Sequence[str],
 ) -> dict[str, Any]:
-    """The checkpoint of a PyTorch loop at this step: plain containers with arrays, the inverse of
-    :func:`from_checkpoint`.
+    """Return the checkpoint of a PyTorch loop at this step: plain containers with arrays.
 
-    ``parameter_names`` are the module's, in its order:
+    The inverse of :func:`from_checkpoint`. ``parameter_names`` are the module's, in its order:
     ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving average,
     which that loop does not have, and for an optimizer that torch.optim does not have.
     """
@@ -94,12 +93,15 @@ def from_checkpoint(
     config: TransformerConfig,
     parameter_names: Sequence[str] | None = None,
 ) -> TrainState:
-    """The state that ``train`` resumes from, of a PyTorch loop's checkpoint with ``model``,
-    ``optimizer``, ``scheduler`` and ``step``.
+    """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint.
 
-    Without ``parameter_names``, their order is that of ``model``, the ``state_dict()`` of a module.
-    Raises InputError if the checkpoint lacks one of these or does not fit the model, ConfigError if
-    the run's options differ from those that it was trained with.
+    Without ``parameter_names``, their order is that of the checkpoint's ``model``, the
+    ``state_dict()`` of a module.
+
+    Raises:
+        InputError: the checkpoint lacks ``model``, ``optimizer``, ``scheduler`` or ``step``, or
+            does not fit the model.
+        ConfigError: the run's options differ from those that it was trained with.
     """
     _check_no_average(options)
     optimizer_state.torch_kind(options.optimizer)
@@ -110,11 +112,11 @@ def from_checkpoint(
             "run cannot be resumed"
         )
     scheduler = saved["scheduler"]
-    position = _whole(
+    position = _step_count(
         scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None,
         "scheduler.last_epoch",
     )
-    now = _whole(saved["step"], "step")
+    saved_step = _step_count(saved["step"], "step")
     model = convert.from_torch(saved["model"], config)
     state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
     table, shapes = (
@@ -125,13 +127,13 @@ def from_checkpoint(
     moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
     _check_options(moments, options, position)
     return state._replace(
-        step=jnp.asarray(now, jnp.int32),
+        step=jnp.asarray(saved_step, jnp.int32),
         opt_state=optimizer_state.into_optax(state.opt_state, moments, position),
     )
 
 
 def buffers(config: TransformerConfig) -> set[str]:
-    """PyTorch's names of the position tables and logits' bias that it stores and never trains."""
+    """Return PyTorch's names of position tables and logits' bias: stored, but never trained."""
     frozen = transformer.flatten(transformer.abstract(config), Frozen)
     stored = {name for name in frozen if name.endswith(".positions.table") or name == "logits_bias"}
     return {
@@ -142,12 +144,13 @@ def buffers(config: TransformerConfig) -> set[str]:
 
 
 def learning_rate(options: TrainOptions, position: int) -> float:
-    """The learning rate after ``position`` updates, in float64, as PyTorch's scheduler has it."""
+    """Return the learning rate after ``position`` updates, in float64 as PyTorch's scheduler."""
     with jax.enable_x64(True):
         return float(optimizer.schedule(options.optimizer, options.steps)(position))
 
 
-def _whole(value: Any, name: str) -> int:
+def _step_count(value: Any, name: str) -> int:
+    """Return a value as an int. Raises InputError if it is not a number of steps."""
     value = (
         value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
     )
@@ -200,14 +203,14 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
         )
 
 
-# A run's state on the disk
+# The state in a run folder
 
 
 def load(folder: RunFolder, at: int) -> TrainState:
-    """The state saved at step ``at``, in the dtypes it was saved in.
+    """Load the state that was saved at step ``at``, in the dtypes of the checkpoint.
 
-    Raises CheckpointError if it is damaged or of another model, or holds float64 while JAX is in
-    32-bit mode.
+    Raises CheckpointError if it is damaged or does not belong to the run's model, or if it has
+    float64 arrays and JAX is in 32-bit mode.
     """
     options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
     opened = checkpoint.open(folder.checkpoints, at)
@@ -218,10 +221,10 @@ def load(folder: RunFolder, at: int) -> TrainState:
             f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set "
             "JAX_ENABLE_X64=1"
         )
-    rule = optimizer.make(options.optimizer, options.steps)
+    tx = optimizer.make(options.optimizer, options.steps)
     fresh = jax.eval_shape(
         lambda: step.initial_state(
-            transformer.Transformer(config, rngs=nnx.Rngs(0)), rule, ema=options.optimizer.ema > 0
+            transformer.Transformer(config, rngs=nnx.Rngs(0)), tx, ema=options.optimizer.ema > 0
         )
     )
 

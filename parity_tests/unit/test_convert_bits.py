@@ -62,7 +62,7 @@ def test_every_bit_is_converted(config, config_file, dtype, tmp_path):
         if importlib.util.find_spec("torch")
         else "PyTorch is not installed"
     )
-    assert why in outcome.checked.how
+    assert why in outcome.checked.method
 
 
 def test_integers_are_converted_between_files(tmp_path):

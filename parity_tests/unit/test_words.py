@@ -32,21 +32,8 @@ EXTERNAL = {
 """Names of libraries, each with the beginning of the lines that may use it."""
 
 NAMES_NOT_YET = """
-    jax_transformer/convert/card.py
-    jax_transformer/convert/inspection.py
-    jax_transformer/convert/preparation.py
-    jax_transformer/convert/report.py
-    jax_transformer/convert/request.py
-    jax_transformer/convert/training_facts.py
-    jax_transformer/convert/verify.py
-    jax_transformer/training/init_source.py
-    jax_transformer/training/mid_flight.py
-    parity_tests/test_convert_command.py
-    parity_tests/test_huggingface_folders.py
-    parity_tests/unit/test_convert_bits.py
 """
 LINES_NOT_YET = """
-    jax_transformer/training/compilation.py
 """
 """Files that are still to be cleaned. These lists may only become shorter."""
 
