@@ -31,21 +31,10 @@ EXTERNAL = {
 }
 """Names of libraries, each with the beginning of the lines that may use it."""
 
-NAMES_NOT_YET = """
-"""
-LINES_NOT_YET = """
-"""
-"""Files that are still to be cleaned. These lists may only become shorter."""
 
-
-def named(paths: list[Path], not_yet: str) -> list:
-    """The paths as parameters of a test, without those that are not clean yet."""
-    names = [path.relative_to(runs.ROOT).as_posix() for path in paths]
-    return [
-        pytest.param(path, id=name)
-        for path, name in zip(paths, names, strict=True)
-        if name not in not_yet.split()
-    ]
+def named(paths: list[Path]) -> list:
+    """The paths as parameters of a test, by their names from the project's root."""
+    return [pytest.param(path, id=path.relative_to(runs.ROOT).as_posix()) for path in paths]
 
 
 def docstrings(tree: ast.AST) -> list[ast.Constant]:
@@ -63,7 +52,7 @@ def is_replaced(token: tokenize.TokenInfo) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", named(CODE, NAMES_NOT_YET))
+@pytest.mark.parametrize("path", named(CODE))
 def test_names_and_docstrings_are_the_field_s(path: Path):
     text = path.read_text(encoding="utf-8")
     problems = [
@@ -92,6 +81,6 @@ def lines(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", named([*CODE, *PROSE], LINES_NOT_YET))
+@pytest.mark.parametrize("path", named([*CODE, *PROSE]))
 def test_lines_end_at_column_100(path: Path):
     assert not [line for line in lines(path) if len(line) > 100]
