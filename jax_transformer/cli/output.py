@@ -12,7 +12,7 @@ from jax_transformer.storage import atomic
 
 
 @runtime_checkable
-class Report(Protocol):
+class Printable(Protocol):
     """A result that prints itself as lines, or as one JSON value."""
 
     def lines(self) -> Iterable[str]: ...
@@ -20,7 +20,7 @@ class Report(Protocol):
     def to_data(self) -> Any: ...
 
 
-def show(report: Report, *, as_json: bool) -> None:
+def show(report: Printable, *, as_json: bool) -> None:
     """Print a report."""
     for line in [json.dumps(report.to_data())] if as_json else report.lines():
         print(line)

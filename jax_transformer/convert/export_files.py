@@ -91,7 +91,7 @@ def _generation(config: TransformerConfig) -> dict[str, Any]:
     return {"bos_token_id": config.bos_id, **ids, "max_length": usual_length(config)}
 
 
-def left_behind(source: Pretrained) -> tuple[Note, ...]:
+def not_exported(source: Pretrained) -> tuple[Note, ...]:
     """List the two vocabularies of a run, for which transformers has no file."""
     from jax_transformer.data import run_tokenizer
 

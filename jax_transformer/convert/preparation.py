@@ -224,7 +224,7 @@ def _plan(request: Request, source: Pretrained, kind: Kind, model: "ModelWeights
     )
     if kind is not Kind.HUGGINGFACE or model is None:
         return planned
-    planned = replace(planned, dropped=planned.dropped + export_files.left_behind(source))
+    planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))
     stored = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
     return planning.left_out(
         planned,

@@ -1,7 +1,7 @@
 """The built-in task: English date, time, number, unit, price and list phrases to be written in
 German, French or Spanish.
 
-The data ships with the package, in ``phrases.tsv.xz`` beside this file, so that training needs no
+The data ships with the package, in ``phrases.tsv.xz`` next to this file, so that training needs no
 download. ``make_phrases`` made it from Unicode CLDR; its header names the versions, and its
 licence, the Unicode License v3, is in ``PHRASES_LICENSE``.
 """
