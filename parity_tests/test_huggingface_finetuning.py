@@ -372,4 +372,5 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
         lambda self, lines: used.append(self.generation_config) or list(lines),
     )
     check(transformer.flatten(prepared_corpus.init_source.model()))
-    assert used == [prepared_corpus.init_source.decoding] and used[0].constraints.bad_words_ids
+    assert used == [prepared_corpus.init_source.generation_config]
+    assert used[0].constraints.bad_words_ids
