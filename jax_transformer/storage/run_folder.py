@@ -188,7 +188,8 @@ def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, C
     damage: CheckpointError | None = None
     for candidate in candidates(folder, weights):
         if damage is not None:
-            print(f"warning: {damage}; the checkpoint before it is used", file=sys.stderr)
+            next_choice = f"step {candidate.step} ({candidate.name}) is tried instead"
+            print(f"warning: {damage}; {next_choice}", file=sys.stderr)
         try:
             return candidate, checkpoint.open(candidate.root, candidate.step)
         except CheckpointError as error:

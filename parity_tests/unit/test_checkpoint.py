@@ -5,6 +5,7 @@ file's name.
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
-from jax_transformer.storage import atomic, checkpoint, manifest
+from jax_transformer.storage import atomic, checkpoint, manifest, run_folder
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
@@ -457,3 +458,14 @@ def test_groups_of_version_0_1_are_read_under_today_s_names(tmp_path):
     assert bits(opened.load(like(expected))) == bits(expected)
     part = {"frozen": table}
     assert bits(opened.load(like(part), partial=True)) == bits(part)
+
+
+def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, capsys):
+    shutil.copytree(runs.ROOT / "parity_tests/v0_1/run", tmp_path / "run")
+    file = next((tmp_path / "run/checkpoints/200/state/d").iterdir())
+    file.write_bytes(file.read_bytes()[:10])
+    candidate, _ = run_folder.open_weights(run_folder.RunFolder(tmp_path / "run"))
+    assert (candidate.step, candidate.name) == (203, "last")
+    error = capsys.readouterr().err
+    assert error.startswith(f"warning: {file}: damaged")
+    assert error.endswith("; step 203 (last) is tried instead\n")
