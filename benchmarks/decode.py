@@ -315,7 +315,7 @@ def main() -> None:
     ]
     if missing:
         raise SystemExit(
-            f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-transformer[bench]'"
+            f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-seq2seq[bench]'"
         )
     os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     load, compared = os.getloadavg()[0], []

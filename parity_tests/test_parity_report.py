@@ -347,7 +347,7 @@ def test_a_golden_of_a_run_needs_no_torch_afterwards(run, capsys, monkeypatch):
     assert cli.main(["parity", str(run / "run"), path, "--seed", "3"]) == 2
     assert "is a golden, whose batch and gradients are those of seed 0" in capsys.readouterr().err
     assert cli.main(["parity", str(run / "run"), "twin"]) == 2
-    assert "pip install 'jax-transformer[torch]'" in capsys.readouterr().err
+    assert "pip install 'jax-seq2seq[torch]'" in capsys.readouterr().err
     assert (
         golden.load(path).versions["torch"] == torch.__version__.partition("+")[0]
         or golden.load(path).versions["torch"] == torch.__version__

@@ -39,7 +39,7 @@ def _load(name: str, config: str | None, split: str, where: str) -> Any:
         import datasets
     except ImportError:
         raise errors.ConfigError(
-            "data.dataset needs Hugging Face datasets: pip install 'jax-transformer[hub]'"
+            "data.dataset needs Hugging Face datasets: pip install 'jax-seq2seq[hub]'"
         ) from None
     try:
         return datasets.load_dataset(name, config, split=split)

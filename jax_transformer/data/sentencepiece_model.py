@@ -62,7 +62,7 @@ def load(path: Path, content: bytes) -> SentencePieceModel:
         import sentencepiece
     except ImportError:
         raise ConfigError(
-            f"{path}: needs SentencePiece: pip install 'jax-transformer[sentencepiece]'"
+            f"{path}: needs SentencePiece: pip install 'jax-seq2seq[sentencepiece]'"
         ) from None
     processor = sentencepiece.SentencePieceProcessor()
     try:

@@ -126,7 +126,7 @@ def _compare_with_twin(
 def _check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            "the PyTorch twin needs torch: pip install 'jax-transformer[torch]', or compare with a"
+            "the PyTorch twin needs torch: pip install 'jax-seq2seq[torch]', or compare with a"
             " golden made where torch is installed"
         )
 

@@ -37,7 +37,7 @@ def local(path: str | Path) -> Path:
         import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"{path}: models of the hub need huggingface_hub: pip install 'jax-transformer[hub]'"
+            f"{path}: models of the hub need huggingface_hub: pip install 'jax-seq2seq[hub]'"
         ) from None
     repository, _, revision = name.partition("@")
     try:

@@ -47,7 +47,7 @@ def check(options: TrainOptions) -> None:
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:  # no origin: a folder of that name in the cwd
             raise ConfigError(
-                f"{name} needs the package {module}: pip install 'jax-transformer[{name}]'"
+                f"{name} needs the package {module}: pip install 'jax-seq2seq[{name}]'"
             )
 
 

@@ -76,7 +76,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
     for ask in (trackers.check, lambda options: trackers.Trackers(RunFolder(tmp_path), options)):
         with pytest.raises(
             ConfigError,
-            match=rf"^{name} needs the package {module}: pip install 'jax-transformer\[{name}\]'$",
+            match=rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$",
         ):
             ask(TrainOptions(**options))
     trackers.check(TrainOptions())

@@ -475,4 +475,4 @@ def test_hub_errors_are_one_line(client, console):
 
 def test_without_the_library_the_extra_is_named(monkeypatch, console):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    console.refused(2, ["pip install 'jax-transformer[hub]'"], "inspect", "hf:owner/name")
+    console.refused(2, ["pip install 'jax-seq2seq[hub]'"], "inspect", "hf:owner/name")

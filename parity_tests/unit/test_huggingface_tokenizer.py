@@ -285,7 +285,7 @@ def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypat
     ):
         with pytest.raises(
             errors.ConfigError,
-            match=r"needs SentencePiece: pip install 'jax-transformer\[sentencepiece\]'",
+            match=r"needs SentencePiece: pip install 'jax-seq2seq\[sentencepiece\]'",
         ):
             load_huggingface(tokenizer_models.write(tmp_path / name, files))
     load_huggingface(tokenizer_models.write(tmp_path / "bart", tokenizer_models.bart()))

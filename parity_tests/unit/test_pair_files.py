@@ -206,5 +206,5 @@ def test_an_unusable_data_set_is_named(library, changes, message):
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(errors.ConfigError, match=r"pip install 'jax-transformer\[hub\]'"):
+    with pytest.raises(errors.ConfigError, match=r"pip install 'jax-seq2seq\[hub\]'"):
         from_hub()

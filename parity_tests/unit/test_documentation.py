@@ -1,0 +1,43 @@
+"""README, the pages of docs/ and the workflows agree with the package."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from parity_tests.unit import runs
+
+PAGES = [
+    *(runs.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted(path for path in (runs.ROOT / "docs").rglob("*") if path.suffix in (".md", ".yml")),
+    *sorted((runs.ROOT / ".github").rglob("*.yml")),
+]
+UNPUBLISHED = re.compile(r"pip install[^`|&]*?\bjax[-_](transformer|seq2seq)\b")
+
+
+def from_an_index(text: str) -> list[str]:
+    """List the commands that install this package by its name; a wheel's file name is none."""
+    return [
+        match[0]
+        for match in UNPUBLISHED.finditer(text)
+        if not re.match(r"-[\w*.]*\.whl", text[match.end() :])
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(runs.ROOT).as_posix())
+def test_no_page_installs_the_package_by_its_name(page: Path):
+    """It is not published, and `jax-transformer` on PyPI is another project."""
+    assert not from_an_index(page.read_text(encoding="utf-8"))
+
+
+def test_an_installation_by_name_is_detected():
+    for line in ("pip install jax-transformer", "pip install\n'jax-seq2seq[hub]'"):
+        assert from_an_index(f"`{line}` and more")
+    assert not from_an_index("pip install wheels/jax_seq2seq-*.whl pytest")
+    assert not from_an_index("`pip install .` installs the command `jax-transformer`")
+
+
+def test_the_distribution_has_a_name_that_is_free_and_the_command_keeps_its_own():
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "jax-seq2seq" and list(project["scripts"]) == ["jax-transformer"]
