@@ -14,14 +14,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import (
-    checkpoint,
-    hub,
-    kinds,
-    manifest,
-    pt_state,
-    safetensors,
-)
+from jax_transformer.storage import checkpoint, kinds, manifest, pt_state, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
@@ -104,7 +97,7 @@ def find(path: str | Path, weights: str = "auto", key: str | None = None) -> Sto
 
     Arguments and errors are those of :func:`jax_transformer.pretrained.open`.
     """
-    path = hub.local(path)
+    path = kinds.local(path)
     kind = kinds.of(path)
     if weights != "auto" and kind is not Kind.RUN:
         raise ConfigError(

@@ -10,8 +10,8 @@ from typing import Any
 
 from jax_transformer.convert.report import file_sha256
 from jax_transformer.errors import InputError
-from jax_transformer.storage import hub, kinds, safetensors
 from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import kinds, safetensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import plain
@@ -76,7 +76,7 @@ def inspect(path: str | Path) -> Contents:
     Raises InputError if its kind is not known, UnsafeFileError if a file tries to run code or
     declares more data than it has.
     """
-    path = hub.local(path)
+    path = kinds.local(path)
     kind = kinds.of(path)
     if kind is Kind.PT:
         return _pt(path)

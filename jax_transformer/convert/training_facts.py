@@ -11,7 +11,7 @@ from jax_transformer.convert.card import Training
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import hub
+from jax_transformer.storage import kinds
 from jax_transformer.storage.huggingface import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
@@ -92,7 +92,7 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
 
 
 def _on_hub(init: str) -> str:
-    return init.removeprefix(hub.PREFIX).partition("@")[0] if hub.is_source(init) else ""
+    return init.removeprefix(kinds.HUB).partition("@")[0] if kinds.is_hub_name(init) else ""
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
@@ -104,7 +104,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         return ""
     earlier = RunFolder(Path(init))
     if (
-        not hub.is_source(init)
+        not kinds.is_hub_name(init)
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):

@@ -1,13 +1,21 @@
 """Kinds of files and folders that hold weights: known by content if they exist, by name if they are
 to be written.
+
+``hf:owner/name`` and ``hf:owner/name@revision`` are models on the Hugging Face hub, downloaded
+through ``huggingface_hub`` into its own cache. Configuration, weights in one format, and tokenizer
+files are requested by name; programs never are.
 """
 
 import enum
+import re
 from pathlib import Path
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import hub, huggingface, index, manifest
+from jax_transformer.storage import huggingface, index, manifest
 
+HUB = "hf:"
+# A letter, digit, underscore, dot or dash; the hub's own rule for names
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 CONFIG = "config.json"
 INDEX = ".safetensors.index.json"
 _PT_SUFFIXES = (".pt", ".pth", ".bin")
@@ -100,7 +108,7 @@ def to_write(path: Path, to: str | None = None) -> Kind:
         if path.suffix in (".safetensors", *_PT_SUFFIXES):
             raise ConfigError(f"--to {to}: {path} is the name of a file, and {to} is a folder")
         return _FOLDERS[to]
-    if hub.is_source(str(path)):
+    if is_hub_name(str(path)):
         raise ConfigError(
             f"{path}: is a place to read from; nothing is uploaded: "
             f"convert to a folder with --to hf"
@@ -115,3 +123,67 @@ def to_write(path: Path, to: str | None = None) -> Kind:
             f"a name without suffix becomes a folder"
         )
     return Kind.STEP if path.name.isdecimal() else Kind.RUN
+
+
+# Models on the hub
+
+
+def is_hub_name(path: str) -> bool:
+    """True for a name on the hub, ``hf:...``."""
+    return path.startswith(HUB)
+
+
+def local(path: str | Path) -> Path:
+    """The local folder of ``path``: itself, or the download for ``hf:owner/name``.
+
+    Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
+    the download fails.
+    """
+    if not is_hub_name(str(path)):
+        return Path(path)
+    name = str(path).removeprefix(HUB)
+    if not _HUB_NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"{path}: give a model of the hub as hf:owner/name or hf:owner/name@revision"
+        )
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"{path}: models of the hub need huggingface_hub: pip install 'jax-seq2seq[hub]'"
+        ) from None
+    repository, _, revision = name.partition("@")
+    try:
+        listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision or None)
+        patterns = _to_download(str(path), listed)
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns
+            )
+        )
+    except (ConfigError, InputError):
+        raise
+    except Exception as error:  # of the library, of the network, and of its storage
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"{path}: cannot be downloaded: {reason}") from error
+
+
+def _to_download(path: str, listed: list[str]) -> list[str]:
+    """The files to download, of those that the repository has."""
+    form = next((name for name in huggingface.WEIGHTS if name in listed), None)
+    if form is None or CONFIG not in listed:
+        missing = CONFIG if CONFIG not in listed else f"any of {', '.join(huggingface.WEIGHTS)}"
+        raise InputError(f"{path}: is no model that can be read: it lacks {missing}")
+    shards = [
+        name
+        for name in listed
+        if form.endswith(huggingface.INDEX)
+        and _is_shard(name, form.removesuffix(huggingface.INDEX))
+    ]
+    return [form, *shards, *(name for name in huggingface.KEPT if name in listed)]
+
+
+def _is_shard(name: str, file: str) -> bool:
+    """True for the name of a shard of ``file``: model-00001-of-00002.safetensors."""
+    stem, _, suffix = file.rpartition(".")
+    return re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+\.{suffix}", name) is not None

@@ -21,7 +21,7 @@ from jax_transformer.convert import conversion, preparation, report
 from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.storage import hub, huggingface, kinds, pt, safetensors
+from jax_transformer.storage import huggingface, kinds, pt, safetensors
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 
@@ -450,7 +450,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
         "model-00001-of-00002.safetensors",
         "x-1-of-2.safetensors",
     ]
-    assert hub._to_download("hf:a/b", listed) == [
+    assert kinds._to_download("hf:a/b", listed) == [
         "model.safetensors.index.json",
         "model-00001-of-00002.safetensors",
         "config.json",
@@ -460,7 +460,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
 def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
     with pytest.raises(ConfigError, match="hf:owner/name"):
-        hub.local(name)
+        kinds.local(name)
     assert client == []
 
 

@@ -383,7 +383,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_RUNS = {"atomic", "checkpoint", "hub", "lock", "manifest", "run_folder"}
+OF_RUNS = {"atomic", "checkpoint", "kinds", "lock", "manifest", "run_folder"}
 """Files of storage/ that handle our own runs, or call the hub; all others read untrusted files.
 """
 
