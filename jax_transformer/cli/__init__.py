@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import jax_transformer
 from jax_transformer.cli import convert, evaluate, golden, inspect, parity, train, translate
-from jax_transformer.cli.arguments import flags, help_text, parse
-from jax_transformer.cli.options import Command
+from jax_transformer.cli.arguments import Command, flags, parse
+from jax_transformer.cli.help_text import help_text
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]

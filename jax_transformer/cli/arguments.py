@@ -1,62 +1,112 @@
-"""A command line to an options dataclass, by argparse: flags, help, and refusals in one line.
+"""A command's options dataclass from its command line, by argparse: a field is a flag.
+
+Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, and
+the fields of an ``Inline`` dataclass have flags without its name in front.
 
 argparse rather than a library for dataclasses: the placeholders, groups and examples of help and
 the words of errors are then ours, and there is one dependency less.
 """
 
 import argparse
+import ast
+import dataclasses
 import enum
+import inspect
 import json
-import shutil
 import sys
+import textwrap
+import types
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
-from fnmatch import fnmatchcase
-from typing import Any, NoReturn, TypeVar
+from dataclasses import MISSING, dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from jax_transformer.cli import options
-from jax_transformer.cli.options import Command, Option
 from jax_transformer.errors import ConfigError, nearest
 
-Options = TypeVar("Options")
+T = TypeVar("T")
+Positional = Annotated[T, "positional"]
+Inline = Annotated[T, "inline"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, its function, and the layout of its help."""
+
+    kind: type
+    """The dataclass of its options."""
+    run: Callable[[Any], int]
+    groups: Mapping[str, str]
+    """Titles of the groups of help, each with its dotted option names; ``model.*`` names a section.
+    Options of no group come last."""
+    examples: tuple[str, ...]
+    """Arguments of example calls."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command."""
+
+    name: str
+    """Field name, with the names of the nested dataclasses and dots in front, as data.train."""
+    type: Any
+    """Type of the value, or of each value of several."""
+    default: Any
+    """MISSING if the option is required."""
+    text: str
+    """Docstring of the field, which is the help."""
+    positional: bool
+    optional: bool
+    """None is a value."""
+    several: bool
+    """The option takes several values."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Its flag, and for a boolean the one that switches it off, as ``--model.no-bias``."""
+        if self.positional:
+            return []
+        section, dot, name = self.name.rpartition(".")
+        off = [flag(f"{section}{dot}no-{name}")] if self.type is bool else []
+        return [flag(self.name), *off]
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option's dotted name."""
+    return "--" + name.replace("_", "-")
 
 
 def flags(kind: type) -> list[str]:
     """Return the flags of an options dataclass, as ``--data.train-source``."""
-    return [flag for option in options.listed(kind) for flag in option.flags]
+    return [flag for option in listed(kind) for flag in option.flags]
 
 
-def parse(command: str, kind: type[Options], arguments: Sequence[str]) -> Options:
+def parse(command: str, kind: type[T], arguments: Sequence[str]) -> T:
     """Return the options on a command line.
 
     Underscores in flags are dashes. The last of repeated flags counts, but a flag of several values
     must not be repeated. If ``kind`` has a ``from_file``, ``--config FILE`` gives what flags leave
     out. Raises ConfigError.
     """
-    known = list(options.listed(kind))
+    known = list(listed(kind))
     dashed = _dashed(command, kind, arguments)
     counts = Counter(argument.partition("=")[0] for argument in dashed)
     for option in known:
-        if option.several and counts[option.flag] > 1:
-            raise ConfigError(
-                f"{option.flag} is given {counts[option.flag]} times: give all values after one"
-            )
-    default, where = _underneath(kind, dashed)
-    values = vars(build_parser(command, known, {}, ()).parse_intermixed_args(dashed))
+        if option.several and counts[flag(option.name)] > 1:
+            name = flag(option.name)
+            raise ConfigError(f"{name} is given {counts[name]} times: give all values after one")
+    default, where = from_file(kind, dashed)
+    parser = Parser(command)
+    for option in known:
+        add(parser, option)
+    values = vars(parser.parse_intermixed_args(dashed))
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     try:
-        return options.build(kind, values, default)
+        return build(kind, values, default)
     except ConfigError as error:  # the class's own checks
         raise ConfigError(f"{error}{where}") from None
-
-
-def help_text(name: str, command: Command, arguments: Sequence[str]) -> str:
-    """Return the help of a command, with the defaults of ``--config FILE`` if it is given."""
-    default, _ = _underneath(command.kind, list(arguments))
-    known = list(options.listed(command.kind, default))
-    description = (command.kind.__doc__ or "").partition("\n")[0]
-    return build_parser(name, known, command.groups, command.examples, description).format_help()
 
 
 def assignments(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -77,15 +127,15 @@ def _value(text: str) -> Any:
 def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
     """Return the arguments with today's flags, in dashes. Raises ConfigError if one is unknown."""
     known = [*flags(kind), "--help"]
-    renamed = {options.flag(a): options.flag(b) for a, b in options.renamed(kind).items()}
+    new_flags = {flag(old): flag(new) for old, new in renamed(kind).items()}
     dashed = []
     for argument in arguments:
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")
             name = name.replace("_", "-")
-            if name in renamed:
-                print(f"{name} is now called {renamed[name]}", file=sys.stderr)
-                name = renamed[name]
+            if name in new_flags:
+                print(f"{name} is now called {new_flags[name]}", file=sys.stderr)
+                name = new_flags[name]
             if name not in known:
                 raise ConfigError(
                     f"unknown option {name}{nearest(name, known)}; "
@@ -96,7 +146,7 @@ def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
     return dashed
 
 
-def _underneath(kind: type, dashed: list[str]) -> tuple[Any, str]:
+def from_file(kind: type, dashed: Sequence[str]) -> tuple[Any, str]:
     """Return the options of the last ``--config FILE`` or None, and a note for error messages."""
     read = getattr(kind, "from_file", None)
     path = None
@@ -109,8 +159,20 @@ def _underneath(kind: type, dashed: list[str]) -> tuple[Any, str]:
     return read(path), f" (with {path} underneath the flags)"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises ConfigError in words of ours instead of printing usage and exiting."""
+# The parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Stores only the options that are given. Raises ConfigError in words of ours."""
+
+    def __init__(self, command: str, **settings: Any) -> None:
+        super().__init__(
+            prog=f"jax-transformer {command}",
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+            **settings,
+        )
 
     def error(self, message: str) -> NoReturn:
         for words, plain in (
@@ -131,95 +193,21 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, flag == self.option_strings[0])
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """One line for an option if its text is short: ``--flag METAVAR   text (default: value)``."""
-
-    def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns, 100)
-        super().__init__(prog, max_help_position=37, width=width)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        option = getattr(action, "option", None)
-        if option is None:
-            return super()._format_action_invocation(action)
-        if option.positional:
-            return option.metavar
-        if option.type is bool:
-            return option.flag.replace("--", "--[no-]") if option.default is True else option.flag
-        return f"{option.flag} {option.metavar}{' ...' if option.several else ''}"
-
-
-def build_parser(
-    command: str,
-    known: Sequence[Option],
-    groups: Mapping[str, str],
-    examples: Sequence[str],
-    description: str | None = None,
-) -> _Parser:
-    """Return a parser that stores only the options that are given."""
-    built = _Parser(
-        prog=f"jax-transformer {command}",
-        usage=" ".join(["%(prog)s", *_usage(known), "[options]"]),
-        description=description,
-        epilog="\n".join(["examples:", *(f"  jax-transformer {each}" for each in examples)]),
-        formatter_class=_Formatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    rest = {option.name: option for option in known}
-    for title, names in {**groups, "other options" if groups else "options": "*"}.items():
-        members = [
-            rest.pop(name)
-            for pattern in names.split()
-            for name in list(rest)
-            if fnmatchcase(name, pattern)
-        ]
-        if members:
-            section = built.add_argument_group(title)
-            for option in members:
-                _add(section, option)
-    return built
-
-
-def _usage(known: Sequence[Option]) -> Iterator[str]:
-    """Yield the arguments without a flag, and the options that are required."""
-    for option in known:
-        if option.positional:
-            yield option.metavar if option.default is MISSING else f"[{option.metavar}]"
-        elif option.default is MISSING:
-            yield f"{option.flag} {option.metavar}"
-
-
-def _add(section: "argparse._ArgumentGroup", option: Option) -> None:
-    default = _shown(option.default)
-    text = option.text.removesuffix(".")
-    if default is not None and "default: " not in text:
-        note = f"default: {default})"
-        text = f"{text[:-1]}; {note}" if text.endswith(")") else f"{text} ({note}"
-    settings: dict[str, Any] = {"help": text.replace("%", "%%")}
+def add(
+    parser: "Parser | argparse._ArgumentGroup", option: Option, **settings: Any
+) -> argparse.Action:
+    """Add an option to a parser or to one of its groups."""
     if option.type is bool:
         settings |= {"action": _Switch, "nargs": 0}
     else:
-        settings |= {"type": _converter(option), "metavar": option.metavar}
+        settings["type"] = _converter(option)
     if option.several:
         settings["nargs"] = "*"
     if option.positional:
         settings |= {} if option.default is MISSING else {"nargs": "?"}
-        action = section.add_argument(option.name, **settings)
-    else:
-        settings |= {"dest": option.name, "required": option.default is MISSING}
-        action = section.add_argument(*option.flags, **settings)
-    action.option = option  # type: ignore[attr-defined]
-
-
-def _shown(default: Any) -> str | None:
-    """Return a default as it would be typed, or None for one that says nothing."""
-    if default is MISSING or default is None or default is False or default is True:
-        return None
-    if isinstance(default, tuple):
-        return " ".join(map(str, default)) or None
-    return str(default.value if isinstance(default, enum.Enum) else default) or None
+        return parser.add_argument(option.name, **{"metavar": option.name.upper()} | settings)
+    settings |= {"dest": option.name, "required": option.default is MISSING}
+    return parser.add_argument(*option.flags, **settings)
 
 
 def _converter(option: Option) -> Callable[[str], Any]:
@@ -239,3 +227,88 @@ def _converter(option: Option) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{message}, not {text!r}") from None
 
     return convert
+
+
+# The dataclass
+
+
+def listed(kind: type, default: Any = None, prefix: str = "") -> Iterator[Option]:
+    """Yield the options of a dataclass in order; ``default`` is an instance with other defaults."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        mark, hint = _unmarked(hints[field.name])
+        value = _default(field) if default is None else getattr(default, field.name)
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
+            yield from listed(typing.cast(type, hint), None if value is MISSING else value, inner)
+            continue
+        several = typing.get_origin(hint) is tuple
+        members = [member for member in typing.get_args(hint) if member is not Ellipsis]
+        optional = isinstance(hint, types.UnionType) and type(None) in members
+        (kind_of_value,) = {*members} - {type(None)} or {hint}
+        text = _docstrings(kind).get(field.name, "")
+        yield Option(
+            prefix + field.name, kind_of_value, value, text, mark == "positional", optional, several
+        )
+
+
+def build(kind: type[T], values: dict[str, Any], default: T | None = None, prefix: str = "") -> T:
+    """Return the dataclass with ``values`` by dotted name, over ``default`` if there is one.
+
+    Every nested dataclass is made anew, so that its own checks run.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    changes = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        mark, hint = _unmarked(hints[field.name])
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
+            section = None if default is None else getattr(default, field.name)
+            changes[field.name] = build(typing.cast(type, hint), values, section, inner)
+        elif prefix + field.name in values:
+            changes[field.name] = values[prefix + field.name]
+    if default is None:
+        return kind(**changes)
+    return dataclasses.replace(default, **changes)  # type: ignore[type-var]
+
+
+def renamed(kind: type, prefix: str = "") -> dict[str, str]:
+    """Return the dotted names of earlier versions, each with the name that replaced it.
+
+    They are listed in a class's ``RENAMED``, which the reader of JSON files honours too.
+    """
+    names = {prefix + old: prefix + new for old, new in getattr(kind, "RENAMED", {}).items()}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        mark, hint = _unmarked(hints[field.name])
+        if dataclasses.is_dataclass(hint):
+            inner = prefix if mark == "inline" else f"{prefix}{field.name}."
+            names |= renamed(typing.cast(type, hint), inner)
+    return names
+
+
+def _unmarked(hint: Any) -> tuple[str | None, Any]:
+    if typing.get_origin(hint) is Annotated:
+        hint, mark = typing.get_args(hint)
+        return mark, hint
+    return None, hint
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+@cache
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return the text under each field of a dataclass, on one line."""
+    (body,) = [
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    texts = {}
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts

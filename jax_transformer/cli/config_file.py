@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import yaml
 
-from jax_transformer.cli import options
+from jax_transformer.cli import arguments
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -28,7 +28,7 @@ def read(cls: type[T], path: str | Path) -> T:
     """
     data = _load(path)
     try:
-        keys = _Keys(codec.names(cls), options.renamed(cls))
+        keys = _Keys(codec.names(cls), arguments.renamed(cls))
         return codec.from_dict(cls, _checked(data, keys), checked=False)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None

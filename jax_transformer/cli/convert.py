@@ -3,8 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
-from jax_transformer.cli import arguments, output
-from jax_transformer.cli.options import Command, Positional
+from jax_transformer.cli import arguments, streams
+from jax_transformer.cli.arguments import Command, Positional
 from jax_transformer.errors import ConfigError
 
 
@@ -66,14 +66,14 @@ def run(options: ConvertOptions) -> int:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
         from jax_transformer.training import mid_flight
 
-        output.show(mid_flight.convert(request), as_json=options.json)
+        streams.show(mid_flight.convert(request), as_json=options.json)
         return 0
     prepared = preparation.prepare(request)
     if options.dry_run:
         fit.refuse(prepared.problems)
-        output.show(report.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
+        streams.show(report.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
     else:
-        output.show(conversion.convert(prepared), as_json=options.json)
+        streams.show(conversion.convert(prepared), as_json=options.json)
     return 0
 
 

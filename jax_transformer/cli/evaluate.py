@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, field
 
-from jax_transformer.cli import decoding, output
-from jax_transformer.cli.decoding import SearchOptions
-from jax_transformer.cli.options import Command, Inline
+from jax_transformer.cli import streams, translate
+from jax_transformer.cli.arguments import Command, Inline
+from jax_transformer.cli.translate import SearchOptions
 from jax_transformer.generate.generation_config import GenerationConfig
 
 
@@ -41,9 +41,9 @@ def run(options: EvaluateOptions) -> int:
     from jax_transformer.training import compilation, evaluation
 
     compilation.use_cache()
-    overrides = decoding.overrides(options.search)
+    overrides = translate.generation_options(options.search)
     GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
-    output.check_folder(options.hypotheses)
+    streams.check_folder(options.hypotheses)
     report, hypotheses = evaluation.evaluate(
         options.run,
         options.source,
@@ -54,7 +54,7 @@ def run(options: EvaluateOptions) -> int:
         languages=(options.source_lang, options.target_lang),
     )
     if options.hypotheses is not None:
-        output.write_lines(options.hypotheses, hypotheses)
+        streams.write_lines(options.hypotheses, hypotheses)
     if options.json:
         print(json.dumps(report))
         return 0

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jax_transformer.cli import output
-from jax_transformer.cli.options import Command, Positional
+from jax_transformer.cli import streams
+from jax_transformer.cli.arguments import Command, Positional
 from jax_transformer.errors import ConfigError, DifferentError, nearest
 
 _ACTIONS = ["make", "check"]
@@ -45,7 +45,7 @@ def run(options: GoldenOptions) -> int:
     from jax_transformer.parity import from_files
 
     if options.action == "make":
-        output.check_folder(options.file)
+        streams.check_folder(options.file)
         golden = from_files.create_golden(
             options.file,
             options.model or "",

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jax_transformer.cli import output
-from jax_transformer.cli.options import Command, Positional
+from jax_transformer.cli import streams
+from jax_transformer.cli.arguments import Command, Positional
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ def run(options: InspectOptions) -> int:
     """Print the content and return the exit code."""
     from jax_transformer.convert import inspection
 
-    output.show(inspection.inspect(options.path), as_json=options.json)
+    streams.show(inspection.inspect(options.path), as_json=options.json)
     return 0
 
 

@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass
 
-from jax_transformer.cli import arguments, output
-from jax_transformer.cli.options import Command, Positional
+from jax_transformer.cli import arguments, streams
+from jax_transformer.cli.arguments import Command, Positional
 from jax_transformer.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ class ParityOptions:
 def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
-    output.check_folder(options.html)
+    streams.check_folder(options.html)
     from jax_transformer.convert.request import ModelDescription
     from jax_transformer.parity import from_files, page
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from jax_transformer.cli import config_file
-from jax_transformer.cli.options import Command, Inline
+from jax_transformer.cli.arguments import Command, Inline
 from jax_transformer.training.options import TrainOptions
 
 

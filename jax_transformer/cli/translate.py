@@ -1,13 +1,56 @@
 """``jax-transformer translate``: lines in, translations out."""
 
+import dataclasses
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
-from jax_transformer.cli import decoding, output
-from jax_transformer.cli.decoding import SamplingOptions, SearchOptions
-from jax_transformer.cli.options import Command, Inline
+from jax_transformer.cli import streams
+from jax_transformer.cli.arguments import Command, Inline
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.generate.generation_config import (
+    BeamScorer,
+    EarlyStopping,
+    GenerationConfig,
+)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of the search. A Hugging Face folder brings defaults of its own."""
+
+    max_length: int | None = None
+    """Longest translation, in tokens (default: twice the padded source)."""
+    beam: int | None = None
+    """Beam size; 1 is greedy (default: 1)."""
+    length_penalty: float | None = None
+    """Exponent of the length penalty (default: 0.6)."""
+    penalty: BeamScorer | None = None
+    """Divisor of a score: gnmt ((5 + length) / 6) ** exponent, or average, length ** exponent."""
+    early_stopping: EarlyStopping | None = None
+    """End of the average search, as False, True, "never" in transformers (default: heuristic)."""
+    no_repeat_ngram_size: int | None = None
+    """Forbid repeated n-grams of this size (0: off)."""
+    repetition_penalty: float | None = None
+    """Penalise tokens that were already generated (> 1)."""
+    min_new_tokens: int | None = None
+    """Fewest tokens before the end token."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of drawing tokens at random instead of searching."""
+
+    sample: bool = False
+    """Draw tokens at random instead of searching."""
+    temperature: float | None = None
+    """Divide logits by this before drawing (default: 1)."""
+    top_k: int | None = None
+    """Draw from the k most likely tokens; 0 draws from all (default: 0)."""
+    top_p: float | None = None
+    """Draw from the most likely tokens whose probabilities sum to this (default: 1)."""
+    seed: int | None = None
+    """Seed of the draws (default: 0)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +86,10 @@ def run(options: TranslateOptions) -> int:
     from jax_transformer.training import compilation
 
     compilation.use_cache()
-    overrides = decoding.overrides(options.search, options.sampling) | {"n_best": options.n_best}
+    overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
     GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
-    output.check_folder(options.output)
-    output.check_folder(options.attention)
+    streams.check_folder(options.output)
+    streams.check_folder(options.attention)
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened, source_lang=options.source_lang, target_lang=options.target_lang
@@ -64,7 +107,7 @@ def run(options: TranslateOptions) -> int:
         raise ConfigError("--n-best needs --beam of at least 2")
     hypotheses = translator.hypotheses(lines, **overrides)
     best = [beam[0] for beam in hypotheses]
-    output.write_lines(
+    streams.write_lines(
         options.output,
         translation.n_best_lines(hypotheses) if as_list else [each.text for each in best],
     )
@@ -77,6 +120,17 @@ def run(options: TranslateOptions) -> int:
             title=f"{options.run}, step {opened.step}",
         )
     return 0
+
+
+def generation_options(*groups: SearchOptions | SamplingOptions) -> dict[str, Any]:
+    """Return the decoding options by their field names, None for each that the user left out."""
+    options = {
+        field.name: getattr(group, field.name)
+        for group in groups
+        for field in dataclasses.fields(group)
+    }
+    # --sample is a flag: its absence keeps the default of the model's folder
+    return {name: None if value is False else value for name, value in options.items()}
 
 
 COMMAND = Command(

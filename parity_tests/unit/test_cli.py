@@ -12,8 +12,9 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli import decoding
-from jax_transformer.cli.options import flag, listed, renamed
+from jax_transformer.cli import translate
+from jax_transformer.cli.arguments import flag, listed, renamed
+from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
 from jax_transformer.training import optimizer_options, options
 from parity_tests.unit import runs
@@ -157,14 +158,14 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     nested = {
         "train": [options, optimizer_options, data_options],
-        "translate": [decoding],
-        "evaluate": [decoding],
+        "evaluate": [translate],
     }
     meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])
     for module in nested.get(command, []):
         meanings |= documented(module)
-    if command == "evaluate":
-        meanings = {k: text for k, text in meanings.items() if "SamplingOptions." not in k}
+    if command == "evaluate":  # shares only the options of the search
+        others = ("SamplingOptions.", "TranslateOptions.")
+        meanings = {k: text for k, text in meanings.items() if not k.startswith(others)}
     assert len(meanings) >= len(positive)
     assert not [text for text in meanings.values() if text.rstrip(".)") not in printed]
 
@@ -175,7 +176,7 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
     lines = console.say(command, "--help")[1].splitlines()
     assert len(lines) <= 105 and max(map(len, lines)) <= 100
     assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
-    metavars = {option.metavar for option in listed(cli.COMMANDS[command].kind)}
+    metavars = {metavar(option) for option in listed(cli.COMMANDS[command].kind)}
     assert not metavars & {"TEXT", "STR", "INT"} and not [m for m in metavars if "None" in m]
     assert not [line for line in lines if line.endswith(":") and line.startswith("other options")]
 

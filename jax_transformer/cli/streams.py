@@ -1,4 +1,4 @@
-"""Results of a command: lines on standard output or in a file."""
+"""Output of a command: lines on standard output or in a file."""
 
 import io
 import json
