@@ -2,9 +2,9 @@
 
 from benchmarks.mutants_fault import Mutant, level
 
-_RULES, _FIT, _PAGES = (
+_RULES, _TENSORS, _PAGES = (
     "jax_transformer/weights/rules.py",
-    "jax_transformer/weights/fit.py",
+    "jax_transformer/storage/tensors.py",
     "jax_transformer/architectures",
 )
 _SELF = "encoder.blocks.0.self_attention"
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "unexpected tensors ignored",
-        _FIT,
+        _TENSORS,
         "sorted(tensors.keys() - expected.keys())",
         "sorted(tensors.keys() - tensors.keys())",
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         "shapes not compared",
-        _FIT,
+        _TENSORS,
         "if tensors[name].shape != expected[name]:",
         "if np.prod(tensors[name].shape) != np.prod(expected[name]):",
         (f"{_UNIT}::test_one_error_names_everything_that_does_not_fit",),
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "a tied copy may drift",
-        _FIT,
+        _TENSORS,
         "not same(state[name], state[other])",
         "state[name].shape != state[other].shape",
         (f"{_UNIT}::test_tied_copies_that_differ_are_named",),

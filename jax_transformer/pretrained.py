@@ -15,9 +15,10 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.pretrained_files import StoredWeights
 from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import parsed
-from jax_transformer.weights import fit, rules
+from jax_transformer.weights import rules
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,9 +74,9 @@ class Pretrained(StoredWeights):
         shapes and tied ones are equal.
         """
         try:
-            fit.refuse(fit.problems(self.tensors, shapes))
+            tensors.refuse(tensors.problems(self.tensors, shapes))
             state = self.read()
-            fit.refuse(fit.differing_ties(ties, state))
+            tensors.refuse(tensors.differing_ties(ties, state))
         except InputError as error:
             if self.run is None:
                 raise

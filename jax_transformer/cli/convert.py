@@ -53,7 +53,7 @@ def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
     from jax_transformer.convert import conversion, preparation, report
     from jax_transformer.convert.request import ModelDescription, Request
-    from jax_transformer.weights import fit
+    from jax_transformer.storage import tensors
 
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
@@ -70,7 +70,7 @@ def run(options: ConvertOptions) -> int:
         return 0
     prepared = preparation.prepare(request)
     if options.dry_run:
-        fit.refuse(prepared.problems)
+        tensors.refuse(prepared.problems)
         streams.show(report.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
     else:
         streams.show(conversion.convert(prepared), as_json=options.json)

@@ -9,8 +9,9 @@ from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.convert import planning, report, verify, writing
 from jax_transformer.convert.preparation import Prepared
 from jax_transformer.convert.report import Outcome
+from jax_transformer.storage import tensors
 from jax_transformer.storage.kinds import Kind
-from jax_transformer.weights import casting, fit, rules
+from jax_transformer.weights import rules
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
@@ -27,10 +28,10 @@ def convert(prepared: Prepared) -> Outcome:
     from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
     state = source.read()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
-    fit.refuse([*prepared.problems, *fit.differing_ties(aliases, state)])
+    tensors.refuse([*prepared.problems, *tensors.differing_ties(aliases, state)])
     loss = None
     if request.dtype is not None:
-        state, loss = casting.cast(state, request.dtype)
+        state, loss = tensors.cast(state, request.dtype)
         if model is not None:
             state = states.computed_again(state, model.config)
     result = renamed(state, model, from_torch=from_torch, to_torch=to_torch)

@@ -10,7 +10,7 @@ from jax_transformer.convert import card, training_facts
 from jax_transformer.errors import InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import json_text
+from jax_transformer.storage import untrusted
 from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION
 from jax_transformer.storage.tensors import Note, is_float
 
@@ -145,7 +145,7 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
         "model_max_length": usual_length(config),
         "clean_up_tokenization_spaces": False,
     }
-    data = json_text.read(path) | {"post_processor": ends_line}
+    data = untrusted.read_json(path) | {"post_processor": ends_line}
     return {
         run_tokenizer.SHARED_FILE: folders.to_json(data),
         "tokenizer_config.json": folders.to_json(settings),

@@ -11,8 +11,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion, writing
 from jax_transformer.convert.request import ModelDescription
 from jax_transformer.errors import ConfigError
-from jax_transformer.storage import kinds
-from jax_transformer.weights import casting
+from jax_transformer.storage import kinds, tensors
 
 
 def load(
@@ -50,7 +49,7 @@ def load(
             in one message; or the weights are float64 in JAX's 32-bit mode.
         UnsafeFileError: the file tries to run code, or declares more data than it has.
     """
-    casting.check(dtype)
+    tensors.check_dtype(dtype)
     source = pretrained.open(path, weights, key=key, strip_prefix=strip_prefix)
     if source.config is not None and (config is not None or preset is not None or sizes):
         raise ConfigError(

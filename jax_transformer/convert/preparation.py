@@ -16,11 +16,10 @@ from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import kinds, safetensors
+from jax_transformer.storage import kinds, safetensors, tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.storage.tensors import Note
-from jax_transformer.weights import casting, fit
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
@@ -78,7 +77,7 @@ def plan(
         architecture=architecture,
     )
     prepared = prepare(request)
-    fit.refuse(prepared.problems)
+    tensors.refuse(prepared.problems)
     return prepared.plan
 
 
@@ -87,7 +86,7 @@ def prepare(request: Request) -> Prepared:
 
     Raises ConfigError or InputError if the request contradicts itself, the source or the target.
     """
-    casting.check(request.dtype)
+    tensors.check_dtype(request.dtype)
     target = Path(request.destination)
     kind = kinds.to_write(target, request.to)
     if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
@@ -190,7 +189,7 @@ def _check_prefix(source: Pretrained, prefix: str) -> None:
 
 def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
     return (
-        fit.problems(
+        tensors.problems(
             source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]
         )
         if model is not None

@@ -10,8 +10,8 @@ import numpy as np
 
 from jax_transformer.convert import verify
 from jax_transformer.convert.planning import Plan
+from jax_transformer.storage import tensors
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights import casting
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Outcome:
     plan: Plan
     summary: str
     preset_sizes: Mapping[str, Any]
-    loss: casting.Loss | None
+    loss: tensors.CastLoss | None
     checked: verify.Checked
     sha256: str
     """Hash of the file, or of a folder's weights by name, dtype, shape and bytes.

@@ -10,7 +10,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import infer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import json_text
+from jax_transformer.storage import untrusted
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _from_file(path: Path, source: Pretrained) -> TransformerConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     try:
-        data = json_text.read(path)
+        data = untrusted.read_json(path)
         if isinstance(data, dict) and huggingface_config.is_huggingface(data):
             return huggingface_config.from_config(data, names=source.tensors)
         return TransformerConfig.from_json(text)

@@ -9,7 +9,7 @@ from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, json_text
+from jax_transformer.storage import atomic, untrusted
 from jax_transformer.storage.untrusted import shown
 
 SHARED_FILE = "tokenizer.json"
@@ -72,7 +72,7 @@ def _has_huggingface(folder: Path) -> bool:
 
 def _load_huggingface(folder: Path) -> HuggingFaceTokenizer:
     path = folder / LANGUAGES_FILE
-    languages = json_text.read(path) if path.exists() else {}
+    languages = untrusted.read_json(path) if path.exists() else {}
     if (
         not isinstance(languages, dict)
         or set(languages) - {"source_lang", "target_lang"}

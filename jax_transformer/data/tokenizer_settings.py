@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.errors import InputError
-from jax_transformer.storage import json_text
+from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -126,7 +126,7 @@ def read_vocabulary(path: Path, content: bytes) -> dict[str, int]:
     """Return the tokens and ids of a ``vocab.json``. Raises InputError if it is not a
     vocabulary.
     """
-    data = json_text.parse(path, content)
+    data = untrusted.parse_json(path, content)
     if not isinstance(data, dict) or not all(
         type(index) is int and 0 <= index < 2**31 for index in data.values()
     ):
@@ -160,7 +160,7 @@ def _recipe(folder: Path, values: dict[str, Any], model: dict[str, Any]) -> Toke
 def _object(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object in a file; empty if there is no such file."""
     path = folder / name
-    return _mapping(path, json_text.read(path)) if path.exists() else {}
+    return _mapping(path, untrusted.read_json(path)) if path.exists() else {}
 
 
 def _mapping(path: Path, data: Any) -> dict[str, Any]:

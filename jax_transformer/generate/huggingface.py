@@ -18,7 +18,7 @@ from jax_transformer.generate.generation_config import (
     GenerationConfig,
 )
 from jax_transformer.generate.huggingface_keys import IGNORED, NEUTRAL, NEUTRAL_IN_SAMPLING
-from jax_transformer.storage import huggingface, json_text
+from jax_transformer.storage import huggingface, untrusted
 
 _READ = {
     "bad_words_ids",
@@ -143,7 +143,7 @@ def read(path: Path) -> tuple[dict[str, Any], Path]:
     file = path / huggingface.GENERATION
     if not file.is_file():
         return from_model_config(huggingface.configuration(path)), path / huggingface.CONFIG
-    data = json_text.read(file)
+    data = untrusted.read_json(file)
     if not isinstance(data, dict):
         raise InputError(f"{file}: is no JSON object")
     return data, file

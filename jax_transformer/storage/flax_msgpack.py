@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import index, msgpack
+from jax_transformer.storage import msgpack, untrusted
 from jax_transformer.storage.msgpack import Keys
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
@@ -60,7 +60,7 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
 
 def files(path: str | Path) -> list[Path]:
     """List the files with the arrays: those in an index, in order, or the file itself."""
-    return index.shards(Path(path)) if index.is_index(path) else [Path(path)]
+    return untrusted.shards(Path(path)) if untrusted.is_index(path) else [Path(path)]
 
 
 def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
@@ -74,8 +74,8 @@ def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
     headers = {file: msgpack.header(file) for file in files(path)}
-    if index.is_index(path):
-        index.check(
+    if untrusted.is_index(path):
+        untrusted.check_shards(
             path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
         )
     return {keys: extent for extents in headers.values() for keys, extent in extents.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import index, json_text, safetensors, tensors
+from jax_transformer.storage import safetensors, tensors, untrusted
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
 
@@ -65,7 +65,7 @@ class Folder:
     def files(self) -> list[Path]:
         """The index, if there is one, and the files that hold the weights."""
         return (
-            [self.weights, *index.shards(self.weights)]
+            [self.weights, *untrusted.shards(self.weights)]
             if self.weights.name.endswith(INDEX)
             else [self.weights]
         )
@@ -80,7 +80,7 @@ def configuration(path: Path) -> Mapping[str, Any]:
     """The config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError if it is
     implausibly large or nested.
     """
-    data = json_text.read(path / CONFIG, longest=_LONGEST_CONFIG)
+    data = untrusted.read_json(path / CONFIG, longest=_LONGEST_CONFIG)
     if not isinstance(data, dict):
         raise InputError(f"{path / CONFIG}: is no JSON object")
     return data
@@ -99,7 +99,7 @@ def find(path: str | Path) -> Folder:
         )
     weights = path / existing[0]
     used = {
-        file.name for file in (index.shards(weights) if weights.name.endswith(INDEX) else ())
+        file.name for file in (untrusted.shards(weights) if weights.name.endswith(INDEX) else ())
     } | {weights.name}
     extra_names = tuple(name for name in KEPT if (path / name).is_file())
     names = sorted(
@@ -177,7 +177,7 @@ def describe(folder: Folder) -> dict[str, TensorInfo]:
         return flax_msgpack.describe(folder.weights)
     parts = {file: _parts(file) for file in folder.shards}
     if folder.weights.name.endswith(INDEX):
-        index.check(folder.weights, parts)
+        untrusted.check_shards(folder.weights, parts)
     return {
         name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for part in parts.values()

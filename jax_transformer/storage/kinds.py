@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import huggingface, index, manifest
+from jax_transformer.storage import huggingface, manifest, untrusted
 
 HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
@@ -63,7 +63,7 @@ def of(path: Path) -> Kind:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if start[:4] == _ZIP or start[:2] in _PICKLES:  # a bare pickle is refused by its reader
         return Kind.PT
-    if index.is_index(path):
+    if untrusted.is_index(path):
         return Kind.SHARDED
     if start[8:9] == b"{":
         return Kind.SAFETENSORS

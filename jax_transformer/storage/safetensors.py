@@ -14,12 +14,11 @@ import numpy as np
 import safetensors.numpy
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, index, json_text, tensors, untrusted
-from jax_transformer.storage.index import is_index
+from jax_transformer.storage import atomic, tensors, untrusted
 from jax_transformer.storage.tensors import TensorInfo
-from jax_transformer.storage.untrusted import shown
+from jax_transformer.storage.untrusted import is_index, shown
 
-LONGEST_HEADER = json_text.LONGEST  # the library's own limit
+LONGEST_HEADER = untrusted.LONGEST_JSON  # the library's own limit
 _NAMES = (
     "F64:float64 F32:float32 F16:float16 BF16:bfloat16 I64:int64 I32:int32 I16:int16 I8:int8 "
     "U64:uint64 U32:uint32 U16:uint16 U8:uint8"
@@ -88,7 +87,7 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
 
 def files(path: str | Path) -> list[Path]:
     """The files that hold the tensors: all that an index names, in order, or the file itself."""
-    return index.shards(Path(path)) if is_index(path) else [Path(path)]
+    return untrusted.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
 def write(
@@ -125,8 +124,8 @@ def _headers(path: Path) -> Iterator[tuple[Path, dict[str, TensorExtent]]]:
     if not is_index(path):
         yield path, header(path)
         return
-    headers = {file: header(file) for file in index.shards(path)}
-    index.check(path, headers)
+    headers = {file: header(file) for file in untrusted.shards(path)}
+    untrusted.check_shards(path, headers)
     yield from headers.items()
 
 
@@ -144,7 +143,7 @@ def _header_json(path: Path) -> Any:
             )
         if length > LONGEST_HEADER:
             raise UnsafeFileError(f"{path}: refused: a header of {length:,} bytes")
-        return json_text.parse(path, file.read(length))
+        return untrusted.parse_json(path, file.read(length))
 
 
 def header(path: Path) -> dict[str, TensorExtent]:

@@ -1,13 +1,20 @@
-"""Stored tensors: the dtypes that files may have, shape and dtype of a tensor, and its view of a
-PyTorch storage.
+"""Stored tensors: their dtypes and shapes, the views that PyTorch's files have of their storages,
+the check that tensors fit a model, and casts with what they lose.
 """
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
+from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.storage.untrusted import plain
+
+Shape = tuple[int, ...]
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+"""The dtypes that weights of a model may have."""
 DTYPES: dict[str, np.dtype] = {
     **{
         name: np.dtype(name)
@@ -76,7 +83,7 @@ class Note:
 
 def is_float(dtype: str) -> bool:
     """True for the dtypes that weights of a model may have."""
-    return dtype in ("float64", "float32", "float16", "bfloat16")
+    return dtype in FLOATS
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -135,3 +142,111 @@ class Storage:
     dtype: np.dtype
     size: int
     untyped: bool
+
+
+# The check that tensors fit a model: one error names everything that does not
+
+
+def problems(
+    tensors: Mapping[str, TensorInfo], expected: Mapping[str, Shape], *, floating: bool = True
+) -> list[str]:
+    """List every tensor that is missing, unexpected or of another shape.
+
+    With ``floating``, also those whose numbers are no floating-point numbers.
+    """
+    free = sorted(expected.keys() - tensors.keys())
+    wrong = [f"missing {name} {expected[name]}" for name in free]
+    for name in sorted(tensors.keys() - expected.keys()):
+        hint = nearest(name, free or sorted(expected))
+        wrong.append(f"unexpected {plain(name)} {tensors[name].shape}{hint}")
+    for name in sorted(expected.keys() & tensors.keys()):
+        if tensors[name].shape != expected[name]:
+            wrong.append(
+                f"mis-shaped {name}: the checkpoint has {tensors[name].shape}, "
+                f"the model {expected[name]}"
+            )
+        if floating and not is_float(tensors[name].dtype):
+            wrong.append(f"{name} is {tensors[name].dtype}, and weights are floating-point numbers")
+    return wrong
+
+
+def differing_ties(ties: Mapping[str, str], state: Mapping[str, np.ndarray]) -> list[str]:
+    """List the tensors that differ from those that the model ties them with, by ``ties``."""
+    return [
+        f"{name} differs from {other}, but the model ties them"
+        for name, other in ties.items()
+        if name in state and other in state and not same(state[name], state[other])
+    ]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one InputError with all problems, if there are any."""
+    if problems:
+        raise InputError(
+            f"the weights do not fit the model ({len(problems)} problems): {'; '.join(problems)}"
+        )
+
+
+# Casts
+
+
+@dataclass(frozen=True)
+class CastLoss:
+    """Numbers that a cast has changed."""
+
+    dtype: str
+    cast: int
+    """Number of tensors that changed their dtype."""
+    largest: float
+    """Largest difference of a number that stayed finite."""
+    where: str
+    """Tensor of that number."""
+    overflowed: dict[str, int]
+    """Count of finite numbers that became infinite, by tensor."""
+
+    def lines(self) -> Iterator[str]:
+        where = f" in {self.where}" if self.where else ""
+        yield f"cast {self.cast} tensors to {self.dtype}: largest error {self.largest:.3g}{where}"
+        if self.overflowed:
+            names = ", ".join(f"{name} ({count})" for name, count in self.overflowed.items())
+            count = sum(self.overflowed.values())
+            yield (
+                f"warning: {count} numbers are too large for {self.dtype} and became infinite:"
+                f" {names}"
+            )
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raise ConfigError if weights cannot have this dtype. None is allowed."""
+    if dtype is not None and dtype not in FLOATS:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(FLOATS)}")
+
+
+def cast(state: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], CastLoss]:
+    """Return floating-point arrays in ``dtype``, and the loss; shared arrays stay shared."""
+    target = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    casts: dict[int, np.ndarray] = {}
+    count, largest, where, overflowed = 0, 0.0, "", {}
+    result = {}
+    for name, array in state.items():
+        if not is_float(array.dtype.name) or array.dtype == target:
+            result[name] = array
+            continue
+        if id(array) not in casts:
+            with np.errstate(over="ignore", invalid="ignore"):
+                casts[id(array)] = array.astype(target)
+            error, infinite = _difference(array, casts[id(array)])
+            if error > largest:
+                largest, where = error, name
+            if infinite:
+                overflowed[name] = infinite
+        result[name] = casts[id(array)]
+        count += 1
+    return result, CastLoss(dtype, count, largest, where, overflowed)
+
+
+def _difference(before: np.ndarray, after: np.ndarray) -> tuple[float, int]:
+    finite = np.isfinite(before.astype(np.float64))
+    both = finite & np.isfinite(after.astype(np.float64))
+    differences = np.abs(before.astype(np.float64)[both] - after.astype(np.float64)[both])
+    return float(differences.max(initial=0.0)), int((finite & ~both).sum())

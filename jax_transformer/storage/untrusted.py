@@ -1,12 +1,21 @@
-"""Paths and names of untrusted files: checked before they are used, and shown safely in error
-messages.
+"""Untrusted files: names that are safe to print, JSON within limits, and the index of several files
+of weights (``*.index.json``), which names the file of each tensor.
+
+JSON may have no key twice, and no more nesting and brackets than weights and configurations need.
 """
 
+import collections
+import functools
+import json
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+
+MOST_BRACKETS = 600_000  # three a tensor
+LONGEST_JSON = 100_000_000  # as the header of a .safetensors file
 
 
 def check_readable(path: Path) -> None:
@@ -28,3 +37,121 @@ def shown(value: Any, longest: int = 80) -> str:
 def plain(name: str) -> str:
     """A name from a file, unchanged if it can be printed on one line, otherwise escaped."""
     return name if name.isprintable() else ascii(name)
+
+
+# JSON
+
+
+def read_json(path: Path, *, longest: int = LONGEST_JSON) -> Any:
+    """Read a JSON file. Raises UnsafeFileError if it has more than ``longest`` bytes, and as
+    :func:`parse_json`.
+    """
+    check_readable(path)
+    with open(path, "rb") as file:
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise UnsafeFileError(f"{path}: refused: JSON of {path.stat().st_size:,} bytes")
+    return parse_json(path, content)
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Parse ``content`` of the file ``path``. Raises InputError if it is not JSON, UnsafeFileError
+    if it has too many brackets, too deep nesting or a key twice.
+    """
+    if content.count(b"{") + content.count(b"[") > MOST_BRACKETS:
+        raise UnsafeFileError(f"{path}: refused: JSON of more than {MOST_BRACKETS:,} brackets")
+
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=functools.partial(_once, path))
+    except RecursionError:
+        raise UnsafeFileError(f"{path}: refused: JSON within JSON, too deep") from None
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, UnsafeFileError):
+            raise
+        raise InputError(
+            f"{path}: not readable JSON: {shown(str(error).splitlines()[0], 120)}"
+        ) from None
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise UnsafeFileError(f"{path}: refused: the key {shown(twice)} appears twice")
+    return result
+
+
+# The index of several files
+
+
+def is_index(path: str | Path) -> bool:
+    """True for JSON with a weight_map. A .safetensors file begins with eight bytes of length, one
+    of them NUL; JSON has no NUL.
+    """
+    path = Path(path)
+    if not path.is_file() or path.stat().st_size > LONGEST_JSON:
+        return False
+    content = path.read_bytes()
+    return content.lstrip()[:1] == b"{" and b"\0" not in content[:8] and b'"weight_map"' in content
+
+
+def weight_map(path: Path) -> dict[str, str]:
+    """The file name of every tensor. Raises UnsafeFileError if one is not a plain name in the same
+    folder.
+    """
+    if path.stat().st_size > LONGEST_JSON:
+        raise UnsafeFileError(f"{path}: refused: an index of {path.stat().st_size:,} bytes")
+    index = parse_json(path, path.read_bytes())
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise InputError(f"{path}: its weight_map is no object of names")
+    for file in set(names.values()):
+        plain = (
+            file.isprintable()
+            and file not in ("", ".", "..")
+            and not any(sign in file for sign in "/\\:")
+        )
+        if not plain or len(file.encode("utf-8")) > 255:
+            raise UnsafeFileError(
+                f"{path}: refused: {shown(file)} is not a plain file name in the same folder"
+            )
+    return names
+
+
+def shards(path: Path) -> list[Path]:
+    """The files that the index names, each once, in order. Raises InputError if one is missing."""
+    paths = [path.parent / file for file in sorted(set(weight_map(path).values()))]
+    for shard in paths:
+        if not shard.is_file():
+            names = sorted(other.name for other in path.parent.iterdir())
+            raise InputError(
+                f"{path}: names {shown(shard.name)}, which is missing{nearest(shard.name, names)}"
+            )
+    return paths
+
+
+def check_shards(path: Path, stored: Mapping[Path, Collection[str]]) -> None:
+    """Raise InputError unless each file has the tensors that the index names, and no others."""
+    expected = weight_map(path)
+    missing = sorted(
+        name for name, file in expected.items() if name not in stored[path.parent / file]
+    )
+    unexpected = sorted(
+        name
+        for file, names in stored.items()
+        for name in names
+        if path.parent / expected.get(name, "") != file
+    )
+    if missing or unexpected:
+        several = (("without", missing), ("with unexpected", unexpected))
+        raise InputError(
+            f"{path}: its files are "
+            f"{', '.join(f'{word} {_few(names)}' for word, names in several if names)}"
+        )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(shown(name) for name in names[:5]) + (
+        f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    )

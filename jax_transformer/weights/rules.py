@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import tensors
+from jax_transformer.storage.tensors import Shape as Shape
 from jax_transformer.storage.tensors import TensorInfo
-from jax_transformer.weights import fit
-from jax_transformer.weights.fit import Shape as Shape
 
 
 class Each(enum.Enum):
@@ -302,8 +302,8 @@ def to_flax(
     every alias that differs.
     """
     infos = {name: TensorInfo(array.shape, array.dtype.name) for name, array in state.items()}
-    problems = fit.problems(infos, torch_shapes(table, flax_shapes), floating=False)
-    fit.refuse(problems + fit.differing_ties(aliases(table), state))
+    problems = tensors.problems(infos, torch_shapes(table, flax_shapes), floating=False)
+    tensors.refuse(problems + tensors.differing_ties(aliases(table), state))
     arrays: dict[str, np.ndarray] = {}
     for rule in table:
         if isinstance(rule, Rule):

@@ -7,9 +7,9 @@ from jax_transformer.architectures import huggingface, registry
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions
+from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.transformer import abstract, flatten
-from jax_transformer.weights import fit
 from jax_transformer.weights.rules import Alias, torch_shapes
 
 SMALL = {
@@ -55,7 +55,7 @@ def test_abstract_shapes_are_completed_like_arrays(name):
     full = all_tensors(config)
     file = states.saved(full, config)
     assert states.complete(file, config) == full
-    assert not fit.problems(full, {name: one.shape for name, one in full.items()})
+    assert not tensors.problems(full, {name: one.shape for name, one in full.items()})
     assert {name for name in full if name not in file} >= {
         rule.torch
         for rule in registry.weight_table(config.architecture, config)
