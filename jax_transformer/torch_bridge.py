@@ -1,6 +1,7 @@
 """The only file of this package that imports torch: tensors to arrays, and PyTorch twins."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -130,7 +131,7 @@ def outputs(
         ConfigError: the configuration has no twin, or the twin raises an exception.
     """
     if huggingface.family_or_none(config) is not None:  # transformers' modules have fewer rates
-        config = huggingface.without_dropout(config)
+        config = _without_dropout(config)
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})
         .double()
@@ -153,6 +154,27 @@ def outputs(
             f"architecture {config.architecture!r}: its twin raised {type(error).__name__}: {error}"
         ) from error
     return {"logits": to_numpy(logits)} | results
+
+
+def _without_dropout(config: TransformerConfig) -> TransformerConfig:
+    """Return the same model with every rate 0."""
+    encoder, decoder = (
+        replace(
+            stack,
+            attention_dropout=None,
+            branches=tuple(replace(branch, dropout=None) for branch in stack.branches),
+        )
+        for stack in (config.encoder, config.decoder)
+    )
+    return replace(
+        config,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        embedding_dropout=0.0,
+        encoder=encoder,
+        decoder=decoder,
+    )
 
 
 def recorded(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from jax_transformer.architectures import huggingface, huggingface_attributes
+from jax_transformer.architectures import huggingface, huggingface_config
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config, to_config
 from parity_tests.huggingface import CASES
@@ -30,16 +30,16 @@ def test_every_attribute_of_the_class_is_handled(name: str):
         *family.fixed,
         *family.ignored,
         *family.aliases,
-        *huggingface_attributes.FIXED,
-        *huggingface_attributes.IGNORED,
-        *huggingface_attributes.GENERATION,
+        *huggingface_config.FIXED,
+        *huggingface_config.IGNORED,
+        *huggingface_config.GENERATION,
         "model_type",
         "architectures",
     }
     attributes = config_class(family)().to_dict()
     # T5's class has this attribute; the others compute as T5 does with it
     assert set(attributes) <= known | {"scale_decoder_outputs"}
-    assert not list(huggingface_attributes.problems(family, attributes))
+    assert not list(huggingface_config.problems(family, attributes))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,8 +67,8 @@ def test_aliases_are_those_of_the_class(name: str):
 def test_generation_defaults_are_known_by_name():
     assert (
         set(transformers.GenerationConfig._get_default_generation_params())
-        - set(huggingface_attributes.IGNORED)
-        <= huggingface_attributes.GENERATION
+        - set(huggingface_config.IGNORED)
+        <= huggingface_config.GENERATION
     )
 
 

@@ -8,10 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_transformer.architectures import huggingface
+from jax_transformer.architectures import huggingface_config
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
+from jax_transformer.architectures.huggingface import (
+    BRANCHES,
+    MASKS,
+    Algorithm,
+    HuggingFaceFamily,
+    TokenizerRecipe,
+)
 from jax_transformer.config import (
     EmbeddingScale,
     NormPlacement,
@@ -95,7 +100,7 @@ class BartFamily(HuggingFaceFamily):
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes."""
-        activation = huggingface.activation_named(values["activation_function"])
+        activation = huggingface_config.activation_named(values["activation_function"])
         stacks = {
             name: StackConfig(
                 values[f"{name}_layers"],
@@ -135,7 +140,7 @@ class BartFamily(HuggingFaceFamily):
             activation_dropout=values["activation_dropout"],
             embedding_dropout=values["dropout"],
             architecture=self.model_type,
-            **huggingface.special_ids(values),
+            **huggingface_config.special_ids(values),
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],
         )
@@ -149,7 +154,7 @@ class BartFamily(HuggingFaceFamily):
             values[f"{name}_ffn_dim"] = stack.d_ff or config.d_ff
         return values | {
             "max_position_embeddings": config.max_length,
-            "activation_function": huggingface.activation_name(config.encoder.activation),
+            "activation_function": huggingface_config.activation_name(config.encoder.activation),
             "dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
             "activation_dropout": config.activation_dropout,

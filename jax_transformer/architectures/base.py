@@ -1,16 +1,18 @@
-"""The description of one architecture: source, presets, names of weights, and PyTorch twin.
+"""The description of one architecture, and what the descriptions of this folder share.
 
-A twin is the PyTorch module that computes what the Flax model of the same configuration computes.
-Nothing here imports torch: a twin is named by a string, or returned by a function that imports it.
+An architecture has a source, presets, names of weights, and a twin: the PyTorch module that
+computes what the Flax model of the same configuration computes. Shared are the blocks of Vaswani et
+al. 2017, and the checks of a twin's arguments. Nothing here imports torch: a twin is named by a
+string, or returned by a function that imports it.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Branch, Mask, Part, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.weights.rules import Table
 
@@ -94,3 +96,127 @@ def reference_class(architecture: Architecture) -> type:
         raise ConfigError(
             f"architecture {architecture.name!r}: {module_name} has no class {class_name!r}{close}"
         ) from None
+
+
+# The encoder and decoder of Vaswani et al. 2017, which most architectures share
+
+ENCODER_BLOCK = (Branch((Part.SELF,)), Branch((Part.FFN,)))
+DECODER_BLOCK = (Branch((Part.SELF,)), Branch((Part.CROSS,)), Branch((Part.FFN,)))
+
+
+def encoder(layers: int, **fields: Any) -> StackConfig:
+    """Return the paper's encoder, with other fields of ``StackConfig`` as given."""
+    return StackConfig(layers, ENCODER_BLOCK, self_mask=(Mask.SOURCE_PADDING,), **fields)
+
+
+def decoder(
+    layers: int, cross_mask: tuple[Mask, ...] = (Mask.SOURCE_PADDING,), **fields: Any
+) -> StackConfig:
+    """Return the paper's decoder, with other fields of ``StackConfig`` as given."""
+    return StackConfig(
+        layers,
+        DECODER_BLOCK,
+        self_mask=(Mask.TARGET_PADDING, Mask.CAUSAL),
+        cross_mask=cross_mask,
+        **fields,
+    )
+
+
+# The arguments of a twin are derived from the configuration, so that the two cannot drift. Each of
+# these checks raises ConfigError that names every field to which the twin cannot be set.
+
+# The fields that the twin of every document takes
+_TAKEN_BY_ALL = frozenset(
+    """source_vocab_size target_vocab_size source_pad_id target_pad_id bos_id eos_id d_model
+    num_heads max_length encoder.layers decoder.layers dropout dropout_masks compute_dtype
+    architecture""".split()
+)
+
+
+def twin_of(config: TransformerConfig) -> str:
+    """Return ``the PyTorch twin of architecture 'lesson10'``, for messages."""
+    return f"the PyTorch twin of architecture {config.architecture!r}"
+
+
+def vocabularies(config: TransformerConfig) -> list[int]:
+    """List both vocabularies' sizes and both padding ids."""
+    return [
+        config.source_vocab_size,
+        config.target_vocab_size,
+        config.source_pad_id,
+        config.target_pad_id,
+    ]
+
+
+def is_repaired(config: TransformerConfig, faithful: Preset, repaired: Preset, *free: str) -> bool:
+    """Tell if ``config`` is the repaired preset at other sizes, and not the faithful one.
+
+    Raises ConfigError that names the fields in which it differs from the nearer preset, unless they
+    are among ``free`` or those that every twin takes.
+    """
+    problems = _differences(config, faithful, *free)
+    if not problems:
+        return False
+    repaired_problems = _differences(config, repaired, *free)
+    if repaired_problems:
+        raise ConfigError(min("; ".join(problems), "; ".join(repaired_problems), key=len))
+    return True
+
+
+def one_rate(config: TransformerConfig, *names: str) -> float:
+    """Return the one dropout rate; raise ConfigError if a rate of ``names`` differs from
+    ``dropout``.
+    """
+    for name in names:
+        if getattr(config, name) != config.dropout:
+            raise ConfigError(
+                f"{name}={getattr(config, name)}: {twin_of(config)} has one rate,"
+                f" dropout={config.dropout}"
+            )
+    return config.dropout
+
+
+def one_depth(config: TransformerConfig) -> int:
+    """Return the number of layers of both stacks; raise ConfigError if they differ."""
+    layers = config.encoder.layers, config.decoder.layers
+    if layers[0] != layers[1]:
+        raise ConfigError(
+            f"encoder.layers={layers[0]} and decoder.layers={layers[1]}: {twin_of(config)} has one"
+            " depth"
+        )
+    return layers[0]
+
+
+def _differences(config: TransformerConfig, preset: Preset, *free: str) -> list[str]:
+    same_sizes = preset.with_sizes(
+        d_model=config.d_model, num_heads=config.num_heads, dropout=config.dropout
+    )
+    ours, theirs = dict(_leaves(config)), dict(_leaves(same_sizes))
+    return [
+        f"{name}={ours[name]}: {twin_of(config)} has only {theirs[name]}"
+        for name in ours
+        if name not in _TAKEN_BY_ALL | set(free) and ours[name] != theirs[name]
+    ]
+
+
+def _leaves(config: TransformerConfig) -> Iterator[tuple[str, Any]]:
+    """Every field by dotted name; a field of None that stands for a number of the model has that
+    number.
+    """
+    for name, value in vars(config).items():
+        if name not in ("encoder", "decoder"):
+            yield name, value
+    yield "head_dim", config.head_width
+    for stack_name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        for name, value in vars(stack).items():
+            if name != "branches":
+                yield f"{stack_name}.{name}", value
+        yield (
+            f"{stack_name}.branches",
+            tuple(
+                replace(
+                    branch, dropout=config.dropout if branch.dropout is None else branch.dropout
+                )
+                for branch in stack.branches
+            ),
+        )

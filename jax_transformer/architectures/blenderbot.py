@@ -7,7 +7,7 @@ transformers 3.4, which made the published files.
 
 from jax_transformer.architectures import bart
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
+from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
 from jax_transformer.config import Positions
 
 ARCHITECTURE = Architecture(

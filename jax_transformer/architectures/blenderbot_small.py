@@ -8,7 +8,7 @@ from ``configuration_bart.py`` of transformers 3.4, which made the published fil
 
 from jax_transformer.architectures import bart
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
+from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
 from jax_transformer.config import EmbeddingNormOf, Positions
 
 ARCHITECTURE = Architecture(

@@ -8,8 +8,7 @@ stores its own table of positions.
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.architectures import reference_arguments as twin
-from jax_transformer.architectures import stacks
+from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import (
     Activation,
@@ -100,7 +99,7 @@ def _config(*, repaired: bool) -> TransformerConfig:
         max_length=100,
         encoder=StackConfig(
             4,
-            tuple(replace(branch, dropout=0.0) for branch in stacks.ENCODER_BLOCK),
+            tuple(replace(branch, dropout=0.0) for branch in base.ENCODER_BLOCK),
             self_mask=padding,
             **stack,
         ),
@@ -133,9 +132,9 @@ _REPAIRED = Preset(
 
 
 def _arguments(config: TransformerConfig) -> Arguments:
-    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "attention_bias")
-    rate = twin.one_rate(config, "embedding_dropout") if repaired else config.embedding_dropout
-    return tuple(twin.vocabularies(config)), {
+    repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "attention_bias")
+    rate = base.one_rate(config, "embedding_dropout") if repaired else config.embedding_dropout
+    return tuple(base.vocabularies(config)), {
         "embed_size": config.d_model,
         "heads": config.num_heads,
         "num_encoder_layers": config.encoder.layers,

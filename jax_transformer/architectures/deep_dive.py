@@ -8,8 +8,7 @@ checkpoint has the same keys in both forms.
 
 from typing import Any
 
-from jax_transformer.architectures import reference_arguments as twin
-from jax_transformer.architectures import stacks
+from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import (
     DropoutSite,
@@ -105,8 +104,8 @@ def _config(*, repaired: bool) -> TransformerConfig:
     index = PositionIndex.ORDER if repaired else PositionIndex.TRUNCATED_COSINE
     # Every decoder block owns an encoder block: unused as printed; the repair computes its
     # feed-forward
-    branches = stacks.DECODER_BLOCK if repaired else stacks.DECODER_BLOCK[:2]
-    unused = stacks.ENCODER_BLOCK[:1] if repaired else stacks.ENCODER_BLOCK
+    branches = base.DECODER_BLOCK if repaired else base.DECODER_BLOCK[:2]
+    unused = base.ENCODER_BLOCK[:1] if repaired else base.ENCODER_BLOCK
     positions: dict[str, Any] = {"positions": Positions.LEARNED, "position_index": index}
     return TransformerConfig(
         source_vocab_size=10,
@@ -116,7 +115,7 @@ def _config(*, repaired: bool) -> TransformerConfig:
         head_dim=512,
         d_ff=2048,
         max_length=100,
-        encoder=StackConfig(6, stacks.ENCODER_BLOCK, self_mask=padding, **positions),
+        encoder=StackConfig(6, base.ENCODER_BLOCK, self_mask=padding, **positions),
         decoder=StackConfig(
             6, branches, unused=unused, self_mask=(Mask.CAUSAL,), cross_mask=padding, **positions
         ),
@@ -146,13 +145,13 @@ _REPAIRED = Preset(
 
 
 def _arguments(config: TransformerConfig) -> Arguments:
-    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout")
+    repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout")
     positional = (
-        *twin.vocabularies(config),
+        *base.vocabularies(config),
         config.d_model,
-        twin.one_depth(config),
+        base.one_depth(config),
         config.num_heads,
-        twin.one_rate(config, "embedding_dropout"),
+        base.one_rate(config, "embedding_dropout"),
     )
     return positional, {"max_length": config.max_length, "repaired": repaired}
 

@@ -6,8 +6,7 @@ same code computes sinusoids instead and stores no table: with ``positions`` set
 read and write its checkpoints.
 """
 
-from jax_transformer.architectures import reference_arguments as twin
-from jax_transformer.architectures import stacks
+from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import (
     DropoutSite,
@@ -122,10 +121,10 @@ def _config(score_scale: ScoreScale) -> TransformerConfig:
         num_heads=8,
         d_ff=2048,
         max_length=100,
-        encoder=stacks.encoder(6, positions=Positions.LEARNED),
+        encoder=base.encoder(6, positions=Positions.LEARNED),
         decoder=StackConfig(
             6,
-            stacks.DECODER_BLOCK,
+            base.DECODER_BLOCK,
             self_mask=(Mask.CAUSAL,),
             cross_mask=padding,
             positions=Positions.LEARNED,
@@ -155,19 +154,19 @@ _REPAIRED = Preset(
 
 
 def _arguments(config: TransformerConfig) -> Arguments:
-    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "d_ff")
+    repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, "embedding_dropout", "d_ff")
     expansion, rest = divmod(config.d_ff, config.d_model)
     if rest:
         raise ConfigError(
-            f"d_ff={config.d_ff}: {twin.twin_of(config)} has only multiples of"
+            f"d_ff={config.d_ff}: {base.twin_of(config)} has only multiples of"
             f" d_model={config.d_model}"
         )
-    return tuple(twin.vocabularies(config)), {
+    return tuple(base.vocabularies(config)), {
         "embed_size": config.d_model,
-        "num_layers": twin.one_depth(config),
+        "num_layers": base.one_depth(config),
         "forward_expansion": expansion,
         "heads": config.num_heads,
-        "dropout": twin.one_rate(config, "embedding_dropout"),
+        "dropout": base.one_rate(config, "embedding_dropout"),
         "max_length": config.max_length,
         "repaired": repaired,
     }

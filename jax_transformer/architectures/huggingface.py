@@ -1,43 +1,168 @@
 """The base of the Hugging Face families: everything that the shared code must know of one of them.
 
-A family is one file of this folder. It describes its ``config.json``, the tensors of its files, its
-tokenizers and its defaults by an object of :class:`HuggingFaceFamily`; the code that reads and
-writes (:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data``, ``transformers_bridge``) is
-shared.
+A family is one file of this folder. It describes its ``config.json``, the tensors of its files and
+its defaults by an object of :class:`HuggingFaceFamily`, and its tokenizers by a
+:class:`TokenizerRecipe` for each class of transformers. The code that reads and writes is shared:
+:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data`` and ``transformers_bridge``.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
-from jax_transformer.architectures import registry
-from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
-from jax_transformer.config import (
-    Activation,
-    Branch,
-    Mask,
-    Part,
-    TransformerConfig,
-)
+from jax_transformer.architectures import base, registry
+from jax_transformer.config import Mask, TransformerConfig
 from jax_transformer.errors import ConfigError
 
-BRANCHES = {
-    "encoder": (Branch((Part.SELF,)), Branch((Part.FFN,))),
-    "decoder": (Branch((Part.SELF,)), Branch((Part.CROSS,)), Branch((Part.FFN,))),
-}
+BRANCHES = {"encoder": base.ENCODER_BLOCK, "decoder": base.DECODER_BLOCK}
 # transformers does not mask the decoder's padding: in some families the start token is padding
 MASKS: dict[str, dict[str, Any]] = {
     "encoder": {"self_mask": (Mask.SOURCE_PADDING,)},
     "decoder": {"self_mask": (Mask.CAUSAL,), "cross_mask": (Mask.SOURCE_PADDING,)},
 }
-_ACTIVATIONS = {
-    "relu": Activation.RELU,
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "swish": Activation.SILU,
-    "silu": Activation.SILU,
-}
+
+# Tokenizers
+
+Scored = list[tuple[str, float]]
+"""Pieces of a SentencePiece model with their scores, in the order of their ids."""
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """The settings of one tokenizer, as a family's functions see them."""
+
+    def number(self, name: str, default: int) -> int:
+        """A setting that is a count."""
+        ...
+
+    @property
+    def lists_tokens(self) -> bool:
+        """True if the folder lists extra special tokens, or ids of added tokens."""
+        ...
+
+
+class Algorithm(enum.Enum):
+    """The algorithm that cuts a line into subwords."""
+
+    BYTE_BPE = "byte-level BPE"  # Radford et al. 2019: vocab.json and merges.txt
+    REBUILT_PIECES = "a SentencePiece model that tokenizers rebuilds"  # Kudo and Richardson 2018
+    PIECES = "a SentencePiece model, with ids in vocab.json"  # the library itself cuts
+    WORD_BPE = "byte-pair encoding of lower-cased words"  # Sennrich et al. 2016, Miller et al. 2017
+
+
+class LanguagePlace(enum.Enum):
+    """The place of a language's token in a line's ids."""
+
+    FIRST = "lang X </s>"
+    LAST = "X </s> lang"
+    TARGET_BEFORE_SOURCE = "the target's language before a source"
+
+
+class TargetStart(enum.Enum):
+    """The way in which a translation is told its language."""
+
+    DECODER_START = "the decoder starts with it"
+    FORCED = "it is forced as the first token after the decoder's start"
+    SOURCE = "the source says it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Languages:
+    """The languages of a multilingual tokenizer."""
+
+    token: str
+    """A language as a token, such as ``__{}__``."""
+    pattern: str
+    """A regular expression of such tokens; its group is the language's code."""
+    place: LanguagePlace
+    last_if: str | None = None
+    """The setting of ``tokenizer_config.json`` that puts the language last if it is true."""
+    target_start: TargetStart
+    published: Sequence[str] = ()
+    """The codes of the published models, in the order of their ids."""
+    sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Sets of codes that follow the vocabulary, by the setting ``language_codes``; the first is the
+    default.
+    """
+    default_source: str | None = None
+    """The source language if none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuiltPieces:
+    """The vocabulary that transformers rebuilds from a SentencePiece model."""
+
+    arrange: Callable[[Scored, Mapping[str, str], Sequence[str]], Scored]
+    """Returns the pieces in the order of the model's ids.
+
+    Its arguments are the file's pieces, the text of each special token by its role (``pad_token``),
+    and the recipe's ``own_tokens``.
+    """
+    bpe: bool = False
+    """True if pieces are merged, False for a unigram model."""
+    unknown_id: int | None = None
+    """The id of the unknown token; None looks it up."""
+    normalizes: bool = True
+    """Apply the file's own map of characters."""
+    replaces: tuple[tuple[str, str], ...] = ()
+    """Regular expressions and their replacements, applied after the map of characters."""
+    replaces_without_map: tuple[tuple[str, str], ...] = ()
+    """Replacements for a file that has no such map."""
+    splits_words: bool = False
+    """Split at white space before pieces are looked for."""
+
+
+def _none(settings: Settings) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenizerRecipe:
+    """The facts about the tokenizers of one class."""
+
+    name: str
+    """The class in transformers without its last word: ``Marian`` for ``MarianTokenizer``."""
+    other_classes: tuple[str, ...] = ()
+    """Other classes whose folders are read in the same way."""
+    algorithm: Algorithm
+    files: tuple[str, ...]
+    """The files of a folder's own vocabulary."""
+    reads_own_files_first: bool = False
+    """Read these files even if there is a ``tokenizer.json``, as transformers does."""
+    pieces: RebuiltPieces | None = None
+    """The vocabulary that is rebuilt, for ``Algorithm.REBUILT_PIECES``."""
+    prefix_space: bool = False
+    """Byte-level BPE begins every line with a space, unless ``add_prefix_space`` says otherwise."""
+    code_brackets: tuple[str, str] | None = None
+    """A text that begins with the first of these is one token as far as the second."""
+    underlines_are_spaces: bool = False
+    """Decoded text has a space for each of SentencePiece's underlines that is left."""
+    tokens: Mapping[str, str]
+    """The special tokens by role, if the folder does not name them."""
+    token_flags: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    """Flags of a special token that the folder names by its text only, by role."""
+    own_tokens: Callable[[Settings], Sequence[str]] = _none
+    """Returns special tokens that are not in the SentencePiece model."""
+    added_last: str | None = None
+    """The role of the token that is added after all others."""
+    before: tuple[str, ...] = ()
+    """Roles of the tokens before a line."""
+    after: tuple[str, ...] = ("eos_token",)
+    """Roles of the tokens after a line."""
+    after_target: tuple[str, ...] | None = None
+    """Roles of the tokens after a target, if they are others."""
+    start: str = "eos_token"
+    """The role of the decoder's first token, if ``config.json`` does not name it."""
+    languages: Languages | None = None
+
+    @property
+    def class_name(self) -> str:
+        """The class in transformers."""
+        return f"{self.name}Tokenizer"
+
+
+# Families
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,56 +315,3 @@ def usual_length(config: TransformerConfig) -> int:
     if family is None or family.usual_length is None:
         return config.longest
     return family.usual_length if config.max_length == family.unbounded_length else config.longest
-
-
-def without_dropout(config: TransformerConfig) -> TransformerConfig:
-    """Return the same model with every rate 0."""
-    encoder, decoder = (
-        replace(
-            stack,
-            attention_dropout=None,
-            branches=tuple(replace(branch, dropout=None) for branch in stack.branches),
-        )
-        for stack in (config.encoder, config.decoder)
-    )
-    return replace(
-        config,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        embedding_dropout=0.0,
-        encoder=encoder,
-        decoder=decoder,
-    )
-
-
-def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the special tokens.
-
-    Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers'
-    generate(). Raises ConfigError that names every token which is missing.
-    """
-    ids = {
-        name: values[name] for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-    }
-    if ids["decoder_start_token_id"] is None:
-        ids["decoder_start_token_id"] = values["bos_token_id"]
-    missing = [name for name, value in ids.items() if value is None]
-    if missing:
-        raise ConfigError(
-            f"{' and '.join(missing)} must be given: the model's batches are made with it"
-        )
-    pad, end, start = ids.values()
-    return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}
-
-
-def activation_named(name: str) -> Activation:
-    """Return the activation of that name. Raises ConfigError for an unknown one."""
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
-def activation_name(value: Activation) -> str:
-    """Return the first name that transformers has for an activation."""
-    return next(name for name, other in _ACTIVATIONS.items() if other is value)

@@ -1,30 +1,95 @@
-"""``config.json`` of a Hugging Face folder: to a configuration of the one model, and back."""
+"""``config.json`` of a Hugging Face folder: to a configuration of the one model, and back.
 
-from collections.abc import Callable, Collection, Mapping
+Every attribute is read, is without effect on the numbers for a reason given here or in the family's
+file, or must have the one value that the family computes with. Facts from the configuration classes
+of transformers 5.23, and from those of transformers 2 to 4 for attributes that it no longer reads.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.architectures import huggingface, huggingface_attributes
+from jax_transformer.architectures import huggingface, huggingface_state
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
-from jax_transformer.config import TransformerConfig, Tying
+from jax_transformer.config import Activation, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError, nearest
 
-AreEqual = Callable[[str, str], bool]
-"""Returns True if two tensors of a file, given by name, are equal."""
+_REASONS = {
+    "acts only in training with transformers: layers are dropped, or fresh weights are drawn": (
+        "encoder_layerdrop decoder_layerdrop layerdrop init_std initializer_factor"
+        " initializer_range"
+    ),
+    "belongs to a head for classification or question answering": (
+        "classifier_dropout classif_dropout id2label label2id num_labels _num_labels problem_type"
+        " finetuning_task"
+    ),
+    "says what a call of transformers returns or keeps, not what is computed": (
+        "use_cache output_attentions output_hidden_states return_dict torchscript output_past"
+        " tie_last_hidden_states gradient_checkpointing chunk_size_feed_forward"
+        " _attn_implementation attn_implementation _attn_implementation_autoset"
+        " _experts_implementation _output_attentions use_bfloat16"
+    ),
+    "describes the file, not the model": (
+        "_name_or_path name_or_path _commit_hash transformers_version dtype torch_dtype"
+        " task_specific_params tokenizer_class model_max_length language finetuned_from"
+    ),
+    "is not read by any class of transformers now": (
+        "add_bias_logits save_step encoder_no_repeat_ngram cross_attention_hidden_size"
+    ),
+    "names a token, which the tokenizer knows itself": (
+        "sep_token_id cls_token_id mask_token_id unk_token_id"
+    ),
+}
+IGNORED: dict[str, str] = {
+    name: reason for reason, names in _REASONS.items() for name in names.split()
+}
+"""Attributes of every family that have no effect on what a model computes, with the reason."""
 
-
-def is_huggingface(data: Mapping[str, Any]) -> bool:
-    """True if a ``config.json`` is one of transformers: it has a ``model_type``, and this project's
-    has none.
+GENERATION = frozenset(
     """
-    return "model_type" in data
+    max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams
+    num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty
+    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids force_words_ids
+    num_return_sequences output_scores output_logits return_dict_in_generate forced_bos_token_id
+    forced_eos_token_id remove_invalid_values renormalize_logits exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens sequence_bias epsilon_cutoff eta_cutoff
+    encoder_repetition_penalty num_assistant_tokens num_assistant_tokens_schedule
+    assistant_confidence_threshold assistant_lookbehind target_lookbehind penalty_alpha prefix
+    force_bos_token_to_be_generated
+    """.split()
+)
+"""Defaults of decoding that older files keep next to the model: read by ``generate.huggingface``.
+"""
+
+FIXED: dict[str, Any] = {
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_encoder_decoder": False,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "per_layer_config": None,
+    "forced_decoder_ids": None,
+    "auto_map": None,  # Python code that comes with the file
+}
+"""Attributes that have one value in every family; null in a file is always accepted."""
+
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+_ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "swish": Activation.SILU,
+    "silu": Activation.SILU,
+}
 
 
 def from_config(
     data: Mapping[str, Any],
     *,
     names: Collection[str] | None = None,
-    same: AreEqual | None = None,
+    same: huggingface_state.AreEqual | None = None,
 ) -> TransformerConfig:
     """Return the configuration of the model that a ``config.json`` describes.
 
@@ -43,11 +108,11 @@ def from_config(
             here has.
     """
     family = _family(data)
-    wrong = list(huggingface_attributes.problems(family, data))
+    wrong = list(problems(family, data))
     if wrong:
         raise InputError(f"config.json: {'; '.join(wrong)}")
-    values = family.complete(huggingface_attributes.read(family, data))
-    tied = _output_is_tied(family, values, names, same)
+    values = family.complete(read(family, data))
+    tied = huggingface_state.output_is_tied(family, values, names, same)
     try:
         return family.to_transformer_config(values | {"tie_word_embeddings": tied})
     except ConfigError as error:
@@ -63,21 +128,6 @@ def _family(data: Mapping[str, Any]) -> HuggingFaceFamily:
             f" {', '.join(known)}{close}"
         )
     return known[model_type]
-
-
-def _output_is_tied(
-    family: HuggingFaceFamily,
-    values: Mapping[str, Any],
-    names: Collection[str] | None,
-    same: AreEqual | None,
-) -> bool:
-    asked = values["tie_word_embeddings"]
-    if names is None or not (asked or family.output_tied_by_file):
-        return asked
-    embedding = family.output_embedding(values)
-    if "lm_head.weight" not in names or embedding not in names:
-        return True
-    return asked if same is None else same("lm_head.weight", embedding)
 
 
 def to_config(
@@ -183,3 +233,98 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
         }
         fields |= {f"{name}.{field}": value for field, value in own.items()}
     return fields
+
+
+# Attributes
+
+
+def read(family: HuggingFaceFamily, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that decide the model, with defaults filled in.
+
+    Args:
+        family: the family of the file.
+        data: the file's attributes, for which :func:`problems` lists nothing.
+    """
+    known = {**family.defaults, **family.derived}
+    named = {family.aliases.get(name, name): value for name, value in data.items()}
+    return dict(family.defaults) | {name: value for name, value in named.items() if name in known}
+
+
+def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str]:
+    """List everything that is wrong with the attributes of a file."""
+    readable, fixed = {**family.defaults, **family.derived}, {**FIXED, **family.fixed}
+    without_effect = {*IGNORED, *GENERATION, *family.ignored, "model_type", "architectures"}
+    for name, value in data.items():
+        own = family.aliases.get(name, name)
+        if own in readable:
+            if not _fits(own, value, readable[own]):
+                yield f"{name}={value!r} is not {_kind(own, readable[own])}"
+            elif own != name and data.get(own, value) != value:
+                yield (
+                    f"{name}={value!r} and {own}={data[own]!r} are two names of one attribute, and"
+                    " differ"
+                )
+        elif name in fixed:
+            if value is not None and value != fixed[name]:
+                yield (
+                    f"{name}={value!r}: a model of the family {family.model_type} with that is not"
+                    f" supported, only {fixed[name]!r} is"
+                )
+        elif name not in without_effect:
+            known = sorted({*readable, *fixed, *family.aliases, *without_effect})
+            yield f"unknown attribute {name!r}{nearest(name, known)}: its effect is not known"
+    for name in data.get("architectures") or []:
+        if str(name).removeprefix("TF").removeprefix("Flax") not in family.classes:
+            yield f"architectures has {name!r}, which is not one of {', '.join(family.classes)}"
+
+
+def _fits(name: str, value: Any, default: Any) -> bool:
+    if value is None:
+        return default is None or name in _TOKENS
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str if isinstance(default, str) else int) and not isinstance(
+        value, bool
+    )
+
+
+def _kind(name: str, default: Any) -> str:
+    if name in _TOKENS:
+        return "the id of one token"
+    return {bool: "true or false", float: "a number", str: "a name"}.get(
+        type(default), "a whole number"
+    )
+
+
+def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the special tokens.
+
+    Decoding begins with ``bos_token_id`` if ``decoder_start_token_id`` is null, as in transformers'
+    generate(). Raises ConfigError that names every token which is missing.
+    """
+    ids = {
+        name: values[name] for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+    }
+    if ids["decoder_start_token_id"] is None:
+        ids["decoder_start_token_id"] = values["bos_token_id"]
+    missing = [name for name, value in ids.items() if value is None]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)} must be given: the model's batches are made with it"
+        )
+    pad, end, start = ids.values()
+    return {"source_pad_id": pad, "target_pad_id": pad, "bos_id": start, "eos_id": end}
+
+
+def activation_named(name: str) -> Activation:
+    """Return the activation of that name. Raises ConfigError for an unknown one."""
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def activation_name(value: Activation) -> str:
+    """Return the first name that transformers has for an activation."""
+    return next(name for name, other in _ACTIVATIONS.items() if other is value)

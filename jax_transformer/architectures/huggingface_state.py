@@ -7,7 +7,7 @@ loaded if positions have to be computed. Facts from ``_tied_weights_keys`` and `
 of the classes of transformers 5.23, and from its ``from_pretrained``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,11 +15,14 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.architectures import huggingface, registry
+from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.config import Positions, TransformerConfig, Tying
 from jax_transformer.errors import InputError
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
+AreEqual = Callable[[str, str], bool]
+"""Returns True if two tensors of a file, given by name, are equal."""
 
 _LOGITS_BIAS = "final_logits_bias"
 _OUTPUT = "lm_head.weight"
@@ -71,6 +74,25 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
             if isinstance(rule, Alias)
         }
     return {name: value for name, value in state.items() if name not in left_out}
+
+
+def output_is_tied(
+    family: HuggingFaceFamily,
+    values: Mapping[str, Any],
+    names: Collection[str] | None,
+    same: AreEqual | None,
+) -> bool:
+    """Return True if the output layer of a file with these attributes and tensors is the embedding.
+
+    Arguments are those of :func:`.huggingface_config.from_config`.
+    """
+    asked = values["tie_word_embeddings"]
+    if names is None or not (asked or family.output_tied_by_file):
+        return asked
+    embedding = family.output_embedding(values)
+    if "lm_head.weight" not in names or embedding not in names:
+        return True
+    return asked if same is None else same("lm_head.weight", embedding)
 
 
 def why_completed(name: str, config: TransformerConfig) -> str:

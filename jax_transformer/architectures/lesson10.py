@@ -2,8 +2,7 @@
 translates.
 """
 
-from jax_transformer.architectures import reference_arguments as twin
-from jax_transformer.architectures import stacks, torch_nn
+from jax_transformer.architectures import base, torch_nn
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import Init, Mask, Positions, TransformerConfig
 
@@ -19,8 +18,8 @@ def base_config(*, repaired: bool) -> TransformerConfig:
         num_heads=8,
         d_ff=2048,
         max_length=100,
-        encoder=stacks.encoder(6, final_norm=True, positions=stored),
-        decoder=stacks.decoder(6, cross_mask, final_norm=True, positions=stored),
+        encoder=base.encoder(6, final_norm=True, positions=stored),
+        decoder=base.decoder(6, cross_mask, final_norm=True, positions=stored),
         dropout=0.1,
         attention_dropout=0.1,
         activation_dropout=0.1,
@@ -47,8 +46,8 @@ _REPAIRED = Preset(
 
 def _arguments(config: TransformerConfig) -> Arguments:
     rates = ("attention_dropout", "activation_dropout", "embedding_dropout")
-    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, *rates, "d_ff", "decoder.activation")
-    twin.one_rate(config, *rates)
+    repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, *rates, "d_ff", "decoder.activation")
+    base.one_rate(config, *rates)
     activation = config.decoder.activation.value
     return (), {**torch_nn.sizes(config), "activation": activation, "repaired": repaired}
 

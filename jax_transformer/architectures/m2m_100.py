@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jax_transformer.architectures import bart
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.tokenizer_recipe import (
+from jax_transformer.architectures.huggingface import (
     Algorithm,
     LanguagePlace,
     Languages,

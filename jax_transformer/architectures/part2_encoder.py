@@ -10,8 +10,7 @@ of ``encoder.`` has the names of "Lesson 10".
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.architectures import lesson10, stacks, torch_nn
-from jax_transformer.architectures import reference_arguments as twin
+from jax_transformer.architectures import base, lesson10, torch_nn
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import (
     Branch,
@@ -70,13 +69,13 @@ def _config(*, repaired: bool) -> TransformerConfig:
         head_merge=HeadMerge.RAW,
         **own,
     )
-    base = lesson10.base_config(repaired=repaired)
+    original = lesson10.base_config(repaired=repaired)
     return replace(
-        base,
+        original,
         d_ff=1264,
         max_length=40,
-        encoder=stacks.encoder(3, **own) if repaired else faithful,
-        decoder=replace(base.decoder, layers=3),
+        encoder=base.encoder(3, **own) if repaired else faithful,
+        decoder=replace(original.decoder, layers=3),
         architecture="part2_encoder",
     )
 
@@ -95,12 +94,12 @@ _REPAIRED = Preset(
 
 def _arguments(config: TransformerConfig) -> Arguments:
     rates = ("attention_dropout", "activation_dropout", "embedding_dropout")
-    repaired = twin.is_repaired(config, _FAITHFUL, _REPAIRED, *rates, "d_ff")
-    return tuple(twin.vocabularies(config)), {
+    repaired = base.is_repaired(config, _FAITHFUL, _REPAIRED, *rates, "d_ff")
+    return tuple(base.vocabularies(config)), {
         "d_model": config.d_model,
         "fnn_hidden": config.d_ff,
         "num_heads": config.num_heads,
-        "drop_prob": twin.one_rate(config, *rates),
+        "drop_prob": base.one_rate(config, *rates),
         "max_sequence_length": config.max_length,
         "num_encoder_layers": config.encoder.layers,
         "num_decoder_layers": config.decoder.layers,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jax_transformer.architectures import bart
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.tokenizer_recipe import (
+from jax_transformer.architectures.huggingface import (
     Algorithm,
     RebuiltPieces,
     Scored,

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_transformer.architectures import huggingface
+from jax_transformer.architectures import huggingface_config
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
-from jax_transformer.architectures.tokenizer_recipe import (
+from jax_transformer.architectures.huggingface import (
+    BRANCHES,
+    MASKS,
     Algorithm,
+    HuggingFaceFamily,
     RebuiltPieces,
     Scored,
     Settings,
@@ -184,7 +186,7 @@ class T5Family(HuggingFaceFamily):
             embedding_dropout=rate,
             final_dropout=True,
             architecture=self.model_type,
-            **huggingface.special_ids(values),
+            **huggingface_config.special_ids(values),
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],
         )
@@ -192,7 +194,7 @@ class T5Family(HuggingFaceFamily):
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the attributes that are read, as they must be for ``config``."""
         encoder = config.encoder
-        activation = huggingface.activation_name(encoder.activation)
+        activation = huggingface_config.activation_name(encoder.activation)
         # transformers reads gated GELU as the approximation, and GELU without a gate as exact
         gelu = encoder.gated and encoder.activation is Activation.GELU_TANH
         projection = "gelu" if gelu else activation
@@ -229,7 +231,7 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
         )
     # The one exception of its configuration: gated GELU is the approximation
     named = "gelu_new" if (gated, name) == ("gated", "gelu") else name
-    activation = huggingface.activation_named(values.get("dense_act_fn", named))
+    activation = huggingface_config.activation_named(values.get("dense_act_fn", named))
     return activation, values.get("is_gated_act", bool(gated))
 
 

@@ -8,7 +8,7 @@ must agree.
 
 from typing import Any
 
-from jax_transformer.architectures import stacks
+from jax_transformer.architectures import base
 from jax_transformer.architectures.base import Architecture, Arguments, Preset
 from jax_transformer.config import (
     EmbeddingScale,
@@ -155,8 +155,8 @@ _VASWANI2017_BASE = Preset(
         num_heads=8,
         d_ff=2048,
         max_length=512,
-        encoder=stacks.encoder(6),
-        decoder=stacks.decoder(6),
+        encoder=base.encoder(6),
+        decoder=base.decoder(6),
         tying=Tying.ALL,
         output_bias=False,
     ),
@@ -171,8 +171,8 @@ _SMALL = Preset(
         num_heads=4,
         d_ff=512,
         max_length=128,
-        encoder=stacks.encoder(2, final_norm=True),
-        decoder=stacks.decoder(2, final_norm=True),
+        encoder=base.encoder(2, final_norm=True),
+        decoder=base.decoder(2, final_norm=True),
         norm_placement=NormPlacement.PRE,
         tying=Tying.ALL,
         output_bias=False,

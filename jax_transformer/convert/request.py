@@ -10,7 +10,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import infer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import untrusted
+from jax_transformer.storage import kinds, untrusted
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _from_file(path: Path, source: Pretrained) -> TransformerConfig:
         raise InputError(f"{path}: cannot be read: {error}") from None
     try:
         data = untrusted.read_json(path)
-        if isinstance(data, dict) and huggingface_config.is_huggingface(data):
+        if isinstance(data, dict) and kinds.is_huggingface(data):
             return huggingface_config.from_config(data, names=source.tensors)
         return TransformerConfig.from_json(text)
     except ConfigError as error:

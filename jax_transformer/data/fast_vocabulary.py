@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.architectures.tokenizer_recipe import RebuiltPieces
+from jax_transformer.architectures.huggingface import RebuiltPieces
 from jax_transformer.data import sentencepiece_model, tokenizer_settings
 from jax_transformer.data.sentencepiece_model import Pieces
 from jax_transformer.data.subword_vocabulary import cleaned_up

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, SupportsInt
 
-from jax_transformer.architectures.tokenizer_recipe import LanguagePlace, TargetStart
+from jax_transformer.architectures.huggingface import LanguagePlace, TargetStart
 from jax_transformer.data import tokenizer_files
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_transformer.architectures.tokenizer_recipe import Algorithm, Languages
+from jax_transformer.architectures.huggingface import Algorithm, Languages
 from jax_transformer.data import fast_vocabulary, sentencepiece_model, tokenizer_settings
 from jax_transformer.data.piece_vocabulary import PieceVocabulary
 from jax_transformer.data.sentencepiece_model import SentencePieceModel

@@ -8,7 +8,9 @@ files are requested by name; programs never are.
 
 import enum
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage import huggingface, manifest, untrusted
@@ -78,7 +80,7 @@ def _of_folder(path: Path) -> Kind:
     if (path / CONFIG).is_file():
         if (path / "checkpoints").is_dir():
             return Kind.RUN
-        if "model_type" in (config := huggingface.configuration(path)):
+        if is_huggingface(config := huggingface.configuration(path)):
             return Kind.HUGGINGFACE
         if "d_model" in config:  # of a run that has no checkpoint yet
             return Kind.RUN
@@ -86,6 +88,13 @@ def _of_folder(path: Path) -> Kind:
         f"{path}: neither a run folder ({CONFIG} and checkpoints/), nor one checkpoint of a run "
         f"({manifest.FILE}), nor a Hugging Face folder ({CONFIG} with model_type)"
     )
+
+
+def is_huggingface(config: Mapping[str, Any]) -> bool:
+    """True if a ``config.json`` is one of transformers: it has a ``model_type``, and this project's
+    has none.
+    """
+    return "model_type" in config
 
 
 def to_write(path: Path, to: str | None = None) -> Kind:

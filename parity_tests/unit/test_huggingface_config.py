@@ -10,11 +10,12 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
-from jax_transformer.architectures import huggingface_attributes as attributes
-from jax_transformer.architectures.huggingface_config import from_config, is_huggingface, to_config
+from jax_transformer.architectures import huggingface_config as attributes
+from jax_transformer.architectures.huggingface_config import from_config, to_config
 from jax_transformer.config import Activation, EmbeddingScale, LogitScale, Positions, Tying
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import huggingface
+from jax_transformer.storage.kinds import is_huggingface
 
 # From the hub, with attributes that older versions of transformers wrote
 OPUS = {
