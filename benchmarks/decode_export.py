@@ -19,7 +19,7 @@ import jax_transformer as jt
 from jax_transformer import config as configs
 from jax_transformer import transformer
 from jax_transformer.data import batches, phrases
-from jax_transformer.nn import positions
+from jax_transformer.nn import embeddings
 
 Arrays = dict[str, np.ndarray]
 
@@ -212,7 +212,7 @@ def named(model: transformer.Transformer) -> Arrays:
 
 def position_table(model: transformer.Transformer) -> np.ndarray:
     """The rows that our stacks add, (max_length, d_model) float32."""
-    table = positions.sinusoids(model.config.max_length, model.config.d_model).astype(np.float32)
+    table = embeddings.sinusoids(model.config.max_length, model.config.d_model).astype(np.float32)
     return np.asarray(transformer.flatten(model).get("encoder.positions.table", table), np.float32)
 
 

@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant, level
 
 _FILE = "jax_transformer/nn/attention.py"
-_MASKS = "jax_transformer/nn/masks.py"
+_MASKS = "jax_transformer/nn/attention.py"
 _SELF = "encoder.blocks.0.self_attention"
 _NOTHING = (
     "parity_tests/unit/test_model_fields.py::test_a_query_without_visible_keys_follows_the_fill"

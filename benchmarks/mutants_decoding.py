@@ -3,9 +3,8 @@
 from benchmarks.mutants_fault import Mutant
 
 _CACHE, _WHOLE = "jax_transformer/nn/cache.py", "jax_transformer/transformer.py"
-_LOOP, _SCORERS, _SEARCH, _SAMPLING = (
-    f"jax_transformer/generate/{name}.py"
-    for name in ("stepwise", "scorers", "beam_search", "sampling")
+_LOOP, _SCORERS, _SEARCH = (
+    f"jax_transformer/generate/{name}.py" for name in ("decoding", "scorers", "beam_search")
 )
 _UNIT = "parity_tests/unit/test_generate.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
@@ -189,7 +188,7 @@ MUTANTS = [
     ),
     Mutant(
         "temperature multiplies",
-        _SAMPLING,
+        _LOOP,
         "(scores - scores[:, :1]) / temperature",
         "(scores - scores[:, :1]) * temperature",
         ("parity_tests/unit/test_sampling.py::test_first_tokens_have_the_requested_distribution",),
@@ -197,7 +196,7 @@ MUTANTS = [
     ),
     Mutant(
         "the nucleus a token short",
-        _SAMPLING,
+        _LOOP,
         "jnp.cumsum(probabilities, axis=-1) - probabilities",
         "jnp.cumsum(probabilities, axis=-1)",
         (

@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant, family
 
-_RELATIVE, _STACKS = "jax_transformer/nn/relative.py", "jax_transformer/nn/stacks.py"
+_RELATIVE, _STACKS = "jax_transformer/nn/embeddings.py", "jax_transformer/nn/stacks.py"
 _SELF = "encoder.blocks.0.self_attention"
 _DISTANCES = (
     "parity_tests/test_huggingface_forward.py"

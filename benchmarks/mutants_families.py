@@ -2,11 +2,11 @@
 
 from benchmarks.mutants_fault import FAMILIES, Mutant, family
 
-_PLACE = "jax_transformer/nn/positions.py"
+_PLACE = "jax_transformer/nn/embeddings.py"
 _NORM, _FEED, _EMBEDDING = (
     "jax_transformer/nn/norm.py",
-    "jax_transformer/nn/feed_forward.py",
-    "jax_transformer/nn/embedding.py",
+    "jax_transformer/nn/blocks.py",
+    "jax_transformer/nn/embeddings.py",
 )
 _WHOLE, _BART, _T5 = (
     "jax_transformer/transformer.py",

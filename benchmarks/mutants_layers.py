@@ -4,8 +4,8 @@ from benchmarks.mutants_fault import Mutant, level
 
 _NORM, _FEED, _PLACE = (
     "jax_transformer/nn/norm.py",
-    "jax_transformer/nn/feed_forward.py",
-    "jax_transformer/nn/positions.py",
+    "jax_transformer/nn/blocks.py",
+    "jax_transformer/nn/embeddings.py",
 )
 _FIRST_NORM = "encoder.blocks.0.residuals.0.norm"
 _SAME_MASKS = "parity_tests/test_dropout.py::test_same_masks_same_loss_and_gradients"

@@ -14,7 +14,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights import rules
 

@@ -22,9 +22,8 @@ from jax_transformer.nn import cache as caches
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.nn.dropout import Dropout, from_rngs
-from jax_transformer.nn.embedding import Embedding
+from jax_transformer.nn.embeddings import Embedding, Frozen
 from jax_transformer.nn.linear import output
-from jax_transformer.nn.positions import Frozen
 from jax_transformer.nn.stacks import Decoder, Encoder, Randomness, positions_of
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 

@@ -11,7 +11,7 @@ from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface_config import to_config
 from jax_transformer.config import Norm, PositionIndex, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn.positions import sinusoids
+from jax_transformer.nn.embeddings import sinusoids
 
 
 def twin(config: TransformerConfig) -> nn.Module:

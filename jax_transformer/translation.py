@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from jaxtyping import Int
 
-from jax_transformer import generate, pretrained
+from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batch_plan, batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate import prepare
+from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.transformer import Transformer
@@ -128,7 +128,7 @@ class Translator:
         for numbers, source in self._batches(lines, config):
             row_ids = np.zeros(len(source), np.int32)
             row_ids[: len(numbers)] = numbers
-            tokens, scores = generate.generate(self.split_model, source, config, row_ids)
+            tokens, scores = decoding.generate(self.split_model, source, config, row_ids)
             # Rows after the last line fill the batch
             for number, ids, row_scores in zip(numbers, tokens, scores, strict=False):
                 result[number] = [

@@ -20,7 +20,7 @@ from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import PositionIndex, Positions, Sinusoids, TransformerConfig
-from jax_transformer.nn.positions import sinusoids
+from jax_transformer.nn.embeddings import sinusoids
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 41,

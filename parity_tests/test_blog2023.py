@@ -15,7 +15,7 @@ import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout, MaskedDropout
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from parity_tests.adapters import blog2023 as adapter
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close

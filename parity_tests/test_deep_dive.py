@@ -14,7 +14,7 @@ from torch import nn
 import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
 from jax_transformer.weights import rules
 from parity_tests.levels import assert_close

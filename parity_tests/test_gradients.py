@@ -14,7 +14,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 from jax_transformer.weights import rules

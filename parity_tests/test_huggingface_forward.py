@@ -19,7 +19,7 @@ from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import EmbeddingNormOf
 from jax_transformer.convert import verify
 from jax_transformer.errors import InputError
-from jax_transformer.nn.relative import buckets
+from jax_transformer.nn.embeddings import relative_buckets
 from parity_tests.huggingface import (
     CASES,
     Pair,
@@ -179,7 +179,7 @@ def test_every_distance_up_to_100_000_has_the_same_bucket(prefix: str, count: in
             expected = attention._relative_position_bucket(model_pair, -distances)
         else:
             expected = attention._relative_position_bucket(-distances, **settings)
-        known = buckets(longest + 1, count // directions, longest)  # the model's table
+        known = relative_buckets(longest + 1, count // directions, longest)  # the model's table
         np.testing.assert_array_equal(
             known[np.minimum(distances.numpy(), longest)], expected.numpy()
         )

@@ -16,7 +16,7 @@ from jax_transformer import transformer
 from jax_transformer.config import Tying
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
 from jax_transformer.weights import rules
 from parity_tests.huggingface import CASES, Pair, batch, exact_positions, in_float64, inputs, pair

@@ -16,7 +16,7 @@ import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.positions import sinusoids
+from jax_transformer.nn.embeddings import sinusoids
 from parity_tests.cases import ODD, SQUARE
 from parity_tests.levels import assert_close, error
 from parity_tests.test_dropout import DrawnDropout, GivenDropout

@@ -110,7 +110,7 @@ def test_the_documents_position_table():
         num_encoder_layers=1,
         num_decoder_layers=1,
     )
-    from jax_transformer.nn.positions import sinusoids
+    from jax_transformer.nn.embeddings import sinusoids
 
     assert 0 < np.abs(twin.pos_enc.pe[:, 0].numpy() - sinusoids(100, 64)).max() < 2e-5
 

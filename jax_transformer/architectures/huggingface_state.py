@@ -188,7 +188,7 @@ def _table(config: TransformerConfig) -> np.ndarray:
     """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps
     them in.
     """
-    from jax_transformer.nn.positions import sinusoids  # loads jax
+    from jax_transformer.nn.embeddings import sinusoids  # loads jax
 
     exact = sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)
     return np.asarray(exact).astype(np.float32)

@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_transformer.generate.beam_search import beam, n_best
+    from jax_transformer.generate.decoding import generate, greedy, sample
     from jax_transformer.generate.generation_config import (
         BeamScorer,
         Constraints,
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
         GenerationConfig,
     )
     from jax_transformer.generate.prepare import SplitModel, split
-    from jax_transformer.generate.sampling import sample
-    from jax_transformer.generate.search import beam, generate, greedy, n_best
 
 _HOMES = {
     "BeamScorer": "generation_config",
@@ -23,11 +23,11 @@ _HOMES = {
     "EarlyStopping": "generation_config",
     "GenerationConfig": "generation_config",
     "SplitModel": "prepare",
-    "beam": "search",
-    "generate": "search",
-    "greedy": "search",
-    "n_best": "search",
-    "sample": "sampling",
+    "beam": "beam_search",
+    "generate": "decoding",
+    "greedy": "decoding",
+    "n_best": "beam_search",
+    "sample": "decoding",
     "split": "prepare",
 }
 

@@ -1,5 +1,6 @@
-"""The loop of beam search. Its scores and its rules of stopping are a scorer's (``scorers.py``)."""
+"""Beam search; its scores and its rules of stopping are a scorer's (``scorers.py``)."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -8,12 +9,122 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.generate import constraints
-from jax_transformer.generate.generation_config import EarlyStopping
-from jax_transformer.generate.prepare import Inputs, ModelStructure, StaticArgs
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate import constraints as logits_processors
+from jax_transformer.generate.generation_config import (
+    BeamScorer,
+    Constraints,
+    EarlyStopping,
+    GenerationConfig,
+)
+from jax_transformer.generate.prepare import (
+    Inputs,
+    ModelStructure,
+    SplitModel,
+    StaticArgs,
+    prepare,
+    split,
+)
 from jax_transformer.generate.scorers import SCORERS, Scorer
 from jax_transformer.nn.cache import Cache, Prefix
+from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
+
+
+def beam(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    *,
+    beam_size: int = 4,
+    max_length: int | None = None,
+    length_penalty: float = 0.6,
+    scorer: BeamScorer = BeamScorer.GNMT,
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    constraints: Constraints = Constraints(),
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
+    """The best hypothesis of a beam search, and its score in float32 at least.
+
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator`
+    is the object with the folder's own settings.
+
+    ``beam_size`` unfinished and as many finished hypotheses are kept. The score is log-probability
+    / ((5 + length) / 6) ** length_penalty (Wu et al. 2016, section 7), and a row is done when no
+    unfinished hypothesis can beat its worst finished one. With ``scorer=BeamScorer.AVERAGE`` it is
+    log-probability / length ** length_penalty, and the search is that of transformers'
+    ``generate``, with its ``early_stopping``. Other arguments, ids and errors as in
+    :func:`jax_transformer.generate.greedy`.
+    """
+    tokens, scores = n_best(
+        model,
+        source,
+        1,
+        beam_size=beam_size,
+        max_length=max_length,
+        length_penalty=length_penalty,
+        scorer=scorer,
+        early_stopping=early_stopping,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        constraints=constraints,
+        forced_bos_token_id=forced_bos_token_id,
+    )
+    return tokens[:, 0], scores[:, 0]
+
+
+def n_best(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    num_hypotheses: int,
+    *,
+    beam_size: int = 4,
+    max_length: int | None = None,
+    length_penalty: float = 0.6,
+    scorer: BeamScorer = BeamScorer.GNMT,
+    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    constraints: Constraints = Constraints(),
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
+    """The best different hypotheses of :func:`beam`'s search, best first, and their scores.
+
+    With the scorer GNMT, unfinished hypotheses follow if too few have finished at ``max_length``.
+    """
+    model = split(model)
+    vocabulary = model.config.target_vocab_size
+    if not 1 <= beam_size <= vocabulary // 2:
+        raise ConfigError(
+            f"beam_size={beam_size} must be between 1 and half the vocabulary of {vocabulary}"
+        )
+    if not 1 <= num_hypotheses <= beam_size:
+        raise ConfigError(
+            f"num_hypotheses={num_hypotheses} must be between 1 and beam_size={beam_size}"
+        )
+    if scorer is BeamScorer.GNMT and not length_penalty >= 0:
+        raise ConfigError(f"length_penalty={length_penalty} must not be negative")
+    if scorer is BeamScorer.AVERAGE and not math.isfinite(length_penalty):
+        raise ConfigError(f"length_penalty={length_penalty} must be finite")
+    config = GenerationConfig(
+        num_beams=beam_size,
+        num_return_sequences=num_hypotheses,
+        max_new_tokens=model.config.longest if max_length is None else max_length,
+        beam_scorer=scorer,
+        early_stopping=early_stopping,
+        constraints=constraints,
+        decoder_start_token_id=bos_id,
+        eos_token_id=eos_id,
+    )
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    return _search(
+        model.structure,
+        model.arrays,
+        inputs,
+        jnp.asarray(length_penalty),
+        static_args=static_args,
+    )
 
 
 class _Beams(NamedTuple):
@@ -43,7 +154,7 @@ class _Continuations(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("structure", "static_args"))
-def search(
+def _search(
     structure: ModelStructure,
     arrays: list[Array],
     inputs: Inputs,
@@ -58,7 +169,7 @@ def search(
     scorer = SCORERS[config.beam_scorer](
         length_penalty,
         static_args,
-        constraints.any_in(static_args, inputs),
+        logits_processors.any_in(static_args, inputs),
         _score_dtype(model, cache, batch, config.num_beams),
     )
     stops_when_full = config.early_stopping is EarlyStopping.FULL
@@ -134,7 +245,7 @@ def _continuations(
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
     logits, cache = model.decode_step(jnp.where(length == 0, static_args.bos_id, last), beams.cache)
     scores = jax.nn.log_softmax(logits.astype(beams.log_probs.dtype))
-    scores = constraints.apply(scores, beams.tokens, length, inputs, static_args)
+    scores = logits_processors.apply(scores, beams.tokens, length, inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on

@@ -12,13 +12,12 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
-from jax_transformer.nn import masks
+from jax_transformer.nn.attention import visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.cache import Cache
 from jax_transformer.nn.dropout import Dropout, from_rngs
+from jax_transformer.nn.embeddings import PositionTable, RelativeBias
 from jax_transformer.nn.norm import norm
-from jax_transformer.nn.positions import PositionTable
-from jax_transformer.nn.relative import RelativeBias
 from jax_transformer.shapes import AnyArray, Hidden, Memory
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
@@ -120,7 +119,7 @@ class Encoder(Stack):
     ) -> tuple[Memory, list[BlockResult]]:
         """The output and every block's result."""
         positions = positions_of(x.shape[1])
-        mask = masks.visible(
+        mask = visible_keys(
             self.config.encoder.self_mask,
             source_valid=valid,
             target_valid=None,
@@ -151,8 +150,8 @@ class Decoder(Stack):
         }
         config = self.config.decoder
         return (
-            masks.visible(config.self_mask, **valid, key_positions=key_positions),
-            masks.visible(
+            visible_keys(config.self_mask, **valid, key_positions=key_positions),
+            visible_keys(
                 config.cross_mask, **valid, key_positions=positions_of(source_valid.shape[1])
             ),
         )

@@ -12,7 +12,7 @@ from flax import nnx
 from jax_transformer import pretrained, transformer, translation
 from jax_transformer.data import batch_plan, batches, encoding, parallel_text
 from jax_transformer.errors import InputError
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import metrics, step
 from jax_transformer.translation import Translator
 

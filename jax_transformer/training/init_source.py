@@ -144,7 +144,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     Sinusoidal positions that were rounded to 16 bits are computed again in float32, as transformers
     does in the precision of the model.
     """
-    from jax_transformer.nn.positions import sinusoids
+    from jax_transformer.nn.embeddings import sinusoids
 
     stack, _, rest = name.partition(".")
     if (

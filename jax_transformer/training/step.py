@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training.loss import cross_entropy
 from jax_transformer.transformer import Transformer
 

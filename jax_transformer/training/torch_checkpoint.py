@@ -22,7 +22,7 @@ from jax_transformer.convert import optimizer as moments_of
 from jax_transformer.convert.optimizer import Moments
 from jax_transformer.convert.optimizer_groups import ADAM, ADAMW
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import optimizer, optimizer_state, run, step

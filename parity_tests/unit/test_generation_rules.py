@@ -7,7 +7,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import huggingface, search
+from jax_transformer.generate import decoding, huggingface
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -62,7 +62,7 @@ def test_every_search_applies_the_constraints(way):
 
 def test_each_row_has_its_own_first_token_without_recompilation():
     model = loud(CONFIG, 0)
-    before = search._greedy._cache_size()
+    before = decoding._greedy._cache_size()
     for first in ([4, 6, 8, 4], [5, 5, 5, 5], 9):
         tokens = np.asarray(
             generate.greedy(
@@ -73,7 +73,7 @@ def test_each_row_has_its_own_first_token_without_recompilation():
             )
         )
         np.testing.assert_array_equal(tokens[:, 0], first)
-    assert search._greedy._cache_size() == before + 1
+    assert decoding._greedy._cache_size() == before + 1
 
 
 def test_without_constraints_nothing_is_computed_for_them():

@@ -12,7 +12,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn import stacks
-from jax_transformer.nn.positions import Frozen, sinusoids
+from jax_transformer.nn.embeddings import Frozen, sinusoids
 from parity_tests.unit import helpers
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny, unchecked
 

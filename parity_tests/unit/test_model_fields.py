@@ -27,8 +27,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.embedding import Embedding
-from jax_transformer.nn.positions import Frozen, sinusoids
+from jax_transformer.nn.embeddings import Embedding, Frozen, sinusoids
 from parity_tests.unit.helpers import batch, furthest, random_model, shapes, skeleton, tiny
 
 POSITIONS = ("encoder.positions", "decoder.positions")

@@ -10,7 +10,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.architectures import registry
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import sampling
+from jax_transformer.generate import decoding
 from parity_tests.unit.helpers import ragged, random_model, tiny, unchecked
 from parity_tests.unit.speakers import loud
 
@@ -106,11 +106,11 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         (0.89, 3),
         (0.91, 4),
     ):
-        scores, tokens = sampling.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
+        scores, tokens = decoding.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
         assert (
             tokens.tolist() == [[1, 3, 2, 0]] and np.isfinite(np.asarray(scores)).sum() == size
         ), top_p
-    after_cut, _ = sampling.most_likely(
+    after_cut, _ = decoding.most_likely(
         logits, jnp.asarray(1.0), jnp.asarray(0.6), 2
     )  # of the two, the first has two thirds
     assert np.isfinite(np.asarray(after_cut)).tolist() == [[True, False]]

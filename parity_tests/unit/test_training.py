@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_transformer import pretrained, transformer
 from jax_transformer.architectures import registry
-from jax_transformer.nn.positions import Frozen
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, validation
 from parity_tests.unit import runs

@@ -12,7 +12,7 @@ import jax_transformer as jt
 from jax_transformer import convert, generate, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import GenerationConfig, sampling, search
+from jax_transformer.generate import GenerationConfig, beam_search, decoding
 from jax_transformer.translation import Translator
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import shapes, tiny
@@ -59,9 +59,9 @@ def echo(monkeypatch) -> list[tuple]:
         calls.append(("sample", source.shape, max_length, rows.tolist(), limits, key))
         return source
 
-    monkeypatch.setattr(search, "greedy", greedy)
-    monkeypatch.setattr(search, "n_best", n_best)
-    monkeypatch.setattr(sampling, "sample", sample)
+    monkeypatch.setattr(decoding, "greedy", greedy)
+    monkeypatch.setattr(beam_search, "n_best", n_best)
+    monkeypatch.setattr(decoding, "sample", sample)
     return calls
 
 
@@ -202,7 +202,7 @@ def test_a_translation_is_the_decoded_tokens_of_its_line():
 def test_ids_end_with_their_end_token(monkeypatch):
     rows = np.array([[5, PAD, EOS, PAD], [5, 6, PAD, 7]])
     monkeypatch.setattr(
-        search, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
+        decoding, "greedy", lambda model, source, **_: jnp.asarray(rows)[: len(source)]
     )
     hypotheses = Translator(
         transformer.abstract(SPEAKER), TOKENIZER, tokens_per_batch=32

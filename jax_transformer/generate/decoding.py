@@ -1,0 +1,276 @@
+"""Greedy decoding and sampling, and :func:`generate`, which takes a :class:`GenerationConfig`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import beam_search
+from jax_transformer.generate import constraints as logits_processors
+from jax_transformer.generate.generation_config import Constraints, GenerationConfig
+from jax_transformer.generate.prepare import (
+    Inputs,
+    ModelStructure,
+    SplitModel,
+    StaticArgs,
+    default_length,
+    prepare,
+    split,
+)
+from jax_transformer.shapes import AnyArray, SourceIds
+from jax_transformer.transformer import Transformer
+
+_Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
+
+
+def generate(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    config: GenerationConfig,
+    row_ids: Int[AnyArray, " b"] | None = None,
+) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
+    """The ``num_return_sequences`` hypotheses of each row, best first, and their scores.
+
+    Scores are NaN except from a beam search. Without ``max_new_tokens`` a hypothesis has at most
+    twice as many tokens as the source is wide.
+    ``row_ids`` are as in :func:`sample`. Ids and errors as in :func:`greedy` and :func:`beam`.
+    """
+    model = split(model)
+    length = config.max_new_tokens
+    if length is None:
+        length = default_length(model.config, np.shape(source)[1])
+    options: dict[str, Any] = {
+        "max_length": length,
+        "bos_id": config.decoder_start_token_id,
+        "eos_id": config.eos_token_id,
+        "constraints": config.constraints,
+        "forced_bos_token_id": config.forced_bos_token_id,
+    }
+    if config.do_sample:
+        options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p")}
+        key = jax.random.key(config.seed)
+        tokens = sample(model, source, key, rows=row_ids, **options)
+    elif config.num_beams == 1:
+        tokens = greedy(model, source, **options)
+    else:
+        options |= {
+            "beam_size": config.num_beams,
+            "length_penalty": config.length_penalty,
+            "scorer": config.beam_scorer,
+            "early_stopping": config.early_stopping,
+        }
+        several, scores = beam_search.n_best(model, source, config.num_return_sequences, **options)
+        return np.asarray(several), np.asarray(scores)
+    return np.asarray(tokens)[:, None], np.full((len(tokens), 1), np.nan)
+
+
+def greedy(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    *,
+    max_length: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    constraints: Constraints = Constraints(),
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+) -> Int[Array, "b n"]:
+    """The most likely next token, again and again, until every row has ended or is full.
+
+    It knows nothing of a folder's ``generation_config.json``; :class:`jax_transformer.Translator`
+    is the object with the folder's own settings.
+
+    Args:
+        model: the model, or :func:`split` of it, which saves milliseconds in every call; keys and
+            values are cached.
+        source: ids (b, s), padded by the model's ``source_pad_id``.
+        max_length: the number n of generated tokens; None is the model's maximum.
+        bos_id: the start token; None is the model's.
+        eos_id: the token that ends a row; None is the model's.
+        constraints: tokens that are forbidden, forced or penalised.
+        forced_bos_token_id: the first token of all rows or of each, such as the target language in
+            mBART-50 and NLLB. Another one compiles nothing.
+
+    Returns:
+        ids (b, n) int32 without the start token, with ``eos_id``, padded after it by the model's
+            ``target_pad_id``.
+
+    Raises:
+        InputError: the model cannot read the source.
+        ConfigError: the model does not have such a length or token.
+    """
+    model = split(model)
+    config = GenerationConfig(
+        max_new_tokens=model.config.longest if max_length is None else max_length,
+        decoder_start_token_id=bos_id,
+        eos_token_id=eos_id,
+        constraints=constraints,
+    )
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    return _greedy(model.structure, model.arrays, inputs, static_args=static_args)
+
+
+@partial(jax.jit, static_argnames=("structure", "static_args"))
+def _greedy(
+    structure: ModelStructure, arrays: list[Array], inputs: Inputs, *, static_args: StaticArgs
+) -> Int[Array, "b n"]:
+    return _token_by_token(
+        structure,
+        arrays,
+        inputs,
+        lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32),
+        static_args,
+    )
+
+
+class _Draws(NamedTuple):
+    """Arrays that decide the draws."""
+
+    key: PRNGKeyArray
+    row_ids: Int[Array, " b"]
+    temperature: Float[Array, ""]
+    top_p: Float[Array, ""] | None
+    """None for all tokens, which saves their sum."""
+
+
+def sample(
+    model: Transformer | SplitModel,
+    source: SourceIds,
+    key: PRNGKeyArray,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    rows: Int[AnyArray, " b"] | None = None,
+    max_length: int | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    constraints: Constraints = Constraints(),
+    forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+) -> Int[Array, "b n"]:
+    """Tokens drawn one after the other from softmax(logits / temperature).
+
+    Args:
+        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id: as in
+            :func:`jax_transformer.generate.greedy`, as are the returned ids.
+        key: decides every draw.
+        temperature: above 0; near 0 is greedy decoding.
+        top_k: draw from this many most likely tokens; 0 is all.
+        top_p: of these, draw from the fewest that together reach this probability (Holtzman et al.
+            2020); 1 is all.
+        rows: a number for each row, by which its draws differ from those of other rows; None is 0,
+            1, 2, ... A row's tokens depend only on its number and its source, not on the rest of
+            the batch (as far as rounding in matrix products does not).
+    """
+    model = split(model)
+    vocabulary = model.config.target_vocab_size
+    if not 0 < temperature < float("inf"):
+        raise ConfigError(f"temperature={temperature} must be above 0 and finite")
+    if not 0 <= top_k <= vocabulary:
+        raise ConfigError(
+            f"top_k={top_k} must be between 1 and the vocabulary of {vocabulary}, "
+            "or 0 for all of it"
+        )
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"top_p={top_p} must be above 0 and at most 1")
+    config = GenerationConfig(
+        do_sample=True,
+        top_k=top_k,
+        max_new_tokens=model.config.longest if max_length is None else max_length,
+        decoder_start_token_id=bos_id,
+        eos_token_id=eos_id,
+        constraints=constraints,
+    )
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    batch = len(inputs.source)
+    row_ids = jnp.arange(batch) if rows is None else jnp.asarray(rows)
+    if len(row_ids) != batch:
+        raise InputError(f"source has {batch} rows and rows {len(row_ids)} numbers")
+    draws = _Draws(
+        key, row_ids, jnp.asarray(temperature), jnp.asarray(top_p) if top_p < 1 else None
+    )
+    return _sample(model.structure, model.arrays, inputs, draws, static_args=static_args)
+
+
+@partial(jax.jit, static_argnames=("structure", "static_args"))
+def _sample(
+    structure: ModelStructure,
+    arrays: list[Array],
+    inputs: Inputs,
+    draws: _Draws,
+    *,
+    static_args: StaticArgs,
+) -> Int[Array, "b n"]:
+    keys = jax.vmap(partial(jax.random.fold_in, draws.key))(draws.row_ids)
+
+    def draw(logits: Float[Array, "b v"], step: Int[Array, ""]) -> Int[Array, " b"]:
+        scores, tokens = most_likely(
+            logits, draws.temperature, draws.top_p, static_args.config.top_k
+        )
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
+        index = jax.vmap(jax.random.categorical)(step_keys, scores)
+        return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)
+
+    return _token_by_token(structure, arrays, inputs, draw, static_args)
+
+
+def _token_by_token(
+    structure: ModelStructure,
+    arrays: list[Array],
+    inputs: Inputs,
+    choose: _Choose,
+    static_args: StaticArgs,
+) -> Int[Array, "b n"]:
+    """Ids until every row has ended or has ``max_new_tokens``, padded after each row's end token.
+
+    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number.
+    To be called inside a jitted function.
+    """
+    model = structure.merge(arrays)
+    batch, length = inputs.source.shape[0], static_args.max_new_tokens
+
+    def unfinished(carry) -> Bool[Array, ""]:
+        _, _, _, done, step = carry
+        return (step < length) & ~done.all()
+
+    def step(carry):
+        token, tokens, cache, done, i = carry
+        logits, cache = model.decode_step(token[:, None], cache)
+        scores = logits_processors.apply(logits, tokens[:, None], i, inputs, static_args)
+        token = jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
+        return token, tokens, cache, done | (token == static_args.eos_id), i + 1
+
+    start = (
+        jnp.full(batch, static_args.bos_id, jnp.int32),
+        jnp.full((batch, length), static_args.pad_id, jnp.int32),
+        model.init_cache(inputs.source, length),
+        jnp.zeros(batch, bool),
+        jnp.zeros((), jnp.int32),
+    )
+    return jax.lax.while_loop(unfinished, step, start)[1]
+
+
+def most_likely(
+    logits: Float[Array, "b v"],
+    temperature: Float[Array, ""],
+    top_p: Float[Array, ""] | None,
+    top_k: int,
+) -> tuple[Float[Array, "b c"], Int[Array, "b c"]]:
+    """The tokens to draw from, most likely first, and their logits in float32 at least.
+
+    Tokens outside the nucleus of ``top_p`` have -inf.
+    """
+    dtype = np.promote_types(logits.dtype, np.float32)
+    scores, tokens = jax.lax.top_k(logits.astype(dtype), top_k or logits.shape[1])
+    # At most 0, so that division by a small temperature gives no infinity
+    scores = (scores - scores[:, :1]) / temperature.astype(dtype)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(scores, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        scores = jnp.where(before < top_p.astype(dtype), scores, -jnp.inf)
+    return scores, tokens

@@ -1,0 +1,198 @@
+"""Tables that are looked up: token embeddings, positions, and biases of relative positions."""
+
+import math
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_transformer.config import (
+    Init,
+    Mask,
+    PositionIndex,
+    Positions,
+    Sinusoids,
+    StackConfig,
+    TransformerConfig,
+)
+from jax_transformer.config.model import position_row
+
+
+class Frozen(nnx.Variable):
+    """An array of the checkpoint that is never trained: loaded, used and written back unchanged."""
+
+
+class Embedding(nnx.Module):
+    """A table (v, d) that is looked up by id, and is also the output layer if that is tied to it.
+
+    flax.nnx.Embed rounds to the dtype that it was built in, whatever dtype its table was loaded in.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, size: int, init: Init | None = None, *, rngs: nnx.Rngs
+    ):
+        self.padding_trained = config.padding_trained
+        deviation = config.d_model**-0.5 if (init or config.init) is Init.XAVIER else 1.0
+        self.dtype = config.compute_dtype
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32)
+        )
+
+    def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
+        """The rows of ``ids``, which must lie inside the table; ``valid`` is False at padding."""
+        rows = jnp.take(self._table(), ids, axis=0, mode="clip")
+        return (
+            rows
+            if self.padding_trained
+            else jnp.where(valid[..., None], rows, jax.lax.stop_gradient(rows))
+        )
+
+    def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
+        """The logits: the product of ``x`` with every row."""
+        return (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
+
+    def _table(self) -> Float[Array, "v d"]:
+        table = self.embedding[...]
+        return table if self.dtype is None else table.astype(self.dtype)
+
+
+@lru_cache(maxsize=8)
+def sinusoids(
+    length: int,
+    width: int,
+    exponent: float = 1.0,
+    layout: Sinusoids = Sinusoids.INTERLEAVED,
+    first: int = 0,
+) -> Float[np.ndarray, "n d"]:
+    """Sinusoids of positions from ``first``, in float64: Vaswani et al. 2017, section 3.5.
+
+    Column 2i is sin(p / 10000^(exponent · 2i/d)), column 2i+1 the cosine; other layouts put all
+    sines into the first half.
+    """
+    powers = np.arange(0, width, 2) / (width - 2 if layout is Sinusoids.TENSOR2TENSOR else width)
+    angle = np.arange(first, first + length)[:, None] / 10_000.0 ** (exponent * powers)
+    if layout is Sinusoids.INTERLEAVED:
+        return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(length, width)
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+
+
+class PositionTable(nnx.Module):
+    """A table with one row per position, added to embeddings or to a feed-forward's input."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        self.kind, self.index, self.exponent = (
+            stack.positions,
+            stack.position_index,
+            stack.position_exponent,
+        )
+        self.layout, self.offset = stack.sinusoids, stack.position_offset
+        self.length, self.width = config.max_length + self.offset, config.d_model
+        self.table: nnx.Variable
+        if self.kind is Positions.SINUSOIDAL_STORED:
+            self.table = Frozen(jnp.asarray(self._sinusoids().astype(np.float32)))
+        if self.kind is Positions.LEARNED:
+            deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
+            self.table = nnx.Param(
+                nnx.initializers.normal(deviation)(
+                    rngs.params(), (self.length, self.width), jnp.float32
+                )
+            )
+
+    def __call__(
+        self,
+        x: Float[Array, "b n d"],
+        positions: Int[Array, " n"],
+        valid: Bool[Array, "b n"] | None = None,
+        *,
+        from_start: bool = True,
+    ) -> Float[Array, "b n d"]:
+        """``x`` plus the rows at ``positions``.
+
+        ``valid`` is False at padding; ``from_start`` says that x begins with its first token.
+        """
+        if self.kind not in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED, Positions.LEARNED):
+            return x
+        table = (
+            jnp.asarray(self._sinusoids().astype(x.dtype))
+            if self.kind is Positions.SINUSOIDAL
+            else self.table[...]
+        )
+        table = table.astype(x.dtype)
+        if self.index is PositionIndex.NOT_PADDING and valid is not None:
+            rows = (
+                jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+                if from_start
+                else positions[None]
+            )
+            return x + jnp.where(
+                valid[..., None],
+                jnp.take(table, rows + self.offset, axis=0),
+                jnp.zeros((), x.dtype),
+            )
+        rows = positions
+        if self.index is PositionIndex.TRUNCATED_COSINE:
+            rows = jnp.asarray(
+                [position_row(self.index, i) for i in range(self.length)], jnp.int32
+            )[positions]
+        return x + jnp.take(table, rows + self.offset, axis=0)[None]
+
+    def _sinusoids(self) -> Float[np.ndarray, "n d"]:
+        return sinusoids(self.length, self.width, self.exponent, self.layout)
+
+
+@lru_cache(maxsize=8)
+def relative_buckets(length: int, count: int, max_distance: int) -> Int[np.ndarray, " n"]:
+    """The bucket of each distance below ``length``, of ``count`` buckets for one direction.
+
+    The first half of them are for single distances. The others grow logarithmically up to
+    ``max_distance``; all longer distances share the last bucket. In float32 and in this order of
+    operations, as transformers computes it: an edge between two buckets depends on its rounding.
+    """
+    single = count // 2
+    distances = np.arange(length)
+    ratios = np.maximum(distances, 1).astype(np.float32) / np.float32(single)
+    scaled = (
+        np.log(ratios) / np.float32(math.log(max_distance / single)) * np.float32(count - single)
+    )
+    return np.where(
+        distances < single, distances, np.minimum(single + scaled.astype(np.int64), count - 1)
+    ).astype(np.int32)
+
+
+class RelativeBias(nnx.Module):
+    """Biases of the attention scores for every head and bucket: Raffel et al. 2020, section 2.1.
+
+    If a query may see keys after it, half of the buckets are for those.
+    """
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        self.max_distance = stack.relative_max_distance
+        self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+        self.dtype = config.compute_dtype
+        shape = (stack.relative_buckets, config.heads(stack))
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(config.d_model**-0.5)(rngs.params(), shape, jnp.float32)
+        )
+
+    def __call__(
+        self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]
+    ) -> Float[Array, "1 h q k"]:
+        """The bias of the attention scores."""
+        table = self.embedding[...]
+        count = table.shape[0] // self.directions
+        distances = key_positions[None, :] - query_positions[:, None]
+        known = relative_buckets(
+            self.max_distance + 1, count, self.max_distance
+        )  # longer distances share the last
+        index = jnp.asarray(known)[jnp.minimum(jnp.abs(distances), self.max_distance)]
+        after = distances > 0
+        index = (
+            index + jnp.where(after, count, 0)
+            if self.directions == 2
+            else jnp.where(after, 0, index)
+        )
+        bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
+        return bias.transpose(2, 0, 1)[None]
