@@ -12,7 +12,7 @@ from benchmarks import interruptions_controls, interruptions_runs, interruptions
 from benchmarks.interruptions_chains import Reference
 from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Sandbox
 from jax_transformer.errors import CheckpointError
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, run_folder
 
 THROUGH_TRAIN = 12  # damages that a run resumes from
 # Between two lines of metrics and two validations, so that a line is half measured
@@ -191,7 +191,7 @@ def refused(damage: Callable, folder: Path, step: int) -> Finding:
                 finding.wrong.append(f"the damaged checkpoint is not named: {error}")
     intact = max(set(before) - damaged, default=None)
     try:
-        newest = checkpoint.newest_intact(folder)[0]
+        newest = run_folder.newest_intact(folder)[0]
     except CheckpointError:
         newest = None
     if newest != intact:

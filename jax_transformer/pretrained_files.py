@@ -14,7 +14,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, kinds, manifest, pt_state, safetensors
+from jax_transformer.storage import checkpoint, kinds, pt_state, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
@@ -188,7 +188,7 @@ def _checkpoint(
         config,
         step=opened.step,
         run=run,
-        files=(opened.path / manifest.FILE,),
+        files=(opened.path / checkpoint.MANIFEST,),
         extra_files=extra_files,
         dropped=dropped,
     )

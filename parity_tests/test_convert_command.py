@@ -16,7 +16,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import conversion, preparation, report, verify
 from jax_transformer.convert.request import ModelDescription, Request
-from jax_transformer.storage import lock
+from jax_transformer.storage import run_folder
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
@@ -184,7 +184,7 @@ def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkey
     """A run that trains until the conversion gets its lock may leave a newer step, which must be
     converted.
     """
-    folder, hold = tmp_path / "run", lock.hold
+    folder, lock = tmp_path / "run", run_folder.lock
     shutil.copytree(run, folder)
     assert (
         console.say("convert", folder, tmp_path / "a.pt", "--training", "--weights", "100")[0] == 0
@@ -193,9 +193,9 @@ def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkey
 
     def trained_until_then(path: Path):
         shutil.move(tmp_path / "newer", folder / "checkpoints" / str(runs.STEPS))
-        return hold(path)
+        return lock(path)
 
-    monkeypatch.setattr(lock, "hold", trained_until_then)
+    monkeypatch.setattr(run_folder, "lock", trained_until_then)
     before = (folder / "checkpoints/100/manifest.json").read_bytes()
     console.refused(
         3,
@@ -207,8 +207,8 @@ def test_the_newest_step_is_chosen_under_the_lock(run, console, tmp_path, monkey
         "--force",
     )
     assert (folder / "checkpoints/100/manifest.json").read_bytes() == before
-    with hold(folder):
-        monkeypatch.setattr(lock, "hold", hold)
+    with lock(folder):
+        monkeypatch.setattr(run_folder, "lock", lock)
         console.refused(
             7, [folder, "in use"], "convert", tmp_path / "a.pt", folder, "--training", "--force"
         )

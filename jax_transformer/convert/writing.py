@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, checkpoint, manifest, safetensors
+from jax_transformer.storage import atomic, checkpoint, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import CONFIG, Kind
 from jax_transformer.storage.tensors import same
@@ -64,7 +64,7 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
             f"{target}: holds more than weights ({', '.join(others)}), "
             f"and --force does not replace that"
         )
-    if kind is Kind.STEP and names and manifest.FILE not in names:
+    if kind is Kind.STEP and names and checkpoint.MANIFEST not in names:
         raise InputError(f"{target}: is no checkpoint, and --force does not replace it")
 
 

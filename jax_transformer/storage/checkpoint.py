@@ -1,11 +1,13 @@
-"""Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest with
-the hash of every file.
+"""Checkpoints: ``checkpoints/STEP`` holds a tree of arrays, written by Orbax, and a manifest: the
+SHA-256 of every file in it and of itself, its step, and the facts that were recorded about it.
 
 A checkpoint appears under its name complete or not at all. The groups of a training state are
 ``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. Orbax is used in this file only.
 """
 
-import itertools
+import builtins
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -21,10 +23,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_transformer.errors import CheckpointError
-from jax_transformer.storage import atomic, manifest
+from jax_transformer.storage import atomic
 from jax_transformer.storage.tensors import TensorInfo
 
 Tree = TypeVar("Tree")
+Identity = dict[str, tuple[int, int, int, int]]
+"""Device, inode, size and time of change of every file: equal if no file was written in between.
+"""
+MANIFEST = "manifest.json"
+_OWN_HASH = "manifest_sha256"
 _WRITING = ".writing-"
 _FORMER_GROUPS = {"carried": "frozen", "moments": "opt_state"}
 """Groups' names in checkpoints of version 0.1, and their present names."""
@@ -44,7 +51,7 @@ class Checkpoint:
     """The manifest: the recorded facts, the step, and ``sha256`` of every file."""
     tensors: Mapping[str, TensorInfo]
     """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
-    _identity: manifest.Identity
+    _identity: Identity
     _stored: Any
     """The tree with the names that it has on disk."""
 
@@ -114,7 +121,7 @@ class Checkpoint:
         context.pytree.loading.partial_load = partial
         with context:
             loaded = ocp.load(self.path, like)
-        if manifest.identity(self.path) != self._identity:
+        if _identity_of(self.path) != self._identity:
             raise CheckpointError(f"{self.path}: was changed by another process; try again")
         return loaded
 
@@ -126,7 +133,7 @@ def open(folder: Path, step: int) -> Checkpoint:
     from orbax.checkpoint import v1 as ocp
 
     path = folder.absolute() / str(step)  # Orbax takes no relative path
-    about, identity = manifest.verify(path, step)
+    about, identity = verify(folder, step)
     stored = ocp.metadata(path).metadata
     tensors = {_present(name): info for name, info in _infos(stored).items()}
     return Checkpoint(path, step, about, tensors, identity, stored)
@@ -161,7 +168,7 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
         with atomic.folder(path, temporary=temporary, aside=aside):
             with _failures_reported_once():
                 ocp.save(temporary, tree)
-            manifest.write(temporary, step, about)
+            _write_manifest(temporary, step, about)
         for parent in (folder.parent, folder.parent.parent):
             atomic.sync(parent)
     except Exception as error:  # a full disk reaches us from Orbax in many forms
@@ -194,45 +201,6 @@ def prune(folder: Path, keep: Iterable[int]) -> None:
         nameless = folder / f"{_WRITING}{step}"
         os.rename(folder / str(step), nameless)
         shutil.rmtree(nameless)
-
-
-def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
-    """The newest step with the files of its manifest, and the errors of the newer ones.
-
-    Raises CheckpointError naming the newest if there are checkpoints and none is intact.
-    """
-    damage: list[CheckpointError] = []
-    for step in reversed(steps(folder)):
-        try:
-            manifest.verify(folder / str(step), step)
-            return step, damage
-        except CheckpointError as error:
-            damage.append(error)
-    if damage:
-        older = f"; nor is any of the {len(damage) - 1} before it intact" if damage[1:] else ""
-        raise CheckpointError(f"{damage[0]}{older}")
-    return None, []
-
-
-def quarantine(folder: Path, step: int) -> Path:
-    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is no longer listed, and return
-    the new path.
-    """
-    for number in itertools.count(1):
-        path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
-        if not path.exists():
-            os.rename(folder / str(step), path)
-            return path
-    raise AssertionError("numbers do not end")
-
-
-def read_manifest(folder: Path, step: int) -> dict[str, Any]:
-    """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
-    the manifest is read.
-
-    Raises CheckpointError if a byte of the manifest changed.
-    """
-    return manifest.read(folder / str(step), step)
 
 
 def _present(name: str) -> str:
@@ -296,3 +264,80 @@ def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
             hook(unhandled)
 
     return filtered
+
+
+# The manifest
+
+
+def read_manifest(folder: Path, step: int) -> dict[str, Any]:
+    """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
+    the manifest is read.
+
+    Raises CheckpointError if a byte of the manifest changed or it is of another step.
+    """
+    path = folder / str(step) / MANIFEST
+    try:
+        text = path.read_text()
+        content = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("sha256"), dict):
+        raise CheckpointError(f"{path}: not a manifest: it names no hashes")
+    content.pop(_OWN_HASH, None)
+    if text != _manifest_text(content):
+        raise CheckpointError(f"{path}: damaged (its SHA-256 is not the one that it ends with)")
+    if content.get("step") != step:
+        raise CheckpointError(f"{path}: is of step {content.get('step')}, not {step}")
+    return content
+
+
+def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
+    """Verify every file of a checkpoint against its manifest. Returns the manifest and the files'
+    identity.
+
+    Raises CheckpointError naming the first file that is missing, changed or not in the manifest.
+    """
+    content, path = read_manifest(folder, step), folder / str(step)
+    expected, existing, before = content["sha256"], dict(_files(path)), _identity_of(path)
+    for name in sorted(expected.keys() | existing.keys()):
+        file = path / name
+        if name not in existing:
+            raise CheckpointError(f"{file}: missing, so this checkpoint is incomplete")
+        if name not in expected:
+            raise CheckpointError(f"{file}: not in the manifest, so this checkpoint was changed")
+        if sha256(file) != expected[name]:
+            raise CheckpointError(f"{file}: damaged (its SHA-256 is not the manifest's)")
+    return content, before
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with builtins.open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(path: Path, step: int, about: dict[str, Any]) -> None:
+    """Write the manifest of all files in the folder ``path``, with ``about`` in it."""
+    hashes = {name: sha256(file) for name, file in _files(path)}
+    (path / MANIFEST).write_text(_manifest_text({"step": step, **about, "sha256": hashes}))
+
+
+def _manifest_text(content: dict[str, Any]) -> str:
+    own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json.dumps({**content, _OWN_HASH: own}, indent=2) + "\n"
+
+
+def _identity_of(path: Path) -> Identity:
+    return {
+        name: (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        for name, file in _files(path)
+        for status in (os.stat(file),)
+    }
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    return sorted(
+        (str(file.relative_to(path)), file)
+        for file in path.rglob("*")
+        if file.is_file() and file.name != MANIFEST
+    )

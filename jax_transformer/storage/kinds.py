@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import huggingface, manifest, untrusted
+from jax_transformer.storage import checkpoint, huggingface, untrusted
 
 HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
@@ -75,7 +75,7 @@ def of(path: Path) -> Kind:
 
 
 def _of_folder(path: Path) -> Kind:
-    if (path / manifest.FILE).is_file():
+    if (path / checkpoint.MANIFEST).is_file():
         return Kind.STEP
     if (path / CONFIG).is_file():
         if (path / "checkpoints").is_dir():
@@ -86,7 +86,7 @@ def _of_folder(path: Path) -> Kind:
             return Kind.RUN
     raise InputError(
         f"{path}: neither a run folder ({CONFIG} and checkpoints/), nor one checkpoint of a run "
-        f"({manifest.FILE}), nor a Hugging Face folder ({CONFIG} with model_type)"
+        f"({checkpoint.MANIFEST}), nor a Hugging Face folder ({CONFIG} with model_type)"
     )
 
 

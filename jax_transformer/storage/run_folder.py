@@ -1,18 +1,25 @@
-"""The folder of a run: configuration, options, metrics, and checkpoints in order of preference."""
+"""The folder of a run: configuration, options, metrics, checkpoints in order of preference, and the
+lock that lets one process at a time write to it.
+"""
 
 import contextlib
+import itertools
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
 from jax_transformer.storage import atomic, checkpoint
 from jax_transformer.storage.checkpoint import Checkpoint
 
 T = TypeVar("T")
+LOCK_FILES = _LOCK, _HOLDER = ".lock", ".holder.json"
 LOSS = "valid_loss"
 """The only validation figure for which lower is better."""
 
@@ -196,3 +203,70 @@ def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, C
             damage = error
     choice = "" if weights == "auto" else f" for --weights {weights}"
     raise damage or CheckpointError(f"{folder.checkpoints}: holds no checkpoint{choice}")
+
+
+def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
+    """The newest step with the files of its manifest, and the errors of the newer ones.
+
+    Raises CheckpointError naming the newest if there are checkpoints and none is intact.
+    """
+    damage: list[CheckpointError] = []
+    for step in reversed(checkpoint.steps(folder)):
+        try:
+            checkpoint.verify(folder, step)
+            return step, damage
+        except CheckpointError as error:
+            damage.append(error)
+    if damage:
+        older = f"; nor is any of the {len(damage) - 1} before it intact" if damage[1:] else ""
+        raise CheckpointError(f"{damage[0]}{older}")
+    return None, []
+
+
+def quarantine(folder: Path, step: int) -> Path:
+    """Rename a damaged checkpoint to ``damaged-STEP``, so that it is no longer listed, and return
+    the new path.
+    """
+    for number in itertools.count(1):
+        path = folder / (f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")
+        if not path.exists():
+            os.rename(folder / str(step), path)
+            return path
+    raise AssertionError("numbers do not end")
+
+
+# The lock
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. Raises LockedError naming the process that has it.
+
+    The operating system releases the lock when its process ends, even if it is killed.
+    """
+    import filelock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    acquired = filelock.FileLock(folder / _LOCK)
+    try:
+        acquired.acquire(timeout=0)
+    except filelock.Timeout:
+        raise LockedError(
+            f"{folder} is in use by {_holder(folder)}; wait for it, stop it, or give another --run"
+        ) from None
+    try:
+        started = datetime.now().astimezone().isoformat(timespec="seconds")
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "since": started}
+        (folder / _HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
+        yield
+    finally:
+        (folder / _HOLDER).unlink(missing_ok=True)
+        acquired.release()
+
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / _HOLDER).read_text(encoding="utf-8"))
+        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # the holder has not written its name yet
+        return "another process"

@@ -14,7 +14,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
-from jax_transformer.storage import atomic, kinds, lock, pt
+from jax_transformer.storage import atomic, kinds, pt, run_folder
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import same
@@ -91,7 +91,7 @@ def _config(folder: RunFolder) -> TransformerConfig:
 def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
     folder, expected_step = _folder(target, kind)
     # Lock before anything is read: a run that is training would save a newer step
-    with lock.hold(folder.path):
+    with run_folder.lock(folder.path):
         return _into_locked(source, folder, expected_step, force=force)
 
 

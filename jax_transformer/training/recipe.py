@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
-from jax_transformer.storage import atomic, checkpoint
+from jax_transformer.storage import atomic, checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, run, trackers
 from jax_transformer.training.corpus import Corpus
@@ -56,10 +56,10 @@ def _newest_intact(folder: RunFolder) -> int | None:
     are checkpoints and none is intact.
     """
     checkpoint.remove_unfinished(folder.checkpoints)
-    step, errors = checkpoint.newest_intact(folder.checkpoints)
+    step, errors = run_folder.newest_intact(folder.checkpoints)
     newer = [each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)]
     for each, error in zip(reversed(newer), errors, strict=True):
-        quarantined = checkpoint.quarantine(folder.checkpoints, each)
+        quarantined = run_folder.quarantine(folder.checkpoints, each)
         say(f"warning: {error}; renamed to {quarantined.name}; continuing from step {step}")
     return step
 

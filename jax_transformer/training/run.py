@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Refusal
-from jax_transformer.storage import checkpoint, lock
+from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import selection
 from jax_transformer.training.options import Resume, TrainOptions, read_options
@@ -78,7 +78,7 @@ def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
     elif options.resume is Resume.MUST:
         raise CheckpointError(f"{folder.path}: no such run to continue, as --resume must demands")
     stack.callback(_remove_empty, folder.path, _missing(folder.path))
-    stack.enter_context(lock.hold(folder.path))
+    stack.enter_context(run_folder.lock(folder.path))
     return folder
 
 
@@ -89,7 +89,7 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
         for path in reversed(earlier):
             if _can_continue(options, RunFolder(path)):
                 with contextlib.suppress(LockedError):  # another process is training it
-                    stack.enter_context(lock.hold(path))
+                    stack.enter_context(run_folder.lock(path))
                     return RunFolder(path)
     if options.resume is Resume.MUST:
         raise CheckpointError(
@@ -103,7 +103,7 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
         except FileExistsError:  # created by another run in the meantime
             continue
         stack.callback(_remove_empty, path, missing)
-        stack.enter_context(lock.hold(path))
+        stack.enter_context(run_folder.lock(path))
         return RunFolder(path)
     raise AssertionError("unreachable")
 
@@ -144,7 +144,7 @@ def _missing(path: Path) -> list[Path]:
 def _remove_empty(path: Path, created: list[Path]) -> None:
     """Remove the folders that were created for a run that was then refused."""
     if path.is_dir() and not _visible(path):
-        for name in lock.FILES:
+        for name in run_folder.LOCK_FILES:
             (path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty after all
             for folder in created:

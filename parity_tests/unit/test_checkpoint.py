@@ -18,7 +18,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
-from jax_transformer.storage import atomic, checkpoint, manifest, run_folder
+from jax_transformer.storage import atomic, checkpoint, run_folder
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, w
         if where == "orbax":
             patch.setattr(ocp, "save", full)
         else:
-            patch.setattr({"sha256": manifest, "sync": atomic}[where], where, full)
+            patch.setattr({"sha256": checkpoint, "sync": atomic}[where], where, full)
         save(tmp_path, 8)
     assert str(tmp_path / "8") in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["7"]
@@ -217,12 +217,12 @@ def damage(folder: Path, step: int) -> Path:
 
 
 def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_path):
-    assert checkpoint.newest_intact(tmp_path) == (None, [])
+    assert run_folder.newest_intact(tmp_path) == (None, [])
     for step in (5, 9, 10):
         save(tmp_path, step)
-    assert checkpoint.newest_intact(tmp_path) == (10, [])
+    assert run_folder.newest_intact(tmp_path) == (10, [])
     spoiled = [damage(tmp_path, 10), damage(tmp_path, 9)]
-    step, errors_found = checkpoint.newest_intact(tmp_path)
+    step, errors_found = run_folder.newest_intact(tmp_path)
     assert step == 5
     assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [
         True,
@@ -232,13 +232,13 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
     with pytest.raises(
         errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"
     ):
-        checkpoint.newest_intact(tmp_path)
+        run_folder.newest_intact(tmp_path)
 
 
 def test_a_quarantined_checkpoint_is_skipped_and_not_deleted(tmp_path):
     for _ in range(3):
         save(tmp_path, 7)
-        aside = checkpoint.quarantine(tmp_path, 7)
+        aside = run_folder.quarantine(tmp_path, 7)
         assert checkpoint.steps(tmp_path) == [] and (aside / "manifest.json").exists()
     assert sorted(os.listdir(tmp_path)) == ["damaged-7", "damaged-7.2", "damaged-7.3"]
 
@@ -394,13 +394,13 @@ def test_a_partial_load_checks_the_whole_checkpoint(saved, tmp_path):
 
 def counted(monkeypatch) -> dict[str, int]:
     """Count the hashes of each file of a checkpoint, by path."""
-    hashed, sha256 = {}, manifest.sha256
+    hashed, sha256 = {}, checkpoint.sha256
 
     def counting(path: Path) -> str:
         hashed[str(path)] = hashed.get(str(path), 0) + 1
         return sha256(path)
 
-    monkeypatch.setattr(manifest, "sha256", counting)
+    monkeypatch.setattr(checkpoint, "sha256", counting)
     return hashed
 
 

@@ -16,7 +16,7 @@ import safetensors.numpy
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import translation
-from jax_transformer.storage import manifest
+from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
 
 LINES = [
@@ -211,14 +211,16 @@ def test_lines_that_cannot_be_translated_are_named(console, run):
 
 def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, run, monkeypatch):
     hashed, loaded = [], []
-    sha256, load = manifest.sha256, ocp.load
-    monkeypatch.setattr(manifest, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
+    sha256, load = checkpoint.sha256, ocp.load
+    monkeypatch.setattr(checkpoint, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
     monkeypatch.setattr(
         ocp, "load", lambda path, *like: (loaded.append(path), load(path, *like))[1]
     )
     assert console.say("translate", "--run", run, stdin=b"a\n")[0] == 0
     (path,) = loaded
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != manifest.FILE]
+    files = [
+        file for file in path.rglob("*") if file.is_file() and file.name != checkpoint.MANIFEST
+    ]
     assert sorted(hashed) == sorted(files)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import interruptions_chains, interruptions_damage, interruptions_verdict
 from benchmarks.interruptions_runs import ProcessResult, Sandbox
-from jax_transformer.storage import checkpoint, manifest
+from jax_transformer.storage import checkpoint
 from parity_tests.unit.runs import ROOT
 
 RESUMES = "the same command continues from there"
@@ -41,12 +41,12 @@ def test_every_kind_of_damage_is_detected(checkpoints, tmp_path, kind):
 def test_accepted_damage_is_reported(checkpoints, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
-    monkeypatch.setattr(manifest, "sha256", lambda path: "0")
+    monkeypatch.setattr(checkpoint, "sha256", lambda path: "0")
     wrong = interruptions_damage.refused(
         lambda folder, step: ({step}, "nothing at all"), copy, 3
     ).wrong
     assert any(line.startswith("1 is intact and was refused") for line in wrong)
-    monkeypatch.setattr(manifest, "verify", lambda folder, step: ({}, {}))
+    monkeypatch.setattr(checkpoint, "verify", lambda folder, step: ({}, {}))
     wrong = interruptions_damage.refused(
         lambda folder, step: ({step}, "nothing at all"), copy, 3
     ).wrong

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jax_transformer.errors import LockedError, Preempted
-from jax_transformer.storage import lock
+from jax_transformer.storage import run_folder
 from jax_transformer.training import stops
 from parity_tests.unit import runs
 
@@ -16,28 +16,28 @@ from parity_tests.unit import runs
 
 
 def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path):
-    with lock.hold(tmp_path / "run"):
-        with pytest.raises(LockedError) as refused, lock.hold(tmp_path / "run"):
+    with run_folder.lock(tmp_path / "run"):
+        with pytest.raises(LockedError) as refused, run_folder.lock(tmp_path / "run"):
             pass
         assert f"process {os.getpid()} on " in str(refused.value) and str(tmp_path / "run") in str(
             refused.value
         )
-    with lock.hold(tmp_path / "run"):
+    with run_folder.lock(tmp_path / "run"):
         pass
 
 
 def test_the_lock_is_released_after_an_error(tmp_path):
-    with pytest.raises(RuntimeError), lock.hold(tmp_path):
+    with pytest.raises(RuntimeError), run_folder.lock(tmp_path):
         raise RuntimeError
-    with lock.hold(tmp_path):
+    with run_folder.lock(tmp_path):
         pass
 
 
-HOLD = """
+LOCK = """
 import sys, time
 from pathlib import Path
-from jax_transformer.storage import lock
-with lock.hold(Path(sys.argv[1])):
+from jax_transformer.storage import run_folder
+with run_folder.lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -45,24 +45,27 @@ with lock.hold(Path(sys.argv[1])):
 
 def test_a_dead_holder_s_lock_is_taken_over(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
+        [sys.executable, "-c", LOCK, str(tmp_path)],
         env=runs.environment(),
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(LockedError, match=f"process {process.pid} "), lock.hold(tmp_path):
+    with pytest.raises(LockedError, match=f"process {process.pid} "), run_folder.lock(tmp_path):
         pass
     process.kill()
     process.communicate()
-    with lock.hold(tmp_path):
+    with run_folder.lock(tmp_path):
         pass
 
 
 def test_a_lock_file_without_a_holder_belongs_to_another_process(tmp_path):
-    with lock.hold(tmp_path):
+    with run_folder.lock(tmp_path):
         (tmp_path / ".holder.json").write_text('{"proc')
-        with pytest.raises(LockedError, match="in use by another process"), lock.hold(tmp_path):
+        with (
+            pytest.raises(LockedError, match="in use by another process"),
+            run_folder.lock(tmp_path),
+        ):
             pass
 
 

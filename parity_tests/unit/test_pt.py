@@ -383,7 +383,7 @@ def test_reading_needs_neither_torch_nor_jax(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_RUNS = {"atomic", "checkpoint", "kinds", "lock", "manifest", "run_folder"}
+OF_RUNS = {"atomic", "checkpoint", "kinds", "run_folder"}
 """Files of storage/ that handle our own runs, or call the hub; all others read untrusted files.
 """
 
@@ -395,7 +395,7 @@ def test_no_reader_can_run_code():
         "pathlib re safetensors struct typing zlib"
     )
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]
-    assert len(readers) > 12
+    assert len(readers) > 9
     for source in readers:
         imported, called = set(), set()
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):

@@ -16,7 +16,7 @@ import pytest
 
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
-from jax_transformer.storage import checkpoint, lock
+from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.training import run as run_module
 from jax_transformer.training import stops
 from jax_transformer.training.optimizer_options import OptimizerName
@@ -339,16 +339,16 @@ def test_a_run_locked_by_another_process_is_skipped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretend("runs/phrases-001", PHRASES, 10)
     pretend("runs/phrases-002", PHRASES, 10)
-    with lock.hold(Path("runs/phrases-002")):
+    with run_folder.lock(Path("runs/phrases-002")):
         assert chosen() == "runs/phrases-001"
-        with lock.hold(Path("runs/phrases-001")):
+        with run_folder.lock(Path("runs/phrases-001")):
             assert chosen() == "runs/phrases-003"
         with pytest.raises(LockedError, match="phrases-002 is in use by process"):
             chosen(run="runs/phrases-002")
 
 
 def test_a_second_run_in_a_folder_exits_7_and_names_the_first(text, tmp_path):
-    with lock.hold(tmp_path / "run"):
+    with run_folder.lock(tmp_path / "run"):
         result = train("--run", tmp_path / "run", *text)
     assert (result.code, result.out) == (7, "")
     assert (
