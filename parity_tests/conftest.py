@@ -3,13 +3,22 @@
 Imports no torch: the unit tests run without.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 from parity_tests.compiling import FLAGS
 
 # Most of the suite's time is compiling, and two thirds of that would be optimising programs that
 # run once. `XLA_FLAGS= pytest` tests what users run.
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+# Every process of this run shares the compiled programs: xdist's workers and the commands inherit
+# the folder. A folder of your own keeps them for the next run.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-for-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import pytest

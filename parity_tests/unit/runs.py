@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli
@@ -69,26 +68,13 @@ def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
 
 @contextlib.contextmanager
 def as_a_user(temporary: Path) -> Iterator[None]:
-    """Configure JAX as the command line does, without the tests' strictness and 64 bits.
-
-    A program is compiled once for all tests and processes.
-
-    """
-    cache = {
-        "jax_compilation_cache_dir": str(temporary / "compiled"),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    with contextlib.ExitStack() as stack:
-        for name, value in cache.items():
-            jax.config.update(name, value)
-            stack.callback(jax.config.update, name, before[name])
-        compilation_cache.reset_cache()
-        stack.callback(compilation_cache.reset_cache)
-        stack.enter_context(jax.enable_x64(False))
-        stack.enter_context(jax.numpy_dtype_promotion("standard"))
-        stack.enter_context(jax.numpy_rank_promotion("allow"))
-        stack.enter_context(jax.default_matmul_precision(None))
+    """Configure JAX as the command line does, without the tests' strictness and 64 bits."""
+    with (
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.default_matmul_precision(None),
+    ):
         yield
 
 
@@ -101,18 +87,10 @@ def main(*arguments: str | Path) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a separate process: usual buffering, and the programs that
-    :func:`as_a_user` compiled.
-    """
-    variables = {
-        name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
-    } | {"PYTHONPATH": str(ROOT)}
-    compiled = jax.config.jax_compilation_cache_dir
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": compiled,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    """Return the environment of a separate process, with usual buffering."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
+        "PYTHONPATH": str(ROOT)
     }
-    return variables | (cache if compiled else {})
 
 
 def start(
