@@ -22,7 +22,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, optimizer, step
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.mesh import Devices
+from jax_transformer.training.devices import Devices
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.transformer import Transformer
 

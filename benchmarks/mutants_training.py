@@ -2,8 +2,7 @@
 
 from benchmarks.mutants_fault import GRADIENTS, Mutant
 
-_LOSS, _RULE, _STEP = (
-    "jax_transformer/training/loss.py",
+_RULE, _STEP = (
     "jax_transformer/training/optimizer.py",
     "jax_transformer/training/step.py",
 )
@@ -146,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "smoothing over the other tokens",
-        _LOSS,
+        _STEP,
         "loss = loss - label_smoothing * logits.mean(axis=-1)",
         "gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]\n        "
         "loss = loss - label_smoothing * (logits.sum(axis=-1) - gold) / (logits.shape[-1] - 1)",
@@ -155,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "smoothing added to the full loss",
-        _LOSS,
+        _STEP,
         "(1 - label_smoothing) *",
         "1.0 *",
         _SMOOTHED,
@@ -163,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding counted",
-        _LOSS,
+        _STEP,
         "counted.sum()",
         "jnp.asarray(targets.size, jnp.int32)",
         _SMOOTHED,
@@ -171,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding has a loss",
-        _LOSS,
+        _STEP,
         "jnp.where(counted, loss, jnp.zeros((), loss.dtype)).sum()",
         "loss.sum()",
         _SMOOTHED,
@@ -179,7 +178,7 @@ MUTANTS = [
     ),
     Mutant(
         "loss in 16 bits",
-        _LOSS,
+        _STEP,
         "if logits.dtype.itemsize < 4:",
         "if logits.dtype.itemsize < 2:",
         (f"{_VALUES}::test_the_loss_is_computed_in_float32_at_least",),

@@ -38,9 +38,9 @@ class EvaluateOptions:
 
 def run(options: EvaluateOptions) -> int:
     """Print the scores and return the exit code."""
-    from jax_transformer.training import compilation, evaluation
+    from jax_transformer.training import devices, evaluation
 
-    compilation.use_cache()
+    devices.use_cache()
     overrides = translate.generation_options(options.search)
     GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
     streams.check_folder(options.hypotheses)

@@ -83,9 +83,9 @@ def run(options: TranslateOptions) -> int:
     """Translate the lines and return the exit code."""
     from jax_transformer import alignment, pretrained, translation
     from jax_transformer.data import parallel_text
-    from jax_transformer.training import compilation
+    from jax_transformer.training import devices
 
-    compilation.use_cache()
+    devices.use_cache()
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
     GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
     streams.check_folder(options.output)

@@ -1,8 +1,10 @@
-"""The evaluation of a trained model on a test set."""
+"""Scores by sacreBLEU, the validation of a model during training, and the evaluation of a trained
+one on a test set."""
 
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +13,122 @@ from flax import nnx
 
 from jax_transformer import pretrained, transformer, translation
 from jax_transformer.data import batch_plan, batches, encoding, parallel_text
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.training import metrics, step
+from jax_transformer.training import step
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.devices import Devices
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.step import Arrays
 from jax_transformer.translation import Translator
+
+METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    names: Sequence[str] = ("bleu", "chrf"),
+    bootstrap: int = 0,
+) -> dict[str, Any]:
+    """sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
+
+    Args:
+        hypotheses, references: one string per line, equally many of both.
+        names: any of ``bleu``, ``chrf`` (0 to 100, higher is better) and ``ter`` (edits per 100
+            words, lower is better). BLEU and chrF are cased, TER is not; BLEU uses tokenizer 13a.
+        bootstrap: number of resamplings of the lines for a 95 % interval of each figure
+            (Koehn 2004). 0: no intervals.
+
+    Returns:
+        each of ``names``, ``exact_match``, ``signatures`` by name and, with ``bootstrap``,
+        ``confidence`` by name: the ``mean`` over the resampled lines and ``half_width``, half the
+        width of the interval around it.
+    """
+    import sacrebleu.metrics
+
+    if not references:
+        raise InputError("there are no translations to score")
+    if bootstrap < 0 or bootstrap == 1:
+        raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
+    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    figures: dict[str, Any] = {}
+    signatures, confidence = {}, {}
+    for name in names:
+        metric = getattr(sacrebleu.metrics, METRICS[name])()
+        result = metric.corpus_score(
+            list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap)
+        )
+        figures[name] = result.score
+        signatures[name] = str(metric.get_signature())
+        if bootstrap:
+            confidence[name] = {"mean": float(result._mean), "half_width": float(result._ci)}
+    figures |= {"exact_match": 100 * exact / len(references), "signatures": signatures}
+    return figures | ({"confidence": confidence} if bootstrap else {})
+
+
+# During training
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """Figures, and source, reference and translation of every scored pair."""
+
+    figures: dict[str, Any]
+    lines: list[tuple[str, str, str]]
+
+    def describe(self, name: str, examples: list[int]) -> Iterator[str]:
+        """The figures in one line, then the examples with these indices."""
+        figures = self.figures
+        scores = (
+            f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
+            f"exact match {figures['exact_match']:.1f} %"
+        )
+        yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
+        for source, reference, hypothesis in (self.lines[i] for i in examples):
+            yield f"    {source}\n      -> {hypothesis}" + (
+                "" if hypothesis == reference else f"\n         (reference: {reference})"
+            )
+
+
+class Validation:
+    """Loss over all validation pairs; scores of the first ``eval_pairs``, translated greedily."""
+
+    def __init__(self, options: TrainOptions, corpus: Corpus, devices: Devices):
+        self.corpus, self.devices = corpus, devices
+        self.loss_sum = step.make_evaluation(corpus.config)
+        self.pairs = corpus.valid_pairs[: options.eval_pairs]
+        source = corpus.init_source
+        self.generation_config = source.generation_config if source is not None else None
+
+    def __call__(self, weights: Arrays) -> ValidationReport:
+        """The report of a model with these arrays."""
+        corpus = self.corpus
+        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
+        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
+        losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
+        model = transformer.unflatten(corpus.config, weights)
+        sources = [source for source, _ in self.pairs]
+        references = [target for _, target in self.pairs]
+        translator = translation.Translator(
+            model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
+        )
+        hypotheses = translator(sources)
+        figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}
+        return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
+
+
+def choose_examples(number: int, pairs: int, count: int) -> list[int]:
+    """Indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
+
+    Successive validations walk through the set and start again at its end. They depend on the
+    number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.
+    """
+    return [(number * count + i) % pairs for i in range(min(count, pairs))]
+
+
+# On a test set
 
 
 class Evaluation(NamedTuple):
@@ -47,7 +161,7 @@ def evaluate(
         overrides: changes to the folder's generation config, see
             :meth:`GenerationConfig.overridden`.
         weights: see :func:`jax_transformer.pretrained.open`.
-        bootstrap: see :func:`metrics.score`.
+        bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
     """
     opened = pretrained.open(run, weights)
@@ -69,9 +183,7 @@ def evaluate(
         "step": opened.step,
         "pairs": len(pairs),
         "dropped_empty": parallel.dropped_empty,
-        **metrics.score(
-            translated, [t for _, t in pairs], names=tuple(metrics.METRICS), bootstrap=bootstrap
-        ),
+        **score(translated, [t for _, t in pairs], names=tuple(METRICS), bootstrap=bootstrap),
         "loss": total / tokens if tokens else None,
         "perplexity": math.exp(total / tokens) if tokens else None,
         "left_out_of_loss": len(pairs) - counted,

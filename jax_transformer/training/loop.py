@@ -13,14 +13,14 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import averaging, curves, optimizer, run, selection, step
+from jax_transformer.training import averaging, curves, optimizer, selection, step
 from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.mesh import Devices
+from jax_transformer.training.devices import Devices, environment
+from jax_transformer.training.evaluation import Validation, choose_examples
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.step import Arrays, TrainState
 from jax_transformer.training.stops import Stop
-from jax_transformer.training.validation import Validation, choose_examples
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
@@ -115,7 +115,7 @@ class Run:
         """Validate if this step is due, save, and stop if requested."""
         now = self.progress.step
         self.logger.wait(now)  # a state after a loss that is not finite is never saved
-        about = {**run.environment(), "unrecorded": self.logger.values}
+        about = {**environment(), "unrecorded": self.logger.values}
         if self._validates(now):
             # A validation that is cut short is made when the run is resumed
             with contextlib.suppress(Preempted):
@@ -165,7 +165,7 @@ class Run:
         weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
         figures = self._validate(weights | state.frozen, name, {"step": now, "weights": "averaged"})
-        about = {**run.environment(), "of": steps, "figures": figures}
+        about = {**environment(), "of": steps, "figures": figures}
         checkpoint.save(
             self.folder.averaged, now, {"params": weights, "frozen": state.frozen}, about=about
         )

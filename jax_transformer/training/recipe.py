@@ -12,7 +12,7 @@ from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.stops import Stop
 
 if TYPE_CHECKING:
-    from jax_transformer.training.mesh import Devices
+    from jax_transformer.training.devices import Devices
 
 
 def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
@@ -43,10 +43,10 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
 
 def _devices(options: TrainOptions) -> "Devices":
     """The devices to train on. Loads JAX, so it is called after the text was checked."""
-    from jax_transformer.training import compilation, mesh
+    from jax_transformer.training.devices import Devices, use_cache
 
-    compilation.use_cache(options.compilation_cache)
-    return mesh.Devices.take(options.devices)
+    use_cache(options.compilation_cache)
+    return Devices.take(options.devices)
 
 
 def _newest_intact(folder: RunFolder) -> int | None:
@@ -68,9 +68,11 @@ def _warn_of_changes(options: TrainOptions, folder: RunFolder, intact: int | Non
     """Name the options, versions and devices that changed since the run was stopped."""
     if intact is None:
         return
+    from jax_transformer.training.devices import environment, environment_changes
+
     _, changed = run.option_changes(options, read_options(folder))
-    changed += run.environment_changes(
-        run.environment(), checkpoint.read_manifest(folder.checkpoints, intact)
+    changed += environment_changes(
+        environment(), checkpoint.read_manifest(folder.checkpoints, intact)
     )
     if changed:
         say(

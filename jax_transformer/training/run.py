@@ -1,15 +1,12 @@
-"""The run that a process trains: its folder, opened or created and locked, and whether the options
-and the environment of a resumed run are still those that it began with."""
+"""The run that a process trains: its folder, opened or created and locked, and the options that
+changed since it began."""
 
 import contextlib
 import itertools
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Refusal
 from jax_transformer.storage import checkpoint, run_folder
@@ -151,7 +148,7 @@ def _remove_empty(path: Path, created: list[Path]) -> None:
                 folder.rmdir()
 
 
-# Options and environment of a resumed run
+# Options of a resumed run
 
 
 def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], list[str]]:
@@ -162,39 +159,3 @@ def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], 
     changed = now.differences(before)
     refused = [text for name, text in changed.items() if name not in FREE | WARNED]
     return refused, [text for name, text in changed.items() if name in WARNED]
-
-
-def environment() -> dict[str, Any]:
-    """Everything outside the run folder that a bit-exact continuation depends on.
-
-    Versions, device, number of cores, and XLA's flags.
-    """
-    import jax
-
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = {
-        "device": jax.devices()[0].device_kind,
-        "cores": cores,
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-    }
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
-        "machine": machine,
-    }
-
-
-def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """The differences between two :func:`environment`, each as ``name before -> now``."""
-    changed = []
-    for group in ("versions", "machine"):
-        mine, theirs = now[group], before.get(group, {})
-        changed += [
-            f"{name} {theirs.get(name)} -> {mine[name]}"
-            for name in mine
-            if theirs.get(name) != mine[name]
-        ]
-    return changed

@@ -1,4 +1,4 @@
-"""The pure training step: state and batch in, state and metrics out."""
+"""The pure training step: state and batch in, state and metrics out; and its loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.training.loss import cross_entropy
 from jax_transformer.transformer import Transformer
 
 Arrays = dict[str, jax.Array]
@@ -58,6 +57,32 @@ def initial_state(
         optimizer.init(params),
         jax.tree.map(jnp.copy, params) if ema else {},
     )
+
+
+def cross_entropy(
+    logits: Float[Array, "b t v"],
+    targets: Int[Array, "b t"],
+    *,
+    pad_id: int,
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """The sum of the loss in nats over the tokens that are not padding, and their number.
+
+    Equal to torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target
+    distribution is (1 - smoothing) on the token plus smoothing / v on every token, itself included.
+    Computed in float32 or float64.
+    """
+    if logits.dtype.itemsize < 4:
+        logits = logits.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    loss = (
+        normalizer
+        - (1 - label_smoothing) * jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    )
+    if label_smoothing:
+        loss = loss - label_smoothing * logits.mean(axis=-1)
+    counted = targets != pad_id
+    return jnp.where(counted, loss, jnp.zeros((), loss.dtype)).sum(), counted.sum()
 
 
 def loss_sum(

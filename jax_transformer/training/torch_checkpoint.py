@@ -25,7 +25,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import optimizer, optimizer_state, run, step
+from jax_transformer.training import devices, optimizer, optimizer_state, step
 from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
@@ -240,5 +240,5 @@ def save(folder: RunFolder, state: TrainState) -> Path:
 
     Raises CheckpointError if it cannot be written.
     """
-    about = {**run.environment(), "unrecorded": []}
+    about = {**devices.environment(), "unrecorded": []}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import metrics
+from jax_transformer.training import evaluation
 
 REFERENCES = [
     f"the {word} cat sees {word} red houses and a small bird"
@@ -18,7 +18,7 @@ KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def test_validation_has_bleu_chrf_and_exact_match():
-    scores = metrics.score(HYPOTHESES, REFERENCES)
+    scores = evaluation.score(HYPOTHESES, REFERENCES)
     assert (
         scores.keys() == {"bleu", "chrf", "exact_match", "signatures"}
         and scores["exact_match"] == 37.5
@@ -31,7 +31,7 @@ def test_validation_has_bleu_chrf_and_exact_match():
 
 
 def test_intervals_are_those_of_sacrebleu():
-    scores = metrics.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
+    scores = evaluation.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
     assert scores["confidence"].keys() == KINDS.keys()
     for name, kind in KINDS.items():
         result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
@@ -40,12 +40,12 @@ def test_intervals_are_those_of_sacrebleu():
             scores["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
             and result._ci > 0
         )
-    assert "confidence" not in metrics.score(HYPOTHESES, REFERENCES, names=("ter",))
+    assert "confidence" not in evaluation.score(HYPOTHESES, REFERENCES, names=("ter",))
 
 
 def test_unscorable_input_is_refused():
     with pytest.raises(InputError, match=r"^there are no translations to score$"):
-        metrics.score([], [])
+        evaluation.score([], [])
     for bootstrap in (-5, 1):
         with pytest.raises(ConfigError, match=f"^bootstrap={bootstrap} must be 0 or at least 2$"):
-            metrics.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)
+            evaluation.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)

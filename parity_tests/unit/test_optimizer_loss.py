@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer.training import loss, optimizer
+from jax_transformer.training import optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 
 PAD = 2
@@ -170,8 +170,8 @@ def problem(count: int = 5) -> tuple[dict, list[dict]]:
     return (
         {name: random.normal(size=shape) for name, shape in shapes.items()},
         [
-            {name: random.normal(size=shape) * 10.0 ** (step - 2) for name, shape in shapes.items()}
-            for step in range(count)
+            {name: random.normal(size=shape) * 10.0 ** (i - 2) for name, shape in shapes.items()}
+            for i in range(count)
         ],
     )
 
@@ -193,10 +193,10 @@ def test_five_steps_are_adamw_written_by_hand(clip_norm, weight_decay):
         ours(parameters, gradients, options, 5),
         adamw(parameters, gradients, options, 5),
     )
-    for step, (have, want) in enumerate(zip(actual, expected, strict=True)):
+    for i, (have, want) in enumerate(zip(actual, expected, strict=True)):
         for name in parameters:
             np.testing.assert_allclose(
-                have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {step}"
+                have[name], want[name], rtol=1e-12, atol=1e-12, err_msg=f"{name} after step {i}"
             )
 
 
@@ -250,7 +250,7 @@ def example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_loss_is_smoothed_cross_entropy_over_tokens(smoothing):
     logits, targets = example()
-    total, tokens = loss.cross_entropy(
+    total, tokens = step.cross_entropy(
         jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=smoothing
     )
     expected, count = expected_loss(logits, targets, smoothing)
@@ -263,7 +263,7 @@ def test_a_batch_of_padding_has_zero_loss_and_gradient():
     targets = np.full_like(targets, PAD)
 
     def total(logits):
-        return loss.cross_entropy(logits, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
+        return step.cross_entropy(logits, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
 
     (value, tokens), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(logits))
     assert (float(value), int(tokens)) == (0.0, 0)
@@ -273,7 +273,7 @@ def test_a_batch_of_padding_has_zero_loss_and_gradient():
 def test_only_tokens_have_a_gradient():
     logits, targets = example()
     gradient = jax.grad(
-        lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
+        lambda x: step.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
     )(jnp.asarray(logits))
     assert not np.any(np.asarray(gradient)[targets == PAD])
     assert np.all(np.abs(np.asarray(gradient)[targets != PAD]).max(axis=-1) > 0)
@@ -282,7 +282,7 @@ def test_only_tokens_have_a_gradient():
 def test_an_overflowing_logit_at_padding_has_no_effect():
     logits, targets = example()
     logits[1, 3] = np.inf
-    total, _ = loss.cross_entropy(
+    total, _ = step.cross_entropy(
         jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1
     )
     np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
@@ -300,7 +300,7 @@ def test_an_overflowing_logit_at_padding_has_no_effect():
 def test_the_loss_is_computed_in_float32_at_least(dtype, computed):
     logits, targets = example()
     rounded = jnp.asarray(logits, dtype)
-    total, _ = loss.cross_entropy(rounded, jnp.asarray(targets), pad_id=PAD)
+    total, _ = step.cross_entropy(rounded, jnp.asarray(targets), pad_id=PAD)
     assert str(total.dtype) == computed
     np.testing.assert_allclose(
         total, expected_loss(np.asarray(rounded, np.float64), targets, 0.0)[0], rtol=1e-6

@@ -17,8 +17,8 @@ import pytest
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
 from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.training import devices, stops
 from jax_transformer.training import run as run_module
-from jax_transformer.training import stops
 from jax_transformer.training.optimizer_options import OptimizerName
 from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
@@ -253,9 +253,9 @@ def test_a_run_can_be_extended_and_reports_it(text, tmp_path):
 def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    now = run_module.environment()
+    now = devices.environment()
     monkeypatch.setattr(
-        run_module, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
+        devices, "environment", lambda: {**now, "versions": {**now["versions"], "jax": "99"}}
     )
     result = train("--run", run, *text)
     assert result.code == 0 and f"jax {now['versions']['jax']} -> 99" in result.err

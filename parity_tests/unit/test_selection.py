@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jax_transformer.training import run, selection
+from jax_transformer.training import devices, run, selection
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
@@ -138,17 +138,17 @@ def test_the_documented_table_of_options_is_complete():
 
 
 def test_versions_and_machines_are_compared():
-    now = run.environment()
-    assert run.environment_changes(now, now) == []
+    now = devices.environment()
+    assert devices.environment_changes(now, now) == []
     before = {
         **now,
         "versions": {**now["versions"], "jax": "0.1"},
         "machine": {**now["machine"], "cores": 96},
     }
-    assert run.environment_changes(now, before) == [
+    assert devices.environment_changes(now, before) == [
         f"jax 0.1 -> {now['versions']['jax']}",
         f"cores 96 -> {now['machine']['cores']}",
     ]
-    assert len(run.environment_changes(now, {})) == len(now["versions"]) + len(now["machine"]), (
-        "a checkpoint that does not say"
-    )
+    assert len(devices.environment_changes(now, {})) == len(now["versions"]) + len(
+        now["machine"]
+    ), "a checkpoint that does not say"

@@ -15,7 +15,7 @@ import pytest
 from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
-from jax_transformer.training import mesh, step
+from jax_transformer.training import devices, step
 from parity_tests.unit import helpers, runs
 
 KEY = jax.random.key(3)
@@ -148,7 +148,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32():
 
 def test_more_devices_than_available_are_refused():
     with pytest.raises(ConfigError, match=rf"devices=99, and JAX finds {jax.device_count()} "):
-        mesh.Devices.take(99)
+        devices.Devices.take(99)
 
 
 ON_MANY = """
@@ -157,9 +157,9 @@ import jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 jax.config.update("jax_enable_x64", True)
 import numpy as np, optax
-from jax_transformer.training import mesh, step
+from jax_transformer.training import devices, step
 from parity_tests.unit import helpers, test_step
-devices = mesh.Devices.take()
+devices = devices.Devices.take()
 assert devices.count == int(sys.argv[1]) == jax.device_count()
 config = helpers.tiny(num_layers=1, dropout=0.3, attention_dropout=0.2)
 rule = optax.sgd(0.1, momentum=0.9)
