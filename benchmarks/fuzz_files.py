@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import pt, safetensors, tensors, zipped
+from jax_transformer.storage import pt, pt_writer, safetensors, tensors, zipped
 from parity_tests.unit import hostile, hostile_containers
 
 INTERESTING = (
@@ -86,7 +86,7 @@ def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
         "raw": b"\xff",
         "none": [None, True],
     }
-    pt.write(folder / "ours.pt", state)
+    pt_writer.write(folder / "ours.pt", state)
     yield "pt", (folder / "ours.pt").read_bytes()
     yield (
         "pt",

@@ -26,7 +26,7 @@ from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import codec
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
-from jax_transformer.storage import atomic, pt
+from jax_transformer.storage import atomic, pt, pt_writer
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, curves, optimizer, step, torch_checkpoint
 from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
@@ -113,7 +113,7 @@ class Bench:
         ):
             state, measured = self.train_step(state, [batch], jax.random.key(0))
             losses.append(float(measured["loss"]))
-        pt.write(destination, self.from_jax(state))
+        pt_writer.write(destination, self.from_jax(state))
         return losses
 
 
@@ -123,7 +123,7 @@ def flights(
     """Yield name, losses and last checkpoint of each way to do three times ``updates`` steps."""
     folder.mkdir()
     start, end = folder / "0.pt", folder / "end.pt"
-    pt.write(start, bench.begin(dtype))
+    pt_writer.write(start, bench.begin(dtype))
     for name, legs in (
         (STAYED, [bench.in_torch]),
         (STAYED_JAX, [bench.in_jax]),

@@ -30,7 +30,7 @@ from jax_transformer.convert import conversion, planning, preparation
 from jax_transformer.convert.conversion import State
 from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import pt, safetensors, tensors
+from jax_transformer.storage import pt, pt_writer, safetensors, tensors
 
 STOCK = "torch.nn"
 ARCHITECTURES = (*registry.preset_names(), STOCK)
@@ -127,7 +127,9 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     flax = conversion.renamed(
         safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False
     )
-    pt.write(folder / "b.pt", conversion.renamed(flax, model, from_torch=False, to_torch=True))
+    pt_writer.write(
+        folder / "b.pt", conversion.renamed(flax, model, from_torch=False, to_torch=True)
+    )
     again = conversion.renamed(pt.read(folder / "b.pt"), model, from_torch=True, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
     safetensors.write(

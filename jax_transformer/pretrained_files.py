@@ -14,7 +14,7 @@ import numpy as np
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, kinds, pt_state, safetensors
+from jax_transformer.storage import checkpoint, kinds, pt, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
@@ -232,7 +232,7 @@ def _huggingface(path: Path) -> StoredWeights:
 
 
 def _pt(path: Path, key: str | None) -> StoredWeights:
-    state = pt_state.open(path, key)
+    state = pt.open_state(path, key)
     title = f"{path} ({'.'.join(state.keys)})" if state.keys else str(path)
     return StoredWeights(
         Kind.PT,

@@ -104,9 +104,9 @@ def write(
             safetensors.write(temporary, state)
             read_back = safetensors.read(temporary)
         elif kind is Kind.PT:
-            from jax_transformer.storage import pt
+            from jax_transformer.storage import pt, pt_writer
 
-            pt.write(temporary, dict(state))
+            pt_writer.write(temporary, dict(state))
             read_back = pt.read(temporary)
         elif kind is Kind.HUGGINGFACE:
             folders.write(temporary, state, extra.files, shard_size=extra.shard_size)

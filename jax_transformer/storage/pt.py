@@ -1,37 +1,26 @@
-"""PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of 1.6 and later), read and
-written without PyTorch.
+"""Read PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of PyTorch 1.6 and
+later) without PyTorch, and find the state_dict in them: at the top, or under a key (``model``).
 
 Weights and training states are arrays in plain containers. Everything else is refused with an
 error that names it.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import atomic, pickling, untrusted, zipped
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+from jax_transformer.storage import untrusted, zipped
 from jax_transformer.storage.rebuilt import Rebuilder
-from jax_transformer.storage.tensors import TensorView
+from jax_transformer.storage.tensors import Note, TensorInfo, TensorView
 from jax_transformer.storage.untrusted import shown
-
-__all__ = [
-    "TensorView",
-    "describe",
-    "is_legacy",
-    "is_pt",
-    "leaves",
-    "read",
-    "tied",
-    "ties",
-    "write",
-]
 
 _MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # files from before PyTorch 1.6 begin with this number
 _NEWEST_VERSION = 10
+_USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weights")
 
 
 def is_pt(path: str | Path) -> bool:
@@ -83,64 +72,6 @@ def describe(path: str | Path) -> Any:
     """Read as :func:`read`, but with a ``TensorView`` for every tensor. No storage is read."""
     with _open(path) as archive:
         return _parsed(archive)[0]
-
-
-def write(path: str | Path, value: Any) -> None:
-    """Write a file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and
-    plain values unchanged, arrays as tensors.
-
-    The same value is always the same bytes. An array that is in it twice becomes two tensors that
-    share a storage. The file appears complete or not at all: it is written to a temporary name,
-    read back and compared, synced and renamed.
-
-    Raises:
-        InputError: something is neither an array of a dtype that PyTorch has nor a plain container
-            or value.
-    """
-    path = Path(path)
-    pickler = pickling.Pickler(str(path))
-    records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    with atomic.file(path) as temporary:
-        with open(temporary, "wb") as file:
-            zipped.write(file, _members(records, pickler.storages))
-        if not _same(value, read(temporary)):
-            raise InputError(f"{path}: reads back different from what was written")
-
-
-def _members(
-    records: Mapping[str, bytes], storages: list[np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    for name, content in records.items():
-        yield f"archive/{name}", np.frombuffer(content, np.uint8)
-    for number, array in enumerate(storages):
-        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        yield f"archive/data/{number}", native.reshape(-1).view(np.uint8)
-    yield "archive/version", np.frombuffer(b"3\n", np.uint8)
-
-
-def _same(value: Any, again: Any) -> bool:
-    """True if two values are equal bit for bit, in equal containers."""
-    if isinstance(value, np.ndarray):
-        same = isinstance(again, np.ndarray) and (value.shape, value.dtype.newbyteorder("=")) == (
-            again.shape,
-            again.dtype,
-        )
-        return same and np.ascontiguousarray(value, again.dtype).tobytes() == again.tobytes()
-    if isinstance(value, Mapping):
-        return (
-            type(again) is dict
-            and list(value) == list(again)
-            and all(_same(value[key], again[key]) for key in again)
-        )
-    if isinstance(value, list | tuple):
-        return (
-            isinstance(again, type(value))
-            and len(value) == len(again)
-            and all(map(_same, value, again))
-        )
-    if isinstance(value, float):
-        return isinstance(again, float) and struct.pack("d", value) == struct.pack("d", again)
-    return type(again) is type(value) and again == value
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:
@@ -271,3 +202,108 @@ def _array(storage: np.ndarray, tensor: TensorView) -> np.ndarray:
         order="C",
         copy=True,
     )
+
+
+# The state_dict in a file
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A state_dict without its arrays."""
+
+    path: Path
+    keys: tuple[str, ...]
+    """The keys that lead to it."""
+    tensors: Mapping[str, TensorInfo]
+    ties: tuple[tuple[str, ...], ...]
+    """Groups of names of one tensor."""
+    others: tuple[Note, ...]
+    """The other content of the file, which is not converted."""
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Read the tensors; names that are tied have one array."""
+        return _tensors(_at(read(self.path), self.keys))
+
+
+def open_state(path: Path, key: str | None = None) -> StateFile:
+    """Open the state_dict at ``key``, or the only one. Raises InputError if the file has none or
+    several.
+    """
+    content = describe(path)
+    keys = _keys(path, content, key)
+    state = _at(content, keys)
+    views = _tensors(state)
+    notes = [Note(name, "next to the weights: not converted") for name in _siblings(content, keys)]
+    notes += [
+        Note(".".join([*keys, str(name)]), "no tensor") for name in state if name not in views
+    ]
+    names: dict[Any, list[str]] = {}
+    for name, view in views.items():
+        if view.nbytes:
+            names.setdefault(view, []).append(name)
+    ties = tuple(tuple(group) for group in names.values() if len(group) > 1)
+    infos = {name: TensorInfo(tuple(view.shape), str(view.dtype)) for name, view in views.items()}
+    return StateFile(path, keys, infos, ties, tuple(notes))
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _is_state(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and any(map(_is_tensor, value.values()))
+        and not any(isinstance(part, dict) for part in value.values())
+    )
+
+
+def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
+    if key is not None:
+        keys = tuple(key.split("."))
+        if not _is_state(_at(content, keys, path)):
+            raise InputError(f"{path}: {key} is no state_dict, from names to tensors")
+        return keys
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds a {type(content).__name__}, not a state_dict")
+    states = [name for name, value in content.items() if _is_state(value)]
+    usual = [name for name in states if name in _USUAL_KEYS]
+    if len(usual) == 1 or (len(states) == 1 and not usual):
+        return ((usual or states)[0],)
+    if states:
+        raise InputError(
+            f"{path}: holds several state_dicts: give --key with one of "
+            f"{', '.join(map(str, states))}"
+        )
+    if _is_state(content):
+        return ()
+    raise InputError(
+        f"{path}: holds no state_dict among {', '.join(map(str, content)) or 'nothing'}"
+    )
+
+
+def _at(content: Any, keys: tuple[str, ...], path: Path | None = None) -> Any:
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            known = [str(name) for name in content] if isinstance(content, dict) else []
+            raise InputError(
+                f"{path}: has no {key!r}{nearest(key, known)}; "
+                f"there are: {', '.join(known) or 'no keys'}"
+            )
+        content = content[key]
+    return content
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in state.items() if isinstance(name, str) and _is_tensor(value)
+    }
+
+
+def _siblings(content: Any, keys: tuple[str, ...]) -> list[str]:
+    return [
+        ".".join([*keys[:depth], str(name)])
+        for depth, key in enumerate(keys)
+        for name in _at(content, keys[:depth])
+        if name != key
+    ]

@@ -14,7 +14,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.request import ModelDescription, Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
-from jax_transformer.storage import atomic, kinds, pt, run_folder
+from jax_transformer.storage import atomic, kinds, pt, pt_writer, run_folder
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import same
@@ -150,7 +150,7 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Convert
     state = torch_checkpoint.load(folder, step)
     saved = _saved(state, folder, _module_order(_config(folder)))
     with atomic.file(target) as temporary:
-        pt.write(temporary, saved)
+        pt_writer.write(temporary, saved)
         read_back = torch_checkpoint.from_checkpoint(
             pt.read(temporary), read_options(folder), _config(folder)
         )

@@ -27,7 +27,8 @@ GADGETS = (
     "torch._utils._rebuild_device_tensor_from_numpy torch.complex32 "
     "torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_parameter_with_state "
     "torch.nn.modules.linear.Linear argparse.Namespace collections.defaultdict collections.deque "
-    "collections.OrderedDict.fromkeys collections.namedtuple jax_transformer.storage.pt.write"
+    "collections.OrderedDict.fromkeys collections.namedtuple "
+    "jax_transformer.storage.pt_writer.write"
 ).split()
 
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.request import ModelDescription
-from jax_transformer.storage import pt
+from jax_transformer.storage import pt, pt_writer
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert, state_of, write
 
@@ -81,7 +81,7 @@ def test_integers_are_converted_between_files(tmp_path):
 )
 def test_other_dtypes_are_converted_if_the_file_format_has_them(console, tmp_path, kind):
     dtype = np.dtype(getattr(ml_dtypes, kind, kind))
-    pt.write(
+    pt_writer.write(
         tmp_path / "a.pt",
         {
             "x": np.zeros((2, 3), dtype),

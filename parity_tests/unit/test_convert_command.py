@@ -18,7 +18,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import infer, verify
 from jax_transformer.convert.request import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import pt
+from jax_transformer.storage import pt, pt_writer
 from jax_transformer.weights import rules
 from parity_tests.unit import conversions, helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
@@ -229,7 +229,9 @@ def test_a_prefix_is_named_and_stripped_only_on_request(console, config_file, we
 
 def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, weights, tmp_path):
     state, path = safetensors.numpy.load_file(weights), tmp_path / "training.pt"
-    pt.write(path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3})
+    pt_writer.write(
+        path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}
+    )
     code, out, _ = console.say(
         "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
     )
@@ -240,7 +242,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
         and "not converted: epoch" in out
     )
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
-    pt.write(path, {"first": state, "second": state})
+    pt_writer.write(path, {"first": state, "second": state})
     console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")
     console.refused(
         3,

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.storage import pt
+from jax_transformer.storage import pt_writer
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import write
 
@@ -35,7 +35,7 @@ def weights(small) -> Path:
 def test_inspect_json_is_complete(console, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     shared = np.ones((2, 3), np.float32)
-    pt.write(
+    pt_writer.write(
         tmp_path / "a.pt",
         {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import pt, safetensors, tensors, zipped
+from jax_transformer.storage import pt, pt_writer, safetensors, tensors, zipped
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import hostile
 
@@ -57,7 +57,7 @@ def path(tmp_path) -> Path:
 
 
 def test_written_files_are_read_back(path):
-    pt.write(path, STATE)
+    pt_writer.write(path, STATE)
     again = pt.read(path)
     assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(
         map(type, STATE["plain"])
@@ -77,17 +77,17 @@ def test_written_files_are_read_back(path):
 def test_the_same_state_is_the_same_bytes(path):
     digests = set()
     for _ in range(3):
-        pt.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.0]})
+        pt_writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.0]})
         digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
-    pt.write(path, pt.read(path))
+    pt_writer.write(path, pt.read(path))
     digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
     assert len(digests) == 1
-    pt.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.5]})
+    pt_writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.5]})
     assert hashlib.sha256(path.read_bytes()).hexdigest() not in digests
 
 
 def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
-    pt.write(path, STATE)
+    pt_writer.write(path, STATE)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {
@@ -101,7 +101,7 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
 
 
 def test_shapes_are_read_without_reading_storages(path):
-    pt.write(path, STATE)
+    pt_writer.write(path, STATE)
     content = path.read_bytes()
     path.write_bytes(content.replace(WEIGHT.tobytes(), b"\xff" * WEIGHT.nbytes))
     described = pt.describe(path)
@@ -118,7 +118,7 @@ def test_shapes_are_read_without_reading_storages(path):
 
 
 def test_tied_tensors_stay_tied(path):
-    pt.write(
+    pt_writer.write(
         path,
         {
             "a": WEIGHT,
@@ -170,12 +170,12 @@ def test_regions_are_equal_if_their_elements_are():
 def test_an_unwritable_state_is_named_and_leaves_no_file(message, value, path):
     path.write_bytes(b"before")
     with pytest.raises(InputError, match=message):
-        pt.write(path, value)
+        pt_writer.write(path, value)
     assert path.read_bytes() == b"before" and [*path.parent.iterdir()] == [path]
 
 
 def test_other_byte_orders_are_written_as_little(path):
-    pt.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
+    pt_writer.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
     again = pt.read(path)
     assert (
         again["a"].dtype == np.dtype("<f4")
@@ -185,7 +185,7 @@ def test_other_byte_orders_are_written_as_little(path):
 
 
 def test_kinds_are_known_by_content(path):
-    pt.write(path, {})
+    pt_writer.write(path, {})
     assert (
         pt.is_pt(path)
         and not pt.is_legacy(path)
@@ -266,7 +266,7 @@ def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
 
 
 def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
-    pt.write(path, {"a": WEIGHT})
+    pt_writer.write(path, {"a": WEIGHT})
     before = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -274,7 +274,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        pt.write(path, {"a": WEIGHT + 1})
+        pt_writer.write(path, {"a": WEIGHT + 1})
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
@@ -290,13 +290,13 @@ def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
     ):
         monkeypatch.setattr(pt, "read", lambda _, wrong=wrong: wrong)
         with pytest.raises(InputError, match="reads back different"):
-            pt.write(path, value)
+            pt_writer.write(path, value)
         monkeypatch.setattr(pt, "read", read)
-        pt.write(path, value)
+        pt_writer.write(path, value)
 
 
 def test_ordered_dicts_and_tuples_of_a_subclass_are_plain(path):
-    pt.write(path, collections.OrderedDict(a=1))
+    pt_writer.write(path, collections.OrderedDict(a=1))
     assert pt.read(path) == {"a": 1} and type(pt.read(path)) is dict
 
 
@@ -358,7 +358,7 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
 def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
     before = os.umask(mask)
     try:
-        pt.write(tmp_path / "a.pt", {"x": WEIGHT})
+        pt_writer.write(tmp_path / "a.pt", {"x": WEIGHT})
         safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT})
     finally:
         os.umask(before)
@@ -368,12 +368,12 @@ def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
 
 
 def test_reading_needs_neither_torch_nor_jax(path):
-    pt.write(path, STATE)
+    pt_writer.write(path, STATE)
     code = (
         "import sys; sys.modules['torch'] = sys.modules['jax'] = None\n"
-        "from jax_transformer.storage import pt, safetensors\n"
+        "from jax_transformer.storage import pt, pt_writer, safetensors\n"
         f"path = {str(path)!r}\n"
-        "assert pt.read(path)['model']['scalar'] == 3; pt.write(path, pt.read(path))\n"
+        "assert pt.read(path)['model']['scalar'] == 3; pt_writer.write(path, pt.read(path))\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "assert not {'flax', 'transformers', 'tokenizers'} & loaded"
     )

@@ -1,22 +1,81 @@
-"""The pickle (protocol 2, PyTorch's own) of a state, written so that the same state is always the
-same bytes.
+"""Write PyTorch's ``.pt`` files without PyTorch: a zip file of a pickle (protocol 2, PyTorch's own)
+and of the storages, so that the same state is always the same bytes.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import tensors
+from jax_transformer.storage import atomic, pt, tensors, zipped
 from jax_transformer.storage.untrusted import shown
 
 _STORAGE_OF = {tensors.DTYPES[dtype]: storage for storage, dtype in tensors.STORAGES.items()}
 _NAME_OF = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
-class Pickler:
+def write(path: str | Path, value: Any) -> None:
+    """Write a file that ``torch.load(path, weights_only=True)`` reads: dicts, lists, tuples and
+    plain values unchanged, arrays as tensors.
+
+    The same value is always the same bytes. An array that is in it twice becomes two tensors that
+    share a storage. The file appears complete or not at all: it is written to a temporary name,
+    read back and compared, synced and renamed.
+
+    Raises:
+        InputError: something is neither an array of a dtype that PyTorch has nor a plain container
+            or value.
+    """
+    path = Path(path)
+    pickler = _Pickler(str(path))
+    records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
+    with atomic.file(path) as temporary:
+        with open(temporary, "wb") as file:
+            zipped.write(file, _members(records, pickler.storages))
+        if not _same(value, pt.read(temporary)):
+            raise InputError(f"{path}: reads back different from what was written")
+
+
+def _members(
+    records: Mapping[str, bytes], storages: list[np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for name, content in records.items():
+        yield f"archive/{name}", np.frombuffer(content, np.uint8)
+    for number, array in enumerate(storages):
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        yield f"archive/data/{number}", native.reshape(-1).view(np.uint8)
+    yield "archive/version", np.frombuffer(b"3\n", np.uint8)
+
+
+def _same(value: Any, again: Any) -> bool:
+    """True if two values are equal bit for bit, in equal containers."""
+    if isinstance(value, np.ndarray):
+        same = isinstance(again, np.ndarray) and (value.shape, value.dtype.newbyteorder("=")) == (
+            again.shape,
+            again.dtype,
+        )
+        return same and np.ascontiguousarray(value, again.dtype).tobytes() == again.tobytes()
+    if isinstance(value, Mapping):
+        return (
+            type(again) is dict
+            and list(value) == list(again)
+            and all(_same(value[key], again[key]) for key in again)
+        )
+    if isinstance(value, list | tuple):
+        return (
+            isinstance(again, type(value))
+            and len(value) == len(again)
+            and all(map(_same, value, again))
+        )
+    if isinstance(value, float):
+        return isinstance(again, float) and struct.pack("d", value) == struct.pack("d", again)
+    return type(again) is type(value) and again == value
+
+
+class _Pickler:
     """Collects a state's pickle in ``content`` and its storages, in the order of their numbers.
 
     An array that is in the state twice (the same memory, shape and dtype) becomes one storage, so
