@@ -123,8 +123,7 @@ class Translator:
         if isinstance(lines, str):
             raise ConfigError("lines is one string: give a list of lines")
         config = self.generation_config.overridden(options)
-        empty = Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
-        result = [[empty] for _ in lines]
+        result = [[empty_hypothesis(config)] for _ in lines]
         for numbers, source in self._batches(lines, config):
             row_ids = np.zeros(len(source), np.int32)
             row_ids[: len(numbers)] = numbers
@@ -132,7 +131,7 @@ class Translator:
             # Rows after the last line fill the batch
             for number, ids, row_scores in zip(numbers, tokens, scores, strict=False):
                 result[number] = [
-                    self._hypothesis(each, float(score), config)
+                    self.hypothesis(each, float(score), config)
                     for each, score in zip(ids, row_scores, strict=True)
                 ]
         return result
@@ -149,14 +148,14 @@ class Translator:
         groups = batches.source_batches(
             [encoded[i] for i in filled],
             self.widths,
-            self._rows(config),
+            self.rows_per_batch(config),
             pad_id=sizes.source_pad_id,
             special_tokens=encoding.special_tokens(self.tokenizer),
         )
         for indices, source in groups:
             yield [filled[i] for i in indices], source
 
-    def _rows(self, config: GenerationConfig) -> tuple[int, ...]:
+    def rows_per_batch(self, config: GenerationConfig) -> tuple[int, ...]:
         """The number of rows in a batch of each width.
 
         It is bounded by the cache, too, which has room for the longest translation.
@@ -173,7 +172,7 @@ class Translator:
             for count, length in zip(rows, lengths, strict=True)
         )
 
-    def _hypothesis(
+    def hypothesis(
         self, ids: Int[np.ndarray, " n"], score: float, config: GenerationConfig
     ) -> Hypothesis:
         """A row of a loop's result, without the padding."""
@@ -181,6 +180,11 @@ class Translator:
         ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
         ids = ids[: ends[0] + 1] if len(ends) else ids
         return Hypothesis(self.tokenizer.decode(ids), ids, None if np.isnan(score) else score)
+
+
+def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
+    """The translation of an empty line."""
+    return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
 
 
 def without_cache(config: TransformerConfig) -> str | None:
