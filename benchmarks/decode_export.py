@@ -18,7 +18,7 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import config as configs
 from jax_transformer import transformer
-from jax_transformer.data import batches, phrases
+from jax_transformer.data import batches, encoding, phrases
 from jax_transformer.nn import embeddings
 
 Arrays = dict[str, np.ndarray]
@@ -82,7 +82,11 @@ def trained(
     chosen = encoded[first : first + rows]
     width = len(chosen[-1]) + 1
     return model, batches.pad_rows(
-        chosen, width, rows, pad_id=model.config.source_pad_id, eos_id=tokenizer.eos_id
+        chosen,
+        width,
+        rows,
+        model.config.source_pad_id,
+        encoding.special_tokens(tokenizer),
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batch_plan, batches, encoding
+from jax_transformer.data import batches, encoding
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import decoding, prepare
@@ -149,8 +149,8 @@ class Translator:
             [encoded[i] for i in filled],
             self.widths,
             self.rows_per_batch(config),
-            pad_id=sizes.source_pad_id,
-            special_tokens=encoding.special_tokens(self.tokenizer),
+            sizes.source_pad_id,
+            encoding.special_tokens(self.tokenizer),
         )
         for indices, source in groups:
             yield [filled[i] for i in indices], source
@@ -161,7 +161,7 @@ class Translator:
         It is bounded by the cache, too, which has room for the longest translation.
         """
         tokens = self.tokens_per_batch
-        rows = batch_plan.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
+        rows = batches.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
         in_cache = _CACHE_POSITIONS * tokens // config.num_beams
         lengths = [
             prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)

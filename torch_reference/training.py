@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from jax_transformer import torch_bridge
 from jax_transformer.config import TransformerConfig
-from jax_transformer.data import batch_plan, batches, encoding, parallel_text, run_tokenizer
+from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
 from jax_transformer.data.options import TooLong
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
@@ -36,7 +36,7 @@ class Run:
     config: TransformerConfig
     options: TrainOptions
     text: encoding.EncodedPairs
-    plan: batch_plan.BatchPlan
+    plan: batches.BatchPlan
 
     def batch(self, number: int) -> list[Tensor]:
         """Source (b, s), target after <bos> (b, t) and target (b, t) of batch ``number``.
@@ -82,7 +82,7 @@ def read(folder: Path) -> Run:
     text = encoding.encode_pairs(
         pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
-    plan = batch_plan.BatchPlan(
+    plan = batches.BatchPlan(
         text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options.seed
     )
     return Run(config, options, text, plan)

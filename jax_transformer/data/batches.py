@@ -1,20 +1,186 @@
-"""Batches as arrays: padded, made ahead of the step, and in order of length for evaluation.
+"""Batches: length buckets, the pairs of each step, and their arrays.
+
+Bucket k holds the pairs that fit its width, and each of its batches has the shape (rows[k],
+widths[k]) on both sides, so a run compiles one program per bucket and never again. The pairs of
+batch n are a pure function of (seed, n): a run can resume at any step.
 
 Axes: b batch, s source, t target, n all pairs. The length of a side counts the special tokens
 around it.
 """
 
+import functools
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32
 
-from jax_transformer.data import batch_plan
-from jax_transformer.data.batch_plan import BatchPlan
+from jax_transformer import errors
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
+
+
+def choose_widths(
+    lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
+) -> tuple[int, ...]:
+    """At most ``count`` bucket widths, ascending, that pad ``lengths`` the least.
+
+    The optimum is exact, by dynamic programming over the histogram of lengths.
+
+    Widths are multiples of ``multiple``, but never above ``max_length``; the last one covers the
+    longest pair.
+    """
+    if min(count, max_length, multiple) < 1:
+        raise errors.ConfigError(
+            f"count={count}, max_length={max_length} and multiple={multiple} must be positive"
+        )
+    if len(lengths) == 0 or lengths.max() > max_length:
+        raise errors.ConfigError(
+            f"{len(lengths)} lengths up to {lengths.max(initial=0)} "
+            f"do not fit max_length={max_length}"
+        )
+    # An optimal width is always that of some pair: only these are candidates.
+    widths, pairs = np.unique(
+        np.minimum(-(-lengths // multiple) * multiple, max_length), return_counts=True
+    )
+    below = np.concatenate([[0], np.cumsum(pairs)])
+    # least[j]: the fewest positions that hold all pairs of the first j widths in the buckets so
+    # far; one bucket to begin with.
+    least = np.concatenate([[0], widths * below[1:]])
+    begins = []  # begins[k][j]: the width at which the last of k + 2 buckets begins
+    for _ in range(min(count, len(widths)) - 1):
+        totals = [
+            least[:j] + widths[j - 1] * (below[j] - below[:j]) for j in range(1, len(widths) + 1)
+        ]
+        begins.append([0] + [int(total.argmin()) for total in totals])
+        least = np.array([0] + [total.min() for total in totals])
+    chosen = [len(widths)]
+    for begin in reversed(begins):
+        chosen.append(begin[chosen[-1]])
+    return tuple(int(widths[j - 1]) for j in reversed(chosen) if j > 0)
+
+
+def rows_per_batch(
+    widths: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1
+) -> tuple[int, ...]:
+    """The rows of each width that hold ``tokens_per_batch`` positions.
+
+    They are multiples of ``rows_multiple``, the number of devices that share a batch.
+    """
+    if min(tokens_per_batch, rows_multiple) < 1:
+        raise errors.ConfigError(
+            f"tokens_per_batch={tokens_per_batch} and rows_multiple={rows_multiple} "
+            "must be positive"
+        )
+    return tuple(
+        max(rows_multiple, tokens_per_batch // width // rows_multiple * rows_multiple)
+        for width in widths
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """The pairs of batch n, for every n from 0 on.
+
+    Each epoch holds every pair once, in another order.
+    """
+
+    lengths: Int[np.ndarray, "n 2"]
+    """Lengths of source and target, see ``EncodedPairs.lengths``."""
+    widths: tuple[int, ...]
+    rows: tuple[int, ...]
+    seed: int
+    _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @functools.cached_property
+    def _buckets(self) -> Int[np.ndarray, " n"]:
+        """The narrowest bucket of each pair."""
+        return narrowest(self.lengths.max(axis=1), self.widths)
+
+    @functools.cached_property
+    def _batches_per_bucket(self) -> tuple[int, ...]:
+        """The number of batches of each bucket.
+
+        It is the same in every epoch: it depends on the number of pairs in a bucket, not on which.
+        """
+        counts, left = [], 0
+        for pairs, rows in zip(
+            np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True
+        ):
+            full, left = divmod(int(pairs) + left, rows)
+            counts.append(full)
+        counts[-1] += left > 0
+        return tuple(counts)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return sum(self._batches_per_bucket)
+
+    def fill(self) -> float:
+        """The share of positions that hold a token and not padding."""
+        cells = sum(
+            2 * count * rows * width
+            for count, rows, width in zip(
+                self._batches_per_bucket, self.rows, self.widths, strict=True
+            )
+        )
+        return int(self.lengths.sum()) / cells
+
+    def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
+        """An epoch's batches in order, each a bucket and the pairs in it.
+
+        They are a pure function of seed and epoch. Pairs left over in a bucket move on to the next
+        wider one, so only one batch of an epoch, of the widest, is partly filled.
+        """
+        random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
+        order = _permutation(random, len(self.lengths))
+        order = order[np.argsort(self._buckets[order], kind="stable")]
+        ends = np.cumsum(np.bincount(self._buckets, minlength=len(self.rows)))
+        batches, left, start = [], order[:0], 0
+        for bucket, (end, rows) in enumerate(zip(ends, self.rows, strict=True)):
+            pool, start = np.concatenate([left, order[start:end]]), end
+            full = len(pool) // rows * rows
+            batches += [(bucket, pool[i : i + rows]) for i in range(0, full, rows)]
+            left = pool[full:]
+        if len(left):
+            batches.append((len(self.rows) - 1, left))
+        return [batches[i] for i in _permutation(random, len(batches))]
+
+    def batch_indices(self, step: int) -> tuple[int, Int[np.ndarray, " b"]]:
+        """The bucket and the pairs of the batch of a step, counted from 0 over all epochs."""
+        if step < 0:
+            raise errors.ConfigError(f"step={step} is negative")
+        epoch, position = divmod(step, self.batches_per_epoch)
+        # prefetch threads ask for both sides of an epoch's end at the same time: two epochs are
+        # kept, each made once
+        with self._lock:
+            if epoch not in self._epochs:
+                if len(self._epochs) > 1:
+                    del self._epochs[min(self._epochs)]
+                self._epochs[epoch] = self.epoch_batches(epoch)
+            return self._epochs[epoch][position]
+
+
+def narrowest(lengths: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
+    """The first bucket that holds each length, as int16, which NumPy sorts by radix."""
+    if lengths.max(initial=0) > widths[-1]:
+        raise errors.ConfigError(
+            f"a length of {lengths.max()} tokens is over the widest bucket, {widths[-1]}"
+        )
+    return np.searchsorted(widths, lengths).astype(np.int16)
+
+
+def _permutation(random: np.random.Philox, count: int) -> np.ndarray:
+    """A permutation from the generator's raw words.
+
+    NumPy never changes these, but may change ``Generator.permutation`` (NEP 19).
+    """
+    return np.argsort(random.random_raw(count), kind="stable")
 
 
 class Batch(NamedTuple):
@@ -39,20 +205,15 @@ def make_batch(
 
     They are new each time: JAX may still read a batch's memory while the next is made.
     """
-    ids, (source_tokens, target_tokens) = encoded.ids, encoded.special_tokens
-    source = pad_rows(
-        [encoded.sources[i] for i in indices.tolist()],
-        width,
-        rows,
-        pad_id=ids.source_pad,
-        special_tokens=source_tokens,
-    )
-    target_out = pad_rows(
-        [encoded.targets[i] for i in indices.tolist()],
-        width,
-        rows,
-        pad_id=ids.target_pad,
-        special_tokens=target_tokens,
+    ids = encoded.ids
+    source, target_out = (
+        pad_rows([side[i] for i in indices.tolist()], width, rows, pad_id, special_tokens)
+        for side, pad_id, special_tokens in zip(
+            (encoded.sources, encoded.targets),
+            (ids.source_pad, ids.target_pad),
+            encoded.special_tokens,
+            strict=True,
+        )
     )
     lengths = np.ones(rows, np.int64)
     lengths[: len(indices)] = encoded.lengths[indices, 1]
@@ -69,16 +230,11 @@ def pad_rows(
     sources: Sequence[Sequence[int] | np.ndarray],
     width: int,
     rows: int,
-    *,
     pad_id: int,
-    eos_id: int | None = None,
-    special_tokens: SpecialTokens | None = None,
+    special_tokens: SpecialTokens,
 ) -> Int32[np.ndarray, "b s"]:
-    """Source rows with ``special_tokens`` around each, or ``eos_id`` after it.
-
-    Rows beyond the last are empty sources.
-    """
-    prefix, suffix = special_tokens or SpecialTokens((), () if eos_id is None else (eos_id,))
+    """Source rows with ``special_tokens`` around each; rows beyond the last are empty sources."""
+    prefix, suffix = special_tokens
     lengths = np.zeros(rows, np.int64)
     lengths[: len(sources)] = [len(source) for source in sources]
     padded = np.full((rows, width), pad_id, np.int32)
@@ -146,30 +302,20 @@ def source_batches(
     sources: Sequence[Sequence[int]],
     widths: tuple[int, ...],
     rows: tuple[int, ...],
-    *,
     pad_id: int,
-    eos_id: int | None = None,
-    special_tokens: SpecialTokens | None = None,
+    special_tokens: SpecialTokens,
 ) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
     """Every source once, in order of length, with the indices of its row.
 
-    ``sources`` are ids without special tokens; ``eos_id`` and ``special_tokens`` are those of
-    :func:`pad_rows`.
+    ``sources`` are ids without their ``special_tokens``.
     """
-    special_tokens = special_tokens or SpecialTokens((), () if eos_id is None else (eos_id,))
     groups = _by_length(
         np.array([len(source) + special_tokens.size for source in sources], np.int64), widths, rows
     )
     return [
         (
             indices,
-            pad_rows(
-                [sources[i] for i in indices],
-                widths[k],
-                rows[k],
-                pad_id=pad_id,
-                special_tokens=special_tokens,
-            ),
+            pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id, special_tokens),
         )
         for k, indices in groups
     ]
@@ -180,7 +326,7 @@ def _by_length(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Bucket by bucket, the indices of each batch, shortest first."""
     order = np.argsort(lengths, kind="stable")
-    buckets = batch_plan.narrowest(lengths, widths)[order]
+    buckets = narrowest(lengths, widths)[order]
     for bucket, size in enumerate(rows):
         members = order[buckets == bucket]
         for start in range(0, len(members), size):

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jax_transformer.architectures.huggingface import RebuiltPieces
-from jax_transformer.data import sentencepiece_model, tokenizer_settings
-from jax_transformer.data.sentencepiece_model import Pieces
+from jax_transformer.data import piece_vocabulary, tokenizer_settings
+from jax_transformer.data.piece_vocabulary import Pieces
 from jax_transformer.data.subword_vocabulary import cleaned_up
 from jax_transformer.data.tokenizer import guarded
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
@@ -151,7 +151,7 @@ def from_pieces(path: Path, pieces: Pieces, settings: TokenizerSettings) -> Fast
 
 def _check_algorithm(pieces: Pieces, settings: TokenizerSettings) -> None:
     bpe = settings.recipe.pieces is not None and settings.recipe.pieces.bpe
-    if pieces.algorithm != (sentencepiece_model.BPE if bpe else sentencepiece_model.UNIGRAM):
+    if pieces.algorithm != (piece_vocabulary.BPE if bpe else piece_vocabulary.UNIGRAM):
         kind = "BPE" if bpe else "unigram"
         raise InputError(
             f"not a {kind} model, which {settings.recipe.name}'s is; give the folder a"

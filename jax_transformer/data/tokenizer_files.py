@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jax_transformer.architectures.huggingface import Algorithm, Languages
-from jax_transformer.data import fast_vocabulary, sentencepiece_model, tokenizer_settings
-from jax_transformer.data.piece_vocabulary import PieceVocabulary
-from jax_transformer.data.sentencepiece_model import SentencePieceModel
+from jax_transformer.data import fast_vocabulary, piece_vocabulary, tokenizer_settings
+from jax_transformer.data.piece_vocabulary import PieceVocabulary, SentencePieceModel
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
 from jax_transformer.data.word_bpe import WordBpe
@@ -179,13 +178,13 @@ def _vocabularies(
             f"{folder / tokenizer_settings.FILE}: sp_model_kwargs is {shown(sampling)}; remove it"
         )
     models = {
-        name: sentencepiece_model.load(folder / name, contents[name])
+        name: piece_vocabulary.load_sentencepiece(folder / name, contents[name])
         for name in settings.recipe.files
         if name.endswith((".spm", ".model"))
     }
     if algorithm is Algorithm.REBUILT_PIECES:
         ((name, model),) = models.items()
-        pieces = sentencepiece_model.take_apart(model)
+        pieces = piece_vocabulary.take_apart(model)
         fast = fast_vocabulary.from_pieces(folder / name, pieces, settings)
         return fast, fast
     return _piece_vocabularies(list(models.values()), contents, settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import (
-    batch_plan,
+    batches,
     encoding,
     hub,
     pair_files,
@@ -15,7 +15,7 @@ from jax_transformer.data import (
     phrases,
     run_tokenizer,
 )
-from jax_transformer.data.batch_plan import BatchPlan
+from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong
 from jax_transformer.data.parallel_text import Pairs
@@ -69,9 +69,9 @@ def prepare(
     encoded = encoding.encode_pairs(
         train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
-    widths = batch_plan.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
+    widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
-    rows = _recorded_rows(folder, widths, rows_multiple) or batch_plan.rows_per_batch(
+    rows = _recorded_rows(folder, widths, rows_multiple) or batches.rows_per_batch(
         widths, data.tokens_per_batch, rows_multiple
     )
     plan = BatchPlan(encoded.lengths, widths, rows, options.seed)

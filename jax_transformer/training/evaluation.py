@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jax_transformer import pretrained, transformer, translation
-from jax_transformer.data import batch_plan, batches, encoding, parallel_text
+from jax_transformer.data import batches, encoding, parallel_text
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
@@ -222,7 +222,7 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
         translator.model, Frozen
     )
     loss_sum = step.make_evaluation(config)
-    groups = batches.eval_batches(encoded, widths, batch_plan.rows_per_batch(widths, 4096))
+    groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
     sums = np.array(jax.device_get([loss_sum(arrays, batch) for _, batch in groups])).sum(axis=0)
     return float(sums[0]), int(sums[1]), len(encoded.sources)
 

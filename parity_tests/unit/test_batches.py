@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jax_transformer import errors
-from jax_transformer.data import batch_plan, batches, encoding
+from jax_transformer.data import batches, encoding
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 IDS = encoding.SpecialIds(source_pad=1, source_eos=3, target_pad=0, target_bos=2, target_eos=4)
@@ -40,10 +40,10 @@ def corpus(count: int, longest: int, seed: int = 0) -> encoding.EncodedPairs:
 
 def plan_for(
     encoded: encoding.EncodedPairs, *, buckets=4, tokens=256, seed=7, longest=64, rows_multiple=1
-) -> batch_plan.BatchPlan:
-    widths = batch_plan.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
-    return batch_plan.BatchPlan(
-        encoded.lengths, widths, batch_plan.rows_per_batch(widths, tokens, rows_multiple), seed
+) -> batches.BatchPlan:
+    widths = batches.choose_widths(encoded.lengths.max(axis=1), buckets, longest)
+    return batches.BatchPlan(
+        encoded.lengths, widths, batches.rows_per_batch(widths, tokens, rows_multiple), seed
     )
 
 
@@ -82,7 +82,7 @@ def positions(lengths, widths) -> int:
     st.sampled_from([30, 33]),
 )
 def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
-    widths = batch_plan.choose_widths(np.array(lengths), count, max_length, multiple)
+    widths = batches.choose_widths(np.array(lengths), count, max_length, multiple)
     assert list(widths) == sorted(set(widths)) and len(widths) <= count
     allowed = sorted(
         {min(width, max_length) for width in range(multiple, max_length + multiple, multiple)}
@@ -99,7 +99,7 @@ def test_bucket_widths_are_optimal(lengths, count, multiple, max_length):
 
 
 def test_widths_never_pass_the_limit():
-    assert batch_plan.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
+    assert batches.choose_widths(np.array([3, 19, 20]), 4, 20) == (4, 20)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_widths_never_pass_the_limit():
 )
 def test_invalid_widths_are_refused(arguments):
     with pytest.raises(errors.ConfigError):
-        batch_plan.choose_widths(np.array(arguments[0], int), *arguments[1:])
+        batches.choose_widths(np.array(arguments[0], int), *arguments[1:])
 
 
 def test_rows_fill_the_budget():
-    assert batch_plan.rows_per_batch((8, 24, 64, 300), 256) == (32, 10, 4, 1)
-    assert batch_plan.rows_per_batch((8, 24, 64, 300), 256, rows_multiple=4) == (32, 8, 4, 4)
+    assert batches.rows_per_batch((8, 24, 64, 300), 256) == (32, 10, 4, 1)
+    assert batches.rows_per_batch((8, 24, 64, 300), 256, rows_multiple=4) == (32, 8, 4, 4)
     for arguments in ((0,), (8, 0)):
         with pytest.raises(errors.ConfigError, match="positive"):
-            batch_plan.rows_per_batch((8,), *arguments)
+            batches.rows_per_batch((8,), *arguments)
 
 
 # The plan
@@ -147,7 +147,7 @@ def test_every_epoch_has_every_pair_exactly_once(count, longest, buckets, tokens
 
 def test_a_pair_goes_to_its_narrowest_bucket_and_left_overs_to_the_next():
     lengths = np.array([[8, 3]] * 7 + [[9, 2]] * 4 + [[5, 17]] * 2)
-    plan = batch_plan.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
+    plan = batches.BatchPlan(lengths, (8, 16, 24), (3, 2, 4), seed=0)
     planned = sorted(
         (bucket, tuple(sorted(lengths[indices].max(axis=1).tolist())))
         for bucket, indices in plan.epoch_batches(0)
@@ -177,7 +177,7 @@ def test_the_order_is_a_pure_function_of_seed_and_epoch():
 
 def test_the_order_is_the_same_in_every_version():
     # A changed order would make every unfinished run continue on other data.
-    plan = batch_plan.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
+    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3)
     assert [indices.tolist() for _, indices in plan.epoch_batches(1)] == [
         [2, 1],
         [9, 7, 8, 3],
@@ -202,9 +202,9 @@ def test_steps_count_on_across_epochs():
 
 def test_epoch_plans_are_cached(monkeypatch):
     plan, epochs = plan_for(ENCODED), []
-    epoch_batches = batch_plan.BatchPlan.epoch_batches
+    epoch_batches = batches.BatchPlan.epoch_batches
     monkeypatch.setattr(
-        batch_plan.BatchPlan,
+        batches.BatchPlan,
         "epoch_batches",
         lambda self, epoch: epochs.append(epoch) or epoch_batches(self, epoch),
     )
@@ -217,7 +217,7 @@ def test_epoch_plans_are_cached(monkeypatch):
 
 def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
     plan, epochs, together = plan_for(ENCODED), [], threading.Barrier(4)
-    epoch_batches = batch_plan.BatchPlan.epoch_batches
+    epoch_batches = batches.BatchPlan.epoch_batches
 
     def slow(self, epoch):
         epochs.append(epoch)
@@ -228,7 +228,7 @@ def test_threads_at_an_epoch_boundary_plan_it_once(monkeypatch):
         together.wait(30)
         return plan.batch_indices(step)[1].tolist()
 
-    monkeypatch.setattr(batch_plan.BatchPlan, "epoch_batches", slow)
+    monkeypatch.setattr(batches.BatchPlan, "epoch_batches", slow)
     with futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, range(4)))
     assert epochs == [0]
@@ -252,14 +252,14 @@ def test_fill_is_the_share_of_tokens():
         / sum(batch.source.size + batch.target_out.size for batch in stream_batches),
         abs=1e-12,
     )
-    assert batch_plan.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
+    assert batches.BatchPlan(np.array([[2, 6]] * 3), (8,), (2,), seed=0).fill() == 24 / 64
 
 
 def test_a_pair_wider_than_all_buckets_is_refused():
     with pytest.raises(errors.ConfigError, match=r"length of 9 .* widest bucket, 8"):
-        batch_plan.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
+        batches.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
     with pytest.raises(errors.ConfigError, match="widest bucket, 8"):
-        batches.source_batches([[9] * 8], (8,), (2,), pad_id=0, eos_id=1)
+        batches.source_batches([[9] * 8], (8,), (2,), 0, encoding.SpecialTokens((), (1,)))
 
 
 # Arrays
@@ -355,10 +355,10 @@ def test_no_thread_outlives_the_stream(end):
 def test_an_open_stream_does_not_delay_the_exit():
     script = (
         "import numpy as np\n"
-        "from jax_transformer.data import batch_plan as p, batches as b, encoding as e\n"
+        "from jax_transformer.data import batches as b, encoding as e\n"
         "rows = [np.ones(3, np.int32)] * 9\n"
         "encoded = e.EncodedPairs(rows, rows, e.SpecialIds(0, 2, 0, 1, 2), np.arange(9), 0)\n"
-        "plan = p.BatchPlan(encoded.lengths, (8,), (2,), 0)\n"
+        "plan = b.BatchPlan(encoded.lengths, (8,), (2,), 0)\n"
         "stream = b.train_stream(encoded, plan, num_threads=2)\n"
         "print(next(stream).source.shape)"
     )
@@ -375,7 +375,7 @@ def test_an_open_stream_does_not_delay_the_exit():
 @pytest.mark.parametrize("tokens", [1, 100, 10_000])
 def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     widths = (16, 40, 64)
-    rows = batch_plan.rows_per_batch(widths, tokens)
+    rows = batches.rows_per_batch(widths, tokens)
     evaluated = batches.eval_batches(ENCODED, widths, rows)
     order = np.concatenate([indices for indices, _ in evaluated])
     assert sorted(order.tolist()) == list(range(503))
@@ -396,7 +396,9 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
 
 def test_sources_without_targets_are_batched_as_pairs_are():
     sources = [source.tolist() for source in ENCODED.sources] + [[]]
-    source_batches = batches.source_batches(sources, (16, 64), (5, 3), pad_id=1, eos_id=3)
+    source_batches = batches.source_batches(
+        sources, (16, 64), (5, 3), 1, encoding.SpecialTokens((), (3,))
+    )
     assert sorted(np.concatenate([indices for indices, _ in source_batches]).tolist()) == list(
         range(504)
     )
@@ -409,4 +411,4 @@ def test_sources_without_targets_are_batched_as_pairs_are():
             assert array[row].tolist() == expected + [3] + [1] * (
                 array.shape[1] - len(expected) - 1
             )
-    assert batches.source_batches([], (8,), (2,), pad_id=1, eos_id=3) == []
+    assert batches.source_batches([], (8,), (2,), 1, encoding.SpecialTokens((), (3,))) == []

@@ -216,8 +216,8 @@ def test_batches_have_the_special_tokens_of_a_line(family, tmp_path):
         encoding.encode_sources([LINE, "the"], loaded, 40),
         (40,),
         (2,),
-        pad_id=loaded.pad_id,
-        special_tokens=encoding.special_tokens(loaded),
+        loaded.pad_id,
+        encoding.special_tokens(loaded),
     )
     assert rows.tolist() == [batch.source[i].tolist() for i in indices]
 
