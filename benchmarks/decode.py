@@ -4,7 +4,7 @@ All have the same weights, in float32 on the CPU.
 
 Every contender has a process of its own and waits for its turn on a pipe, as in
 benchmarks/train_step.py; this process imports none of the libraries. See benchmarks/README.md and
-docs/decoding.md.
+docs/speed.md.
 """
 
 import argparse

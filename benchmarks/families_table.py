@@ -1,7 +1,7 @@
-"""README's table of Hugging Face families, from the tests that have just passed.
+"""The table of Hugging Face families in docs/huggingface.md, from tests that have just passed.
 
-    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all,
-    and prints the table python benchmarks/families_table.py --write    # and puts it into README.md
+    python benchmarks/families_table.py            # runs the tests of the suite, with --slow all
+    python benchmarks/families_table.py --write    # and puts the table into docs/huggingface.md
 
 A test says what it proves by ``@pytest.mark.proves("logits")``; of which family, by a parameter
 that is the name of a case or of a family, or by further arguments of the mark.
@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from jax_transformer.architectures import huggingface
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/huggingface.md"
 ASPECTS = ("logits", "gradients", "greedy", "beam", "round trip", "tokenizer", "fine-tuning")
 FAMILIES = huggingface.families()
 BEGIN, END = "<!-- families: made by benchmarks/families_table.py -->", "<!-- families end -->"
@@ -73,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument(
         "--slow", action="store_true", help="run the tests under the marker slow, too"
     )
@@ -97,10 +98,8 @@ def main() -> int:
         lines = table(outcomes(report))
     print(lines)
     if options.write:
-        readme = ROOT / "README.md"
-        text = readme.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        readme.write_text(
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(
             f"{before}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
         )
     return status

@@ -1,6 +1,6 @@
 """The mutation campaign: faults seeded one at a time; a test must notice each of them.
 
-The comparison must also name the faulty module. See docs/parity.md.
+The comparison must also name the faulty module. See docs/mutants.md.
 
 Each fault gets a process of its own, forked from one that has collected the tests, and runs only
 the tests that reach it. Killed means that a comparison in a test failed, or that the package
@@ -40,7 +40,7 @@ PAGES = {
     "training": "loss, optimizer, step, and an optimizer's state between the frameworks",
     "decoding": "decoding",
 }
-PAGE = ROOT / "docs" / "parity.md"
+PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"
 
 
@@ -87,7 +87,7 @@ def row(result: Result, mutant: Mutant) -> str:
 
 
 def publish(lines: list[str]) -> None:
-    """Write the table into docs/parity.md, between its two marks."""
+    """Write the table into docs/mutants.md, between its two marks."""
     text = PAGE.read_text(encoding="utf-8")
     head, _, rest = text.partition(BEGIN)
     PAGE.write_text(
@@ -112,7 +112,7 @@ def arguments() -> argparse.Namespace:
         help="file of results, one JSON object per line; faults with a result are not run again",
     )
     parser.add_argument(
-        "--publish", action="store_true", help="write the table into docs/parity.md"
+        "--publish", action="store_true", help="write the table into docs/mutants.md"
     )
     parser.add_argument(
         "--control",

@@ -53,7 +53,7 @@ def _programs_of_a_few_files():
 
 
 def pytest_collection_modifyitems(items):
-    """Record in a test's report what it proves of which family, for README's table.
+    """Record in a test's report what it proves of which family, for docs/huggingface.md.
 
     See benchmarks/families_table.py.
     """

@@ -150,7 +150,7 @@ def test_readme_s_snippet_with_the_installed_plugin(tmp_path, files):
     section = (
         (ROOT / "README.md")
         .read_text(encoding="utf-8")
-        .partition("\n## Which module differs\n")[2]
+        .partition("\n## Parity in ten lines\n")[2]
         .partition("\n## ")[0]
     )
     (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

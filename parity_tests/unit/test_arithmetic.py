@@ -1,4 +1,4 @@
-"""Results that rounding could spoil; these faults no other test detected (docs/parity.md)."""
+"""Results that rounding could spoil; these faults no other test detected (docs/mutants.md)."""
 
 import jax.numpy as jnp
 import numpy as np
