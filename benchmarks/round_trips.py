@@ -28,7 +28,7 @@ from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, planning, preparation
 from jax_transformer.convert.conversion import State
-from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import Refusal
 from jax_transformer.storage import pt, pt_writer, safetensors, tensors
 

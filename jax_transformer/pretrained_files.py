@@ -177,7 +177,7 @@ def _checkpoint(
     tensors = {name: opened.tensors[full] for name, full in stored.items()}
     extra = run.path / folders.IN_RUN if run else None
     extra_files = {
-        name: extra / name for name in folders.KEPT if extra and (extra / name).is_file()
+        name: extra / name for name in folders.EXTRA_FILES if extra and (extra / name).is_file()
     }
     return StoredWeights(
         kind,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torch_reference.recording
-from jax_transformer.architectures import base, huggingface, registry
+from jax_transformer.architectures import base, registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
@@ -130,7 +130,8 @@ def outputs(
     Raises:
         ConfigError: the configuration has no twin, or the twin raises an exception.
     """
-    if huggingface.family_or_none(config) is not None:  # transformers' modules have fewer rates
+    is_family = registry.get(config.architecture).huggingface is not None
+    if is_family:  # transformers' modules have fewer rates
         config = _without_dropout(config)
     module = (
         fill(twin(config), {name: array.astype(np.float64) for name, array in state.items()})

@@ -14,8 +14,8 @@ import torch
 from jax_transformer import state_dict, torch_bridge
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import conversion, preparation, report, verify
-from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert import conversion, preparation, writing
+from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.storage import run_folder
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES
@@ -26,7 +26,7 @@ ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.val
 TIED = next(case for case in CASES if case.name == "small")
 
 
-def convert(source, destination, config_file=None, **more) -> report.Outcome:
+def convert(source, destination, config_file=None, **more) -> conversion.Outcome:
     description = ModelDescription(str(config_file)) if config_file else ModelDescription()
     return conversion.convert(
         preparation.prepare(Request(str(source), str(destination), description, **more))
@@ -82,10 +82,10 @@ def test_the_check_detects_two_exchanged_weights():
         for rule in model.table
     ]
     flax = rules.to_flax(wrong, state, model.shapes["flax"])
-    with pytest.raises(verify.DifferentError, match="differs from the PyTorch twin's"):
-        verify.check(TIED.config, wrong, state, flax)
+    with pytest.raises(writing.DifferentError, match="differs from the PyTorch twin's"):
+        writing.check(TIED.config, wrong, state, flax)
     flax = rules.to_flax(model.table, state, model.shapes["flax"])
-    assert max(verify.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
+    assert max(writing.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
 
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):
@@ -95,7 +95,7 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
         name: np.random.default_rng(0).normal(size=shape)
         for name, shape in model.shapes["flax"].items()
     }
-    checked = verify.check(config, model.table, rules.to_torch(model.table, flax), flax)
+    checked = writing.check(config, model.table, rules.to_torch(model.table, flax), flax)
     assert not checked.errors
     assert "there and back" in checked.method and "head_dim=8" in checked.method
 

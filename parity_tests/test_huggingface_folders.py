@@ -12,15 +12,15 @@ import transformers
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer.convert import conversion, preparation, report
-from jax_transformer.convert.request import Request
+from jax_transformer.convert import conversion, preparation
+from jax_transformer.convert.preparation import Request
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
 from jax_transformer.torch_bridge import to_numpy
 from parity_tests import huggingface, tokenizer_models
 
 
-def convert(source: Path, destination: Path, **more) -> report.Outcome:
+def convert(source: Path, destination: Path, **more) -> conversion.Outcome:
     return conversion.convert(
         preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
     )

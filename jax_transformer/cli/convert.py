@@ -51,8 +51,8 @@ class ConvertOptions:
 
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
-    from jax_transformer.convert import conversion, preparation, report
-    from jax_transformer.convert.request import ModelDescription, Request
+    from jax_transformer.convert import conversion, preparation
+    from jax_transformer.convert.preparation import ModelDescription, Request
     from jax_transformer.storage import tensors
 
     description = ModelDescription(
@@ -71,7 +71,7 @@ def run(options: ConvertOptions) -> int:
     prepared = preparation.prepare(request)
     if options.dry_run:
         tensors.refuse(prepared.problems)
-        streams.show(report.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
+        streams.show(conversion.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
     else:
         streams.show(conversion.convert(prepared), as_json=options.json)
     return 0

@@ -7,14 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_transformer.convert.models import load, save
+    from jax_transformer.convert.conversion import load, save
     from jax_transformer.convert.optimizer import from_torch as optimizer_from_torch
     from jax_transformer.convert.optimizer import to_torch as optimizer_to_torch
     from jax_transformer.convert.preparation import plan
     from jax_transformer.state_dict import from_torch, into_torch, to_torch, weight_table
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
-_FILES = {"load": "models", "save": "models", "plan": "preparation"}
+_FILES = {"load": "conversion", "save": "conversion", "plan": "preparation"}
 _OPTIMIZER = ("optimizer_from_torch", "optimizer_to_torch")
 
 __all__ = [

@@ -1,22 +1,105 @@
-"""Run a planned conversion: read, cast, rename, write, read back, check."""
+"""Run a planned conversion, and report it; ``load`` and ``save`` for models in any kind of file.
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+A conversion reads, casts, renames, writes, reads back and checks.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jax_transformer import pretrained
 from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.convert import planning, report, verify, writing
-from jax_transformer.convert.preparation import Prepared
-from jax_transformer.convert.report import Outcome
-from jax_transformer.storage import tensors
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import planning, writing
+from jax_transformer.convert.planning import Plan
+from jax_transformer.convert.preparation import ModelDescription, Prepared
+from jax_transformer.convert.writing import Checked
+from jax_transformer.errors import ConfigError
+from jax_transformer.storage import checkpoint, kinds, tensors
 from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import rules
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
 
 State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A conversion that was only planned (``--dry-run``)."""
+
+    plan: Plan
+    preset_sizes: Mapping[str, Any]
+    """Sizes that no shape shows, taken from the preset."""
+
+    def lines(self) -> Iterator[str]:
+        yield from _size_lines(self.plan, self.preset_sizes)
+        yield from self.plan.lines()
+        yield "nothing was written"
+
+    def to_data(self) -> dict[str, Any]:
+        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished conversion."""
+
+    plan: Plan
+    summary: str
+    preset_sizes: Mapping[str, Any]
+    loss: tensors.CastLoss | None
+    checked: Checked
+    sha256: str
+    """Hash of the file, or of a folder's weights by name, dtype, shape and bytes.
+
+    The files of a folder themselves contain the time of writing.
+    """
+    files: tuple[str, ...] = ()
+    """Files that were written with the weights."""
+
+    def lines(self) -> Iterator[str]:
+        yield self.summary
+        yield from _size_lines(self.plan, self.preset_sizes)
+        yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
+        yield from (
+            f"not converted: {plain(note.name)}: {note.reason}" for note in self.plan.dropped
+        )
+        yield from (f"with them: {', '.join(self.files)}" for _ in self.files[:1])
+        yield from self.loss.lines() if self.loss is not None else ()
+        yield self.checked.line()
+        yield f"sha256 {self.sha256}"
+
+    def to_data(self) -> dict[str, Any]:
+        loss = vars(self.loss) if self.loss is not None else None
+        extra = {
+            "cast": loss,
+            "check": {"how": self.checked.method, "errors": self.checked.errors},
+            "sha256": self.sha256,
+            "files": list(self.files),
+        }
+        return {"plan": self.plan.to_data(), "kept": dict(self.preset_sizes)} | extra
+
+
+def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sizes that were read from the shapes, and those taken from the preset."""
+    if plan.inferred:
+        yield (
+            "from the shapes: "
+            f"{', '.join(f'{name}={size}' for name, size in plan.inferred.items())}"
+        )
+    if preset_sizes:
+        yield (
+            "the preset's, as no shape shows it: "
+            f"{', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
+        )
 
 
 def convert(prepared: Prepared) -> Outcome:
@@ -39,7 +122,7 @@ def convert(prepared: Prepared) -> Outcome:
     if kind is Kind.HUGGINGFACE and model is not None:
         written = states.saved(result, model.config)
     reason = "no architecture was given" if model is None else "--no-check"
-    checked = verify.Checked(f"read back bit for bit; not run: {reason}")
+    checked = Checked(f"read back bit for bit; not run: {reason}")
 
     def check(read_back: Mapping[str, np.ndarray]) -> None:
         nonlocal checked
@@ -47,13 +130,13 @@ def convert(prepared: Prepared) -> Outcome:
             if kind is Kind.HUGGINGFACE:
                 read_back = _completed(model, result, read_back)
             sides = _sides(model, state, read_back, from_torch=from_torch, to_torch=to_torch)
-            checked = verify.check(model.config, model.table, *sides)
+            checked = writing.check(model.config, model.table, *sides)
 
     config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
     writing.write(prepared.target, kind, written, config, frozen, check, prepared.extra_files)
     dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
     numbers = sum(array.size for array in written.values())
-    sha256 = report.file_sha256(prepared.target) if kind.is_file else report.content_sha256(written)
+    sha256 = checkpoint.sha256(prepared.target) if kind.is_file else _content_sha256(written)
     return Outcome(
         prepared.plan,
         f"{source.title} -> {prepared.target}: {len(written)} tensors, {numbers:,} numbers, "
@@ -109,3 +192,92 @@ def _sides(
         flax = rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
         return dict(after), flax
     return before if from_torch else rules.to_torch(model.table, before), dict(after)
+
+
+def _content_sha256(state: Mapping[str, np.ndarray]) -> str:
+    """Hash every array's name, dtype, shape and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        array = state[name]
+        digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+# Models
+
+
+def load(
+    path: str | Path,
+    config: TransformerConfig | None = None,
+    *,
+    preset: str | None = None,
+    dtype: str | None = None,
+    weights: str = "auto",
+    key: str | None = None,
+    strip_prefix: str = "",
+    architecture: Architecture | str | None = None,
+    **sizes: Any,
+) -> Any:
+    """Load the ``Transformer`` at ``path``.
+
+    Every file or folder that :func:`jax_transformer.pretrained.open` opens can be loaded.
+
+    Args:
+        path: a file or folder; its content shows its kind, and no code in it is run.
+        config: the configuration of a bare file of weights, unless ``preset`` names one.
+        preset: the name of a preset. Its sizes are read from the shapes, or set by ``sizes`` as in
+            :func:`jax_transformer.preset`. A run folder needs neither.
+        dtype: dtype to which every array is cast; None keeps their own.
+        weights: the checkpoint of a run folder, as for ``translate --weights``.
+        key: the key of the state_dict in a PyTorch file, e.g. ``model``; needed only if there are
+            several.
+        strip_prefix: prefix to remove from every name, e.g. ``module.``.
+        architecture: the architecture whose names the PyTorch weights have, or its registered
+            name; that of the configuration if None.
+
+    Raises:
+        ConfigError: neither a configuration nor a preset describes the model, or both do.
+        InputError: names are missing or unexpected, shapes are wrong, or tied tensors differ, all
+            in one message; or the weights are float64 in JAX's 32-bit mode.
+        UnsafeFileError: the file tries to run code, or declares more data than it has.
+    """
+    tensors.check_dtype(dtype)
+    source = pretrained.open(path, weights, key=key, strip_prefix=strip_prefix)
+    if source.config is not None and (config is not None or preset is not None or sizes):
+        raise ConfigError(
+            f"{path} has its own config.json: config, preset and sizes are for bare files of "
+            "weights"
+        )
+    if source.config is None and (config is None) == (preset is None):
+        raise ConfigError(f"{path} does not tell its architecture: give either config or preset")
+    if config is None and preset is not None:
+        config = ModelDescription(None, preset, sizes).settle(source, architecture).config
+    elif sizes:
+        raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
+    return source.model(config, dtype=dtype, architecture=architecture)
+
+
+def save(
+    model: Any,
+    path: str | Path,
+    *,
+    force: bool = False,
+    architecture: Architecture | str | None = None,
+) -> Path:
+    """Save a ``Transformer`` and return its path.
+
+    The name of ``path`` decides: a .safetensors or PyTorch file with PyTorch's names, or a new run
+    folder. Equal weights give equal files. ``path`` appears after it was read back and compared, or
+    stays as it was. Raises InputError if it exists and ``force`` is not set.
+    """
+    from jax_transformer import state_dict, transformer
+
+    target = Path(path)
+    kind = kinds.to_write(target)
+    writing.check_free(target, kind, force=force)
+    names = state_dict.model_weights(model.config, architecture)
+    arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    state = renamed(arrays, names, from_torch=False, to_torch=kind.is_file)
+    writing.write(target, kind, state, model.config, names.frozen, lambda read_back: None)
+    return target

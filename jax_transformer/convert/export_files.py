@@ -6,7 +6,7 @@ from typing import Any
 from jax_transformer.architectures import huggingface_config as configs
 from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import card, training_facts
+from jax_transformer.convert import card
 from jax_transformer.errors import InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
@@ -47,7 +47,7 @@ def for_huggingface(
         ConfigError: no Hugging Face family has this model.
     """
     files = folders.contents(source.extra_files)
-    training = training_facts.of(source)
+    training = card.training_of(source)
     original = _model_config(source) if CONFIG in files else None
     data = configs.to_config(config, original)
     if dtype is not None or training is not None or original is None:

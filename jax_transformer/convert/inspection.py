@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.convert.report import file_sha256
 from jax_transformer.errors import InputError
+from jax_transformer.storage import checkpoint, kinds, safetensors
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import kinds, safetensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import plain
@@ -90,7 +89,7 @@ def inspect(path: str | Path) -> Contents:
             safetensors.describe(path),
             {},
             [],
-            {file.name: file_sha256(file) for file in files},
+            {file.name: checkpoint.sha256(file) for file in files},
         )
     return _checkpoint(path, kind)
 
@@ -106,7 +105,12 @@ def _pt(path: Path) -> Contents:
     }
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
     return Contents(
-        str(path), Kind.PT.value, tensors, values, pt.ties(path), {path.name: file_sha256(path)}
+        str(path),
+        Kind.PT.value,
+        tensors,
+        values,
+        pt.ties(path),
+        {path.name: checkpoint.sha256(path)},
     )
 
 
@@ -118,7 +122,7 @@ def _huggingface(path: Path) -> Contents:
         if value is not None and not isinstance(value, dict | list)
     }
     files = [*folder.files, *(path / name for name in folder.extra_names)]
-    hashes = {file.name: file_sha256(file) for file in files}
+    hashes = {file.name: checkpoint.sha256(file) for file in files}
     return Contents(
         str(path),
         Kind.HUGGINGFACE.value,
@@ -130,7 +134,7 @@ def _huggingface(path: Path) -> Contents:
 
 
 def _checkpoint(path: Path, kind: Kind) -> Contents:
-    from jax_transformer.storage import checkpoint, run_folder
+    from jax_transformer.storage import run_folder
 
     if kind is Kind.STEP:
         path = path.absolute()

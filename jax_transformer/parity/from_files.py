@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.request import ModelDescription
+from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck

@@ -41,7 +41,7 @@ TOKENIZER = (
     "spm.model",
     "tokenizer.model",
 )
-KEPT = (CONFIG, GENERATION, *TOKENIZER, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+EXTRA_FILES = (CONFIG, GENERATION, *TOKENIZER, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _LONGEST_CONFIG = 10_000_000
@@ -101,7 +101,7 @@ def find(path: str | Path) -> Folder:
     used = {
         file.name for file in (untrusted.shards(weights) if weights.name.endswith(INDEX) else ())
     } | {weights.name}
-    extra_names = tuple(name for name in KEPT if (path / name).is_file())
+    extra_names = tuple(name for name in EXTRA_FILES if (path / name).is_file())
     names = sorted(
         name
         for name in (entry.name for entry in path.iterdir())
@@ -274,7 +274,8 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 def is_written(name: str) -> bool:
     """True for names of files that an export may write."""
     return (
-        name in (SAFETENSORS, SAFETENSORS + INDEX, *KEPT) or re.fullmatch(_SHARD, name) is not None
+        name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
+        or re.fullmatch(_SHARD, name) is not None
     )
 
 

@@ -189,7 +189,7 @@ def _to_download(path: str, listed: list[str]) -> list[str]:
         if form.endswith(huggingface.INDEX)
         and _is_shard(name, form.removesuffix(huggingface.INDEX))
     ]
-    return [form, *shards, *(name for name in huggingface.KEPT if name in listed)]
+    return [form, *shards, *(name for name in huggingface.EXTRA_FILES if name in listed)]
 
 
 def _is_shard(name: str, file: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
-from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
 from jax_transformer.storage import atomic, kinds, pt, pt_writer, run_folder
 from jax_transformer.storage.kinds import Kind

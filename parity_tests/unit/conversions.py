@@ -10,8 +10,8 @@ import safetensors.numpy
 import jax_transformer as jt
 from jax_transformer import state_dict
 from jax_transformer.config import TransformerConfig, Tying
-from jax_transformer.convert import conversion, preparation, report
-from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert import conversion, preparation
+from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
@@ -44,7 +44,7 @@ def convert(
     check: bool = False,
     description: ModelDescription | None = None,
     **more,
-) -> report.Outcome:
+) -> conversion.Outcome:
     request = Request(
         str(source),
         str(destination),

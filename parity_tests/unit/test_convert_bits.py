@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.request import ModelDescription
+from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import pt, pt_writer
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert, state_of, write

@@ -15,8 +15,8 @@ import jax_transformer as jt
 from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import infer, verify
-from jax_transformer.convert.request import ModelDescription
+from jax_transformer.convert import infer, writing
+from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import pt, pt_writer
 from jax_transformer.weights import rules
@@ -264,8 +264,8 @@ def test_the_check_detects_a_wrong_table(config):
     model = state_dict.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
-    with pytest.raises(verify.DifferentError, match=r"linear1\.weight"):
-        verify.check(
+    with pytest.raises(writing.DifferentError, match=r"linear1\.weight"):
+        writing.check(
             config,
             model.table,
             state

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import verify
-from jax_transformer.convert.request import ModelDescription
+from jax_transformer.convert import writing
+from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import atomic, checkpoint, pt
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert
@@ -237,10 +237,10 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
     outcome = convert(weights, target, description=description)
 
     def different(*_):
-        raise verify.DifferentError("different")
+        raise writing.DifferentError("different")
 
-    monkeypatch.setattr(verify, "check", different)
-    with pytest.raises(verify.DifferentError):
+    monkeypatch.setattr(writing, "check", different)
+    with pytest.raises(writing.DifferentError):
         convert(weights, target, description=description, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()

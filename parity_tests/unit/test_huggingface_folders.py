@@ -17,8 +17,8 @@ import pytest
 
 from jax_transformer import pretrained, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.convert import conversion, preparation, report
-from jax_transformer.convert.request import ModelDescription, Request
+from jax_transformer.convert import conversion, preparation
+from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
 from jax_transformer.storage import huggingface, kinds, pt, safetensors
@@ -79,7 +79,7 @@ def prepare(source: Path | str, destination: Path | str, **more) -> preparation.
     return preparation.prepare(Request(str(source), str(destination), **{"check": False, **more}))
 
 
-def convert(source: Path | str, destination: Path | str, **more) -> report.Outcome:
+def convert(source: Path | str, destination: Path | str, **more) -> conversion.Outcome:
     return conversion.convert(prepare(source, destination, **more))
 
 
