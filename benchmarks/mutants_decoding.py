@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant
 
-_CACHE, _WHOLE = "jax_transformer/nn/cache.py", "jax_transformer/transformer.py"
+_CACHE, _WHOLE = "jax_transformer/nn/attention.py", "jax_transformer/transformer.py"
 _LOOP, _SCORERS, _SEARCH = (
     f"jax_transformer/generate/{name}.py" for name in ("decoding", "scorers", "beam_search")
 )

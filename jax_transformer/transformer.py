@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer import inputs
 from jax_transformer.config import (
     EmbeddingScale,
     LogitScale,
@@ -18,13 +17,19 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError
-from jax_transformer.nn import cache as caches
+from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
 from jax_transformer.nn.blocks import BlockResult, Context
-from jax_transformer.nn.cache import Cache, Prefix
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import Embedding, Frozen
 from jax_transformer.nn.linear import output
-from jax_transformer.nn.stacks import Decoder, Encoder, Randomness, positions_of
+from jax_transformer.nn.stacks import (
+    Decoder,
+    Encoder,
+    Randomness,
+    check_ids,
+    check_pair,
+    positions_of,
+)
 from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -83,8 +88,8 @@ class Transformer(nnx.Module):
         """
         dropout = from_rngs(rngs, self.config.dropout_masks)
         source = self.check_source(source)
-        target = inputs.check_ids(target, self.config, self.config.target_vocab_size, "target")
-        inputs.check_pair(source.shape, target.shape, self.config)
+        target = check_ids(target, self.config, self.config.target_vocab_size, "target")
+        check_pair(source.shape, target.shape, self.config)
         memory, encoded = self._encode(source, dropout)
         x, decoded = self._decode(memory, source != self.config.source_pad_id, target, dropout)
         logits = self._logits(x)
@@ -150,7 +155,7 @@ class Transformer(nnx.Module):
             )
         entries = length * beams
         blocks = tuple(
-            caches.block_cache(*block.cross_attention.keys_values(memory), entries)
+            block_cache(*block.cross_attention.keys_values(memory), entries)
             for block in self.decoder.blocks
         )
         return Cache(
@@ -158,7 +163,7 @@ class Transformer(nnx.Module):
             jnp.zeros((batch, entries), bool),
             source_valid,
             none,
-            caches.own_beam_indices(batch, beams, length),
+            own_beam_indices(batch, beams, length),
         )
 
     def decode_step(
@@ -215,7 +220,7 @@ class Transformer(nnx.Module):
 
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
         """The source ids as int32. Raises InputError if the model cannot read them."""
-        return inputs.check_ids(source, self.config, self.config.source_vocab_size, "source")
+        return check_ids(source, self.config, self.config.source_vocab_size, "source")
 
     def _encode(
         self, source: Int[Array, "b s"], dropout: Dropout

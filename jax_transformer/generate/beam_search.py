@@ -26,7 +26,7 @@ from jax_transformer.generate.prepare import (
     split,
 )
 from jax_transformer.generate.scorers import SCORERS, Scorer
-from jax_transformer.nn.cache import Cache, Prefix
+from jax_transformer.nn.attention import Cache, Prefix
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 

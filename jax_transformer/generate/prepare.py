@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from jax_transformer import inputs
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.nn.stacks import check_ids
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
 
@@ -93,7 +93,7 @@ def prepare(
     token that it does not have.
     """
     sizes = model.config
-    source = inputs.check_ids(source, sizes, sizes.source_vocab_size, "source")
+    source = check_ids(source, sizes, sizes.source_vocab_size, "source")
     vocabulary = sizes.target_vocab_size
     forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
     static_args = StaticArgs(

@@ -17,8 +17,7 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
-from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.nn.cache import BlockCache
+from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
 from jax_transformer.nn.linear import linear

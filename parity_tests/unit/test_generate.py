@@ -15,7 +15,7 @@ import jax_transformer as jt
 from jax_transformer import generate, transformer
 from jax_transformer.config import Branch, Part, Residual
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.nn.cache import Prefix
+from jax_transformer.nn.attention import Prefix
 from parity_tests.unit.helpers import furthest, ragged, random_model, tiny
 from parity_tests.unit.speakers import loud
 
