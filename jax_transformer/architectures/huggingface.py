@@ -3,7 +3,7 @@
 A family is one file of this folder. It describes its ``config.json``, the tensors of its files and
 its defaults by an object of :class:`HuggingFaceFamily`, and its tokenizers by a
 :class:`TokenizerRecipe` for each class of transformers. The code that reads and writes is shared:
-:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data`` and ``transformers_bridge``.
+:mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data`` and ``torch_bridge``.
 """
 
 import enum
