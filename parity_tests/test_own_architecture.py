@@ -24,8 +24,8 @@ from jax_transformer.errors import ConfigError, InputError
 from parity_tests.unit import runs
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
-SIZES = dict(vocabulary=300, width=16, heads=4, layers=2, inner=24, longest=40)
-FIELDS = dict(vocab_size=300, d_model=16, num_heads=4, num_layers=2, d_ff=24, max_length=40)
+SIZES = dict(vocabulary=300, width=16, heads=4, layers=1, inner=24, longest=40)
+FIELDS = dict(vocab_size=300, d_model=16, num_heads=4, num_layers=1, d_ff=24, max_length=40)
 ENGLISH = "the cat dog sees a red house small bird and".split()
 GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
 
@@ -62,11 +62,11 @@ def spec(folder: Path) -> str:
     return f"{folder / 'my_architecture.py'}:MY_TRANSLATOR"
 
 
-def random_module(folder: Path, seed: int = 0) -> torch.nn.Module:
+def random_module(folder: Path, seed: int = 0, **sizes: int) -> torch.nn.Module:
     """The user's module; every weight is random, biases and scales too."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    module = importlib.import_module("my_model").MyTranslator(**SIZES)
+    module = importlib.import_module("my_model").MyTranslator(**(SIZES | sizes))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -141,14 +141,14 @@ def test_python_takes_an_architecture_that_is_not_registered(folder):
 
 
 def test_files_are_read_and_written_by_an_architecture_that_is_not_registered(folder, tmp_path):
-    module = random_module(folder)
+    module = random_module(folder, layers=2)
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
     path = lightning_checkpoint(module, tmp_path / "last.ckpt")
     options = dict(preset="my_translator", strip_prefix="model.", architecture=mine, num_heads=4)
     with pytest.raises(InputError, match=r"every name begins with 'model\.': give --strip-prefix"):
         jt.convert.plan(path, tmp_path / "run", **(options | {"strip_prefix": ""}))
     model = jt.convert.load(path, **options)
-    assert model.config == mine.presets["my_translator"].with_sizes(**FIELDS)
+    assert model.config == mine.presets["my_translator"].with_sizes(**(FIELDS | {"num_layers": 2}))
     plan = jt.convert.plan(path, tmp_path / "run", **options)
     names = {name for move in plan.moves for name in move.source}
     assert names == module.state_dict().keys() - {"to_words.weight"} and plan.ties
@@ -172,7 +172,7 @@ def test_the_command_line_converts_compares_trains_and_translates(
     run("convert", "begun", "back.pt", *mine)
     module.load_state_dict(torch.load("back.pt", weights_only=True), strict=True)
 
-    run("parity", "begun", "twin", *mine)
+    run("parity", "begun", "twin", "--no-gradients", *mine)
     run("golden", "make", "golden.safetensors", "begun", *mine)
     run("golden", "check", "golden.safetensors", *mine)
 
@@ -209,7 +209,8 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
         [sys.executable, "-m", "jax_transformer", "train", "--architecture", spec, "--run", "new",
          "--steps", "3", "--eval-every", "3", "--eval-pairs", "2", "--optimizer.warmup-steps", "1",
          "--model.encoder-layers", "1", "--model.decoder-layers", "1", "--data.vocab-size", "300",
-         "--data.buckets", "1", "--data.tokens-per-batch", "64", *options.split()],
+         "--data.buckets", "1", "--data.tokens-per-batch", "64", *options.split(),
+         *runs.write_text(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -333,7 +334,9 @@ def installed(folder: Path, value: str, name: str = "my_translator") -> None:
 
 
 def test_an_installed_package_registers_its_architecture(folder, tmp_path):
-    installed(folder, "my_architecture:MY_TRANSLATOR")
+    sys.path.append(str(folder))
+    assert "my_translator" not in jt.preset_names()
+    installed(folder, "my_architecture:MY_TRANSLATOR")  # into a folder that was read already
     assert "my_architecture" not in sys.modules
     assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
     assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()

@@ -1,5 +1,6 @@
 """Linear layers as Flax has them, with the initialisations of the configuration."""
 
+import functools
 import math
 
 import jax
@@ -12,11 +13,11 @@ from jax_transformer.config import Init, TransformerConfig
 
 def uniform(bound: float) -> initializers.Initializer:
     """An initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
+    return functools.partial(_uniform, bound)
 
-    def init(key, shape, dtype=jnp.float32, out_sharding=None):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    return init
+def _uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def flat_dot_general(

@@ -10,7 +10,6 @@ from benchmarks import round_trips
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers
 
-CONFIGURATIONS = 200
 INDEPENDENT = dict(
     deadline=None,
     derandomize=True,
@@ -18,11 +17,12 @@ INDEPENDENT = dict(
 )
 
 
-def test_a_round_trip_is_byte_equal_for_200_configurations(tmp_path):
+@pytest.mark.parametrize("configurations", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_round_trip_is_byte_equal_for_many_configurations(tmp_path, configurations):
     """They cover every architecture and dtype; half of them have all sizes equal."""
     seen = []
 
-    @settings(max_examples=CONFIGURATIONS, **INDEPENDENT)
+    @settings(max_examples=configurations, **INDEPENDENT)
     @given(st.randoms(use_true_random=False), st.sampled_from(round_trips.ARCHITECTURES))
     def check(choose, architecture):
         config, dtype = round_trips.draw(choose, architecture, most_layers=2)
@@ -46,7 +46,7 @@ def test_a_round_trip_is_byte_equal_for_200_configurations(tmp_path):
         set(round_trips.DTYPES),
         {True, False},
     )
-    assert len(seen) >= CONFIGURATIONS
+    assert len(seen) >= configurations
 
 
 @pytest.mark.parametrize("architecture", ["lesson10", "blog2023"])
