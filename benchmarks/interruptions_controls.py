@@ -7,9 +7,9 @@ from typing import Any
 def resume_wrongly(start: Callable, control: str) -> Callable:
     """The package's start of a run, wrong if it resumes and correct if it begins."""
 
-    def started(options: Any, corpus: Any, folder: Any, devices: Any, intact: int | None) -> Any:
-        state = start(options, corpus, folder, devices, intact)
-        return state if intact is None else CONTROLS[control](state)
+    def started(options: Any, corpus: Any, devices: Any, saved: Any) -> Any:
+        state = start(options, corpus, devices, saved)
+        return state if saved is None else CONTROLS[control](state)
 
     return started
 

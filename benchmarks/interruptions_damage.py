@@ -191,7 +191,8 @@ def refused(damage: Callable, folder: Path, step: int) -> Finding:
                 finding.wrong.append(f"the damaged checkpoint is not named: {error}")
     intact = max(set(before) - damaged, default=None)
     try:
-        newest = run_folder.newest_intact(folder)[0]
+        opened = run_folder.newest_intact(folder)[0]
+        newest = None if opened is None else opened.step
     except CheckpointError:
         newest = None
     if newest != intact:

@@ -23,8 +23,7 @@ from jax_transformer.data.batches import Batch
 from jax_transformer.data.options import DataOptions
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, devices, evaluation, optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import OptimizerOptions, Schedule, TrainOptions
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
 from parity_tests.huggingface_folders import (

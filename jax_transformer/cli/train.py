@@ -25,9 +25,9 @@ class TrainCommand:
 
 def run(command: TrainCommand) -> int:
     """Train, print the run folder, and return the exit code."""
-    from jax_transformer.training import stops
+    from jax_transformer.training.run import stop_requests
 
-    with stops.requests() as stop:  # from here on: importing JAX takes a second or two
+    with stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe
         print(recipe.train(command.options, stop).path)

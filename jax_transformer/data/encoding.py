@@ -13,6 +13,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer import errors
+from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 
 # Pairs encoded at a time: bounds the memory of ids as Python integers.
@@ -77,6 +80,25 @@ class EncodedPairs:
             )
             + added
         )
+
+
+def limits(options: DataOptions, config: TransformerConfig) -> tuple[int, int]:
+    """The maximum length of source and of target in tokens.
+
+    Raises ConfigError if it is over the model's.
+    """
+    lengths = []
+    for name in ("max_source_length", "max_target_length"):
+        value = getattr(options, name)
+        if value is not None and value > config.longest:
+            reach = (
+                f"max_length={config.max_length}; raise that too"
+                if config.longest == config.max_length
+                else f"positions, which reach {config.longest} tokens"
+            )
+            raise errors.ConfigError(f"data.{name}={value} is over the model's {reach}")
+        lengths.append(usual_length(config) if value is None else value)
+    return lengths[0], lengths[1]
 
 
 def encode_pairs(

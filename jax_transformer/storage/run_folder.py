@@ -205,16 +205,15 @@ def open_weights(folder: RunFolder, weights: str = "auto") -> tuple[Candidate, C
     raise damage or CheckpointError(f"{folder.checkpoints}: holds no checkpoint{choice}")
 
 
-def newest_intact(folder: Path) -> tuple[int | None, list[CheckpointError]]:
-    """The newest step with the files of its manifest, and the errors of the newer ones.
+def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
+    """Open the newest checkpoint that is intact; also return the errors of the newer ones.
 
     Raises CheckpointError naming the newest if there are checkpoints and none is intact.
     """
     damage: list[CheckpointError] = []
     for step in reversed(checkpoint.steps(folder)):
         try:
-            checkpoint.verify(folder, step)
-            return step, damage
+            return checkpoint.open(folder, step), damage
         except CheckpointError as error:
             damage.append(error)
     if damage:

@@ -1,11 +1,12 @@
-"""The training data: from the data options to encoded pairs and a batch plan."""
+"""The training data: text, tokenizer, encoded pairs, batches, and the model's configuration."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.data import (
     batches,
     encoding,
@@ -17,15 +18,15 @@ from jax_transformer.data import (
 )
 from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
-from jax_transformer.data.options import DataOptions, DataSource, TooLong
+from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic
 from jax_transformer.storage.huggingface import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import init_source, vocabulary
-from jax_transformer.training.init_source import InitSource
+from jax_transformer.training import init_source
+from jax_transformer.training.init_source import InitSource, Vocabulary
 from jax_transformer.training.options import TrainOptions
 
 
@@ -33,7 +34,7 @@ from jax_transformer.training.options import TrainOptions
 class Corpus:
     """Everything that training reads."""
 
-    tokenizer: Tokenizer | TokenizerPair
+    tokenizer: Vocabulary
     config: TransformerConfig
     train: EncodedPairs
     valid: EncodedPairs
@@ -58,13 +59,13 @@ def prepare(
     data = options.data
     parallel_text.check_readable(data.files)
     source = init_source.find(options, folder)
-    words = source.tokenizer if source else vocabulary.ready(options, folder.path)
-    config = source.config if source else vocabulary.config(options, words)
-    limits = vocabulary.limits(data, config)
+    words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
+    config = source.config if source else _model_config(options, words)
+    limits = encoding.limits(data, config)
     train, valid = read_text(data)
     if words is None:
-        words = vocabulary.train(data, train.pairs, config)
-        config = vocabulary.config(options, words)
+        words = _train_tokenizer(data, train.pairs, config)
+        config = _model_config(options, words)
     encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
     encoded = encoding.encode_pairs(
         train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
@@ -136,6 +137,78 @@ def read_split(options: DataOptions, split: str) -> Pairs:
     return parallel_text.joined(
         [parallel_text.read_pairs(source, target) for source, target in files]
     )
+
+
+# Tokenizer and model
+
+
+def _existing_tokenizer(options: TrainOptions, folder: Path) -> Vocabulary | None:
+    """The tokenizer that the options name or that the run has; None if it must be trained first.
+
+    A named tokenizer is read again at every resume, so that a changed file is noticed. A folder
+    without data.json, which is written last, is unfinished: its tokenizer is not used.
+    """
+    data = options.data
+    if (named := init_source.named_tokenizer(data)) is not None:
+        return named
+    if not (folder / "data.json").exists() or not run_tokenizer.in_folder(folder):
+        return None
+    loaded = run_tokenizer.load_folder(folder)
+    if isinstance(loaded, TokenizerPair) != (data.vocabularies is Vocabularies.SEPARATE):
+        raise InputError(
+            f"{folder}: its tokenizer does not fit data.vocabularies={data.vocabularies.value}"
+        )
+    return loaded
+
+
+def _train_tokenizer(
+    data: DataOptions, pairs: list[tuple[str, str]], model: TransformerConfig
+) -> Vocabulary:
+    """Train one tokenizer for both sides or one for each, with the model's special ids."""
+
+    def learn(lines: Iterable[str], pad_id: int) -> Tokenizer:
+        return Tokenizer.train(
+            lines, data.vocab_size, pad_id=pad_id, bos_id=model.bos_id, eos_id=model.eos_id
+        )
+
+    if data.vocabularies is Vocabularies.SHARED:
+        return learn((line for pair in pairs for line in pair), model.source_pad_id)
+    return TokenizerPair(
+        learn((source for source, _ in pairs), model.source_pad_id),
+        learn((target for _, target in pairs), model.target_pad_id),
+    )
+
+
+def _model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
+    """The model configuration with the tokenizer's sizes and special ids.
+
+    Without a tokenizer, with the sizes that one will be trained to. Raises ConfigError if the two
+    sides cannot have the vocabularies that the options ask for.
+    """
+    data = options.data
+    if vocabulary is None:
+        model = options.model.config(data.vocab_size, data.vocab_size)
+    else:
+        source, target = vocabulary.source, vocabulary.target
+        ids = {
+            "source_pad_id": source.pad_id,
+            "target_pad_id": target.pad_id,
+            "bos_id": target.bos_id,
+            "eos_id": target.eos_id,
+        }
+        model = options.model.config(source.vocab_size, target.vocab_size, **ids)
+    if data.vocabularies is Vocabularies.SHARED:
+        if model.source_pad_id != model.target_pad_id:
+            raise ConfigError(
+                "one vocabulary for both sides needs one pad id, "
+                f"not {model.source_pad_id} and {model.target_pad_id}"
+            )
+    elif model.tying is Tying.ALL:
+        raise ConfigError(
+            "tying=all shares one embedding between two vocabularies; "
+            "with data.vocabularies=separate give model.tying output or none"
+        )
+    return model
 
 
 # Batches

@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_transformer import pretrained
 from jax_transformer.config import Positions, TransformerConfig
-from jax_transformer.data import run_tokenizer
+from jax_transformer.data import encoding, run_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
@@ -28,7 +28,6 @@ from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
-from jax_transformer.training import vocabulary
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
 
 def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
     sha256 = parsed(folder.data, lambda text: str(json.loads(text)["init_sha256"]))
-    tokenizer = _from_options(options.data) or run_tokenizer.load_folder(folder.path)
+    tokenizer = named_tokenizer(options.data) or run_tokenizer.load_folder(folder.path)
     config = parsed(folder.config, TransformerConfig.from_json)
     greedy = _greedy(folder.path / folders.IN_RUN, config, tokenizer)
     return InitSource(Path(options.init or ""), config, tokenizer, sha256, frozenset(), {}, greedy)
@@ -160,7 +159,8 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     return array.astype(np.float32)
 
 
-def _from_options(data: DataOptions) -> Vocabulary | None:
+def named_tokenizer(data: DataOptions) -> Vocabulary | None:
+    """Load the tokenizer that the options name, or the two; None if they name none."""
     if data.tokenizer is None:
         return None
     first = Tokenizer.load(data.tokenizer)
@@ -173,7 +173,7 @@ def _from_options(data: DataOptions) -> Vocabulary | None:
 
 def _tokenizer(own: Vocabulary | None, options: TrainOptions, path: Path) -> Vocabulary:
     """Return the model's own tokenizer, or the one in the options if it has none."""
-    data, separate = options.data, _from_options(options.data)
+    data, separate = options.data, named_tokenizer(options.data)
     if own is not None and separate is not None:
         raise ConfigError(
             f"data.tokenizer={data.tokenizer}: {path} has the tokenizer that its model was trained "
@@ -246,7 +246,7 @@ def _files(
         )
     if not huggingface.has_length(settings):
         changed["max_length"] = (
-            vocabulary.limits(data, config)[1] + 1
+            encoding.limits(data, config)[1] + 1
         )  # transformers counts the start token
     if changed:
         ids = {

@@ -4,23 +4,26 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted
 from jax_transformer.storage import checkpoint
+from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import averaging, curves, optimizer, selection, step
+from jax_transformer.training import curves, optimizer, run, step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices, environment
 from jax_transformer.training.evaluation import Validation, choose_examples
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.run import Stop
 from jax_transformer.training.step import Arrays, TrainState
-from jax_transformer.training.stops import Stop
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
@@ -29,21 +32,19 @@ request to stop."""
 
 
 def start(
-    options: TrainOptions, corpus: Corpus, folder: RunFolder, devices: Devices, intact: int | None
+    options: TrainOptions, corpus: Corpus, devices: Devices, saved: Checkpoint | None
 ) -> TrainState:
-    """The state of the checkpoint of step ``intact`` on all devices; a new one if None."""
+    """The state of a checkpoint on all devices; a new one if None."""
     tx = optimizer.make(options.optimizer, options.steps)
-    if intact is None and corpus.init_source is not None:
+    if saved is None and corpus.init_source is not None:
         model = corpus.init_source.model()
     else:
         model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
     state = step.initial_state(model, tx, ema=options.optimizer.ema > 0)
-    if intact is not None:
-        state = checkpoint.load(folder.checkpoints, intact, state)
-        if int(state.step) != intact:
-            raise CheckpointError(
-                f"{folder.checkpoints / str(intact)}: holds step {int(state.step)}"
-            )
+    if saved is not None:
+        state = saved.load(state)
+        if int(state.step) != saved.step:
+            raise CheckpointError(f"{saved.path}: holds step {int(state.step)}")
     return devices.replicate(state)
 
 
@@ -68,7 +69,8 @@ class Run:
         # Averages of later steps are out of date: those steps are made again
         checkpoint.prune(folder.averaged, [step for step in average if step <= began])
         folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
-        self.logger = MetricsLogger(options, folder, began, about.get("unrecorded", []))
+        schedule = optimizer.schedule(options.optimizer, options.steps)
+        self.logger = MetricsLogger(options, folder, schedule, began, about.get("unrecorded", []))
         self.progress = self.logger.progress
 
     def train(self, state: TrainState) -> None:
@@ -109,7 +111,7 @@ class Run:
         return now % self.options.eval_every == 0 or now == self.options.steps
 
     def _patience_ended(self) -> bool:
-        return selection.stops_early(self.options, self.folder.validations())
+        return run.stops_early(self.options, self.folder.validations())
 
     def _pause(self, state: TrainState) -> None:
         """Validate if this step is due, save, and stop if requested."""
@@ -135,7 +137,7 @@ class Run:
         """Remove the checkpoints that need not be kept."""
         steps = checkpoint.steps(self.folder.checkpoints)
         if steps:
-            keep = selection.to_keep(self.options, self.folder.figures(), steps)
+            keep = run.to_keep(self.options, self.folder.figures(), steps)
             checkpoint.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
@@ -159,10 +161,10 @@ class Run:
     def _average(self, state: TrainState) -> None:
         """Average, validate and save the weights of several checkpoints, unless already done."""
         now = int(state.step)
-        steps = selection.to_average(self.options, self.folder.figures())
+        steps = run.to_average(self.options, self.folder.figures())
         if not steps or now in checkpoint.steps(self.folder.averaged):
             return
-        weights = self.devices.replicate(averaging.mean(self.folder, steps, state))
+        weights = self.devices.replicate(mean_weights(self.folder, steps, state))
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
         figures = self._validate(weights | state.frozen, name, {"step": now, "weights": "averaged"})
         about = {**environment(), "of": steps, "figures": figures}
@@ -181,3 +183,24 @@ def _groups(corpus: Corpus, began: int, options: TrainOptions) -> Iterator[list[
             yield group
     finally:
         stream.close()  # type: ignore[attr-defined]
+
+
+def mean_weights(folder: RunFolder, steps: list[int], like: TrainState) -> dict[str, np.ndarray]:
+    """The mean of the validated weights of ``steps`` (Vaswani et al. 2017, section 6.1).
+
+    It is computed in float64 and rounded once; ``like`` gives shapes and dtypes.
+    """
+    group = "ema" if like.ema else "params"
+    abstract = {group: getattr(like, group)}
+    total: dict[str, Any] = {}
+    for each in steps:
+        arrays = checkpoint.load(folder.checkpoints, each, abstract, partial=True)[group]
+        total = {
+            name: np.asarray(array, np.float64) + total.get(name, 0)
+            for name, array in arrays.items()
+        }
+    averaged = {
+        name: (array / len(steps)).astype(abstract[group][name].dtype)
+        for name, array in total.items()
+    }
+    return jax.tree.map(np.ascontiguousarray, averaged)

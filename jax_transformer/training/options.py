@@ -11,7 +11,6 @@ from jax_transformer.config import TransformerConfig, codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training.optimizer_options import OptimizerOptions
 
 
 class Precision(enum.StrEnum):
@@ -103,6 +102,107 @@ class ModelOptions:
         )
 
 
+class OptimizerName(enum.StrEnum):
+    """The optimizer, with the paper that describes it."""
+
+    ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
+    ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
+    SGD = (
+        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
+    )
+    ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
+    LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
+
+
+class Schedule(enum.StrEnum):
+    """The learning rate after its linear warm-up."""
+
+    COSINE = "cosine"  # to zero at the last step: Loshchilov and Hutter 2017, without restarts
+    INVERSE_SQRT = "inverse_sqrt"  # with the root of the step: Vaswani et al. 2017, section 5.3
+    LINEAR = "linear"  # to zero at the last step: Devlin et al. 2019
+    CONSTANT = "constant"
+
+
+_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
+USED_BY: dict[str, tuple[OptimizerName, ...]] = {
+    "beta1": (*_ADAMS, OptimizerName.LION),
+    "beta2": (*_ADAMS, OptimizerName.LION),
+    "epsilon": _ADAMS,
+    "momentum": (OptimizerName.SGD,),
+    "nesterov": (OptimizerName.SGD,),
+}
+"""The options that only some optimizers have. Every other option is for all of them."""
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Optimizer, learning rate and loss."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    """Optimizer; each needs another learning rate."""
+    learning_rate: float = 3e-3
+    """Highest learning rate, after warm-up."""
+    schedule: Schedule = Schedule.COSINE
+    """Learning rate after warm-up."""
+    warmup_steps: int = 200
+    """Steps of linear warm-up."""
+    beta1: float = 0.9
+    """Decay of the mean gradient (adamw, adam, lion)."""
+    beta2: float = 0.98
+    """Decay of the mean square (adamw, adam, lion)."""
+    epsilon: float = 1e-9
+    """Added to the mean square's root (adamw, adam)."""
+    momentum: float = 0.9
+    """Decay of past gradients (sgd; 0: none)."""
+    nesterov: bool = False
+    """Use Nesterov momentum (sgd)."""
+    weight_decay: float = 0.01
+    """Weight decay; an L2 penalty for adam and sgd."""
+    clip_norm: float = 1.0
+    """Clip gradients to this global norm (0: off)."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the training loss."""
+    accumulate: int = 1
+    """Batches per update."""
+    ema: float = 0.0
+    """Decay of an average of the weights (0: off)."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
+                )
+        if self.accumulate < 1:
+            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
+        for name in ("learning_rate", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Raise ConfigError if an option is set that the optimizer does not have."""
+        unused = [
+            f"optimizer.{field.name}={getattr(self, field.name)} (only for {_listed(field.name)})"
+            for field in dataclasses.fields(self)
+            if self.name not in USED_BY.get(field.name, (self.name,))
+            and getattr(self, field.name) != field.default
+        ]
+        if unused:
+            raise ConfigError(
+                f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
+
+
+def _listed(option: str) -> str:
+    return ", ".join(name.value for name in USED_BY[option])
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """Train an encoder-decoder on parallel text."""
@@ -191,10 +291,6 @@ class TrainOptions:
                 f"{', '.join(changed)} cannot be changed: model and tokenizer are those of "
                 f"init={self.init}; {can} can be"
             )
-
-    def names(self) -> set[str]:
-        """The dotted names of all options."""
-        return set(_flat(dataclasses.asdict(self)))
 
     def differences(self, other: "TrainOptions") -> dict[str, str]:
         """The dotted fields that differ, each with ``name (other's value -> own value)``."""

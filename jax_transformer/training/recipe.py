@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
 from jax_transformer.storage import atomic, checkpoint, run_folder
+from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, run, trackers
+from jax_transformer.training import corpus, metrics_logger, run
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.options import TrainOptions, read_options
-from jax_transformer.training.stops import Stop
+from jax_transformer.training.run import Stop
 
 if TYPE_CHECKING:
     from jax_transformer.training.devices import Devices
@@ -21,22 +22,22 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
     ``stop`` can request to save and stop.
     """
     stop = stop or Stop()
-    trackers.check(options)
+    metrics_logger.check_trackers(options)
     with run.open_run(options) as folder:
         with stop.at_once("stopped before the first step; the same command begins again"):
             data = corpus.prepare(options, folder, lambda: _devices(options).count)
             corpus.check(data, folder)
-            intact = _newest_intact(folder)
-            _warn_of_changes(options, folder, intact)
+            saved = _newest_intact(folder)
+            _warn_of_changes(options, folder, saved)
         atomic.write_text(folder.train_config, codec.to_json(options))
         corpus.record(data, folder)
 
         from jax_transformer.training import loop
 
         devices = _devices(options)
-        state = loop.start(options, data, folder, devices, intact)
+        state = loop.start(options, data, devices, saved)
         parameters = sum(array.size for array in state.params.values())
-        _introduce(options, data, folder, parameters, intact)
+        _introduce(options, data, folder, parameters, saved)
         loop.Run(options, data, folder, devices, stop, int(state.step)).train(state)
     return folder
 
@@ -49,31 +50,30 @@ def _devices(options: TrainOptions) -> "Devices":
     return Devices.take(options.devices)
 
 
-def _newest_intact(folder: RunFolder) -> int | None:
-    """The step to continue from, None without checkpoints.
+def _newest_intact(folder: RunFolder) -> Checkpoint | None:
+    """The checkpoint to continue from, None if there is none.
 
     Newer checkpoints, which are damaged, are named and quarantined. Raises CheckpointError if there
     are checkpoints and none is intact.
     """
     checkpoint.remove_unfinished(folder.checkpoints)
-    step, errors = run_folder.newest_intact(folder.checkpoints)
-    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > (step or 0)]
+    saved, errors = run_folder.newest_intact(folder.checkpoints)
+    step = 0 if saved is None else saved.step
+    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
     for each, error in zip(reversed(newer), errors, strict=True):
         quarantined = run_folder.quarantine(folder.checkpoints, each)
         say(f"warning: {error}; renamed to {quarantined.name}; continuing from step {step}")
-    return step
+    return saved
 
 
-def _warn_of_changes(options: TrainOptions, folder: RunFolder, intact: int | None) -> None:
+def _warn_of_changes(options: TrainOptions, folder: RunFolder, saved: Checkpoint | None) -> None:
     """Name the options, versions and devices that changed since the run was stopped."""
-    if intact is None:
+    if saved is None:
         return
     from jax_transformer.training.devices import environment, environment_changes
 
     _, changed = run.option_changes(options, read_options(folder))
-    changed += environment_changes(
-        environment(), checkpoint.read_manifest(folder.checkpoints, intact)
-    )
+    changed += environment_changes(environment(), dict(saved.about))
     if changed:
         say(
             f"warning: changed since this run was stopped: {', '.join(changed)}; "
@@ -82,7 +82,11 @@ def _warn_of_changes(options: TrainOptions, folder: RunFolder, intact: int | Non
 
 
 def _introduce(
-    options: TrainOptions, data: Corpus, folder: RunFolder, parameters: int, intact: int | None
+    options: TrainOptions,
+    data: Corpus,
+    folder: RunFolder,
+    parameters: int,
+    saved: Checkpoint | None,
 ) -> None:
     """Print the sizes of model and data, and the pairs that are left out."""
     about, config, source = data.about, data.config, data.init_source
@@ -102,8 +106,8 @@ def _introduce(
             f"dropped: {about['dropped_empty']} pairs with an empty side, "
             f"{about['dropped_long']} too long{cut}"
         )
-    if intact:
-        say(f"continuing at step {intact}")
+    if saved is not None:
+        say(f"continuing at step {saved.step}")
 
 
 def say(message: str) -> None:

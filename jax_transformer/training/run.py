@@ -1,19 +1,30 @@
-"""The run that a process trains: its folder, opened or created and locked, and the options that
-changed since it began."""
+"""The run that a process trains: its folder, opened or created and locked; the options that changed
+since it began; the checkpoints that it keeps and averages; and requests to stop it."""
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Refusal
+from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Preempted, Refusal
 from jax_transformer.storage import checkpoint, run_folder
-from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import selection
-from jax_transformer.training.options import Resume, TrainOptions, read_options
+from jax_transformer.storage.run_folder import RunFolder, best_first
+from jax_transformer.training.options import (
+    AverageOf,
+    Criterion,
+    Resume,
+    TrainOptions,
+    read_options,
+)
 
+Figures = Mapping[int, Mapping[str, Any]]
+"""The validation figures of steps."""
 RUNS = Path("runs")
 
 # These do not affect the result, or it is content that counts, which its hash checks
@@ -117,9 +128,7 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
 def finished(options: TrainOptions, folder: RunFolder) -> bool:
     """True if the last step or the end of patience was reached, and the average is saved."""
     last = folder.last_step()
-    if last is None or not (
-        last >= options.steps or selection.stops_early(options, folder.validations())
-    ):
+    if last is None or not (last >= options.steps or stops_early(options, folder.validations())):
         return False
     return not options.average or last in checkpoint.steps(folder.averaged)
 
@@ -159,3 +168,104 @@ def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], 
     changed = now.differences(before)
     refused = [text for name, text in changed.items() if name not in FREE | WARNED]
     return refused, [text for name, text in changed.items() if name in WARNED]
+
+
+# Checkpoints: the best, those to keep and to average, and the end by patience
+
+
+def ranked(figures: Figures, by: Criterion) -> list[int]:
+    """The steps, best first; the earlier first among equals."""
+    return best_first(figures, by.value)
+
+
+def since_best(figures: Figures, by: Criterion) -> int:
+    """The number of validations after the best one."""
+    return sum(step > ranked(figures, by)[0] for step in figures) if figures else 0
+
+
+def stops_early(options: TrainOptions, figures: Figures) -> bool:
+    """True if there were as many validations without a new best as ``patience`` allows."""
+    return 0 < options.patience <= since_best(figures, options.best_by)
+
+
+def to_average(options: TrainOptions, figures: Figures) -> list[int]:
+    """The steps whose weights are averaged at the end, in ascending order."""
+    order = (
+        ranked(figures, options.best_by)
+        if options.average_of is AverageOf.BEST
+        else sorted(figures, reverse=True)
+    )
+    return sorted(order[: options.average])
+
+
+def to_keep(options: TrainOptions, figures: Figures, steps: Sequence[int]) -> set[int]:
+    """The checkpoints to keep: the newest, the last and best validated ones, and candidates for the
+    average.
+
+    A checkpoint that a signal caused between validations is removed at the next save, so an
+    interrupted run ends with the same files as an uninterrupted one.
+    """
+    last = sorted(figures)[-options.keep :]
+    best = ranked(figures, options.best_by)[: options.keep_best]
+    return {max(steps), *last, *best, *to_average(options, figures)}
+
+
+# Requests to stop
+
+
+class Stop:
+    """A request to stop, which a run looks for after every step."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once: str | None = None
+
+    def request(self) -> None:
+        """Ask the run to stop. Raises Preempted inside :meth:`at_once`."""
+        self.asked = True
+        if self._at_once is not None:
+            raise Preempted(self._at_once)
+
+    @contextmanager
+    def at_once(self, message: str) -> Iterator[None]:
+        """Let a request end the work immediately, with this message: there is nothing to save."""
+        self._at_once = message
+        try:
+            if self.asked:
+                raise Preempted(message)
+            yield
+            if self.asked:  # the exception was lost, for example in a finalizer
+                raise Preempted(message)
+        finally:
+            self._at_once = None
+
+
+@contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """A Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread can handle signals
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def ask(number: int, frame: Any) -> None:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        stop.request()
+
+    unraisable = sys.unraisablehook
+
+    def lost(what: Any) -> None:
+        if not isinstance(what.exc_value, Preempted):  # `at_once` raises that again
+            unraisable(what)
+
+    for number in previous:
+        signal.signal(number, ask)
+    sys.unraisablehook = lost
+    try:
+        yield stop
+    finally:
+        sys.unraisablehook = unraisable
+        for number, handler in previous.items():
+            signal.signal(number, handler)

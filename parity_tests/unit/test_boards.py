@@ -12,7 +12,7 @@ import pytest
 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import trackers
+from jax_transformer.training import metrics_logger
 from jax_transformer.training.options import TrainOptions
 
 
@@ -39,25 +39,25 @@ def valid(step: int, **more) -> dict:
 
 
 def test_every_metric_has_a_tag():
-    assert trackers.scalars(train(50)) == {
+    assert metrics_logger.scalars(train(50)) == {
         "train/loss": 8.5,
         "train/gradient_norm": 0.5,
         "train/learning_rate": 5e-4,
         "train/tokens_per_second": 4000.0,
     }
-    assert trackers.scalars(valid(50)) == {
+    assert metrics_logger.scalars(valid(50)) == {
         "valid/loss": 7.5,
         "valid/bleu": 5.0,
         "valid/chrf": 30.0,
         "valid/exact_match": 0,
     }
-    assert set(trackers.scalars(valid(50, weights="averaged"))) == {
+    assert set(metrics_logger.scalars(valid(50, weights="averaged"))) == {
         f"averaged/{name}" for name in ("loss", "bleu", "chrf", "exact_match")
     }
 
 
 def test_no_tracker_is_the_default(tmp_path):
-    none = trackers.Trackers(RunFolder(tmp_path), TrainOptions())
+    none = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions())
     none.add(train(50))
     none.close()
     assert list(tmp_path.iterdir()) == []
@@ -73,13 +73,16 @@ def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
         importlib.util, "find_spec", lambda name: None if name == module else known(name)
     )
     (name,) = options
-    for ask in (trackers.check, lambda options: trackers.Trackers(RunFolder(tmp_path), options)):
+    for ask in (
+        metrics_logger.check_trackers,
+        lambda options: metrics_logger.Trackers(RunFolder(tmp_path), options),
+    ):
         with pytest.raises(
             ConfigError,
             match=rf"^{name} needs the package {module}: pip install 'jax-seq2seq\[{name}\]'$",
         ):
             ask(TrainOptions(**options))
-    trackers.check(TrainOptions())
+    metrics_logger.check_trackers(TrainOptions())
 
 
 def test_a_folder_named_wandb_is_not_taken_for_the_package(tmp_path, monkeypatch):
@@ -87,7 +90,7 @@ def test_a_folder_named_wandb_is_not_taken_for_the_package(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     (tmp_path / "wandb").mkdir()
     with pytest.raises(ConfigError, match="needs the package wandb"):
-        trackers.check(TrainOptions(wandb="project"))
+        metrics_logger.check_trackers(TrainOptions(wandb="project"))
 
 
 # TensorBoard
@@ -118,7 +121,7 @@ def written(lines: list[dict]) -> dict[tuple[str, int], float]:
     return {
         (name, line["step"]): pytest.approx(value)
         for line in lines
-        for name, value in trackers.scalars(line).items()
+        for name, value in metrics_logger.scalars(line).items()
     }
 
 
@@ -141,7 +144,7 @@ def test_tensorboard_shows_every_line_once_however_often_the_run_was_interrupted
         lines[4:],
     ]  # killed, killed again, stopped, resumed from before, ended
     for session in sessions:
-        board = trackers.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
+        board = metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(tensorboard=True))
         for line in session:
             board.add(line)
         board.close()
@@ -186,13 +189,13 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_weights_and_biases(tmp_path, w
     folder, options = RunFolder(tmp_path / "run"), TrainOptions(wandb="project", steps=7)
     folder.path.mkdir()
     for line in (train(50), train(100)):  # two sessions, and between them one of another user
-        board = trackers.Trackers(folder, options)
+        board = metrics_logger.Trackers(folder, options)
         board.add(line)
         wandb.init(project="other", dir=".", name="other", config={}, resume="allow")
     board.close()
     assert wandb.runs["run0"] == [
-        (50, trackers.scalars(train(50))),
-        (100, trackers.scalars(train(100))),
+        (50, metrics_logger.scalars(train(50))),
+        (100, metrics_logger.scalars(train(100))),
         ("finished",),
     ]
     assert json.loads((folder.path / "wandb.json").read_text()) == {
@@ -214,7 +217,7 @@ def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
     with pytest.raises(
         ConfigError, match=r"^wandb=closed: No API key configured\. Use `wandb login` to log in\.$"
     ):
-        trackers.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
+        metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="closed"))
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):
-        trackers.Trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))
+        metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))

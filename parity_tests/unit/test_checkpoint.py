@@ -220,10 +220,11 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
     assert run_folder.newest_intact(tmp_path) == (None, [])
     for step in (5, 9, 10):
         save(tmp_path, step)
-    assert run_folder.newest_intact(tmp_path) == (10, [])
+    newest, errors_found = run_folder.newest_intact(tmp_path)
+    assert newest.step == 10 and errors_found == []
     spoiled = [damage(tmp_path, 10), damage(tmp_path, 9)]
-    step, errors_found = run_folder.newest_intact(tmp_path)
-    assert step == 5
+    newest, errors_found = run_folder.newest_intact(tmp_path)
+    assert newest.step == 5
     assert [str(path) in str(error) for path, error in zip(spoiled, errors_found, strict=True)] == [
         True,
         True,
@@ -233,6 +234,15 @@ def test_the_newest_intact_checkpoint_is_found_and_newer_damage_is_named(tmp_pat
         errors.CheckpointError, match=r"10/.*damaged.*; nor is any of the 2 before it intact"
     ):
         run_folder.newest_intact(tmp_path)
+
+
+def test_the_newest_intact_checkpoint_is_verified_once(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    hashed, sha256 = [], checkpoint.sha256
+    monkeypatch.setattr(checkpoint, "sha256", lambda path: hashed.append(path) or sha256(path))
+    newest, _ = run_folder.newest_intact(tmp_path)
+    newest.load(like(state()))
+    assert hashed and len(hashed) == len(set(hashed))
 
 
 def test_a_quarantined_checkpoint_is_skipped_and_not_deleted(tmp_path):

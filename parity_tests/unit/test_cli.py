@@ -16,7 +16,7 @@ from jax_transformer.cli import translate
 from jax_transformer.cli.arguments import flag, listed, renamed
 from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
-from jax_transformer.training import optimizer_options, options
+from jax_transformer.training import options
 from parity_tests.unit import runs
 
 FLAGS = {
@@ -157,7 +157,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     positive_only = printed.replace("--[no-]", "--")
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     nested = {
-        "train": [options, optimizer_options, data_options],
+        "train": [options, data_options],
         "evaluate": [translate],
     }
     meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])

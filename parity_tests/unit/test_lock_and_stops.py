@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.storage import run_folder
-from jax_transformer.training import stops
+from jax_transformer.training import run
 from parity_tests.unit import runs
 
 # The lock
@@ -79,7 +79,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
     seen = []
     before = signal.signal(number, lambda *_: seen.append("before us"))
     try:
-        with stops.requests() as stop:
+        with run.stop_requests() as stop:
             assert not stop.asked
             signal.raise_signal(number)
             assert stop.asked and seen == []
@@ -92,7 +92,7 @@ def test_the_first_signal_requests_a_stop_and_the_second_has_its_default_effect(
 
 
 def test_a_stop_request_ends_work_that_has_nothing_to_save():
-    with stops.requests() as stop:
+    with run.stop_requests() as stop:
         with pytest.raises(Preempted, match="nothing yet"), stop.at_once("nothing yet"):
             signal.raise_signal(signal.SIGTERM)
             raise AssertionError("reached")
@@ -102,7 +102,7 @@ def test_a_stop_request_ends_work_that_has_nothing_to_save():
 
 
 def test_otherwise_a_stop_request_waits():
-    stop = stops.Stop()
+    stop = run.Stop()
     with stop.at_once("now"):
         pass
     stop.request()
@@ -120,7 +120,7 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
 
     went_on = False
     with (
-        stops.requests() as stop,
+        run.stop_requests() as stop,
         pytest.raises(Preempted, match="nothing yet"),
         stop.at_once("nothing yet"),
     ):

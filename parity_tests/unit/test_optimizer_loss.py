@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jax_transformer.training import optimizer, step
-from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+from jax_transformer.training.options import OptimizerOptions, Schedule
 
 PAD = 2
 

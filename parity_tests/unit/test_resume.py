@@ -17,10 +17,9 @@ import pytest
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
 from jax_transformer.storage import checkpoint, run_folder
-from jax_transformer.training import devices, stops
+from jax_transformer.training import devices
 from jax_transformer.training import run as run_module
-from jax_transformer.training.optimizer_options import OptimizerName
-from jax_transformer.training.options import DataOptions, Resume, TrainOptions
+from jax_transformer.training.options import DataOptions, OptimizerName, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
 
@@ -109,7 +108,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(finished, text, tmp_path)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["100", "200"]
 
 
-class Scripted(stops.Stop):
+class Scripted(run_module.Stop):
     """Request a stop at the ``when``-th check for one."""
 
     def __init__(self, when: int):
@@ -128,7 +127,7 @@ class Scripted(stops.Stop):
 
 def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.CommandResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stops, "requests", lambda: contextlib.nullcontext(Scripted(when)))
+        patch.setattr(run_module, "stop_requests", lambda: contextlib.nullcontext(Scripted(when)))
         return train(*(["--run", run] if run else []), *text)
 
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from jax_transformer.training import devices, run, selection
+from jax_transformer.config import codec
+from jax_transformer.training import devices, run
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
@@ -36,46 +37,46 @@ FIGURES = {
     ],
 )
 def test_best_steps_come_first_and_ties_go_to_the_earlier(criterion, order):
-    assert selection.ranked(FIGURES, criterion) == order
+    assert run.ranked(FIGURES, criterion) == order
 
 
 @pytest.mark.parametrize(("criterion", "count"), [(Criterion.BLEU, 2), (Criterion.LOSS, 1)])
 def test_patience_counts_validations_since_the_best(criterion, count):
-    assert selection.since_best(FIGURES, criterion) == count
-    assert selection.since_best({}, criterion) == 0
+    assert run.since_best(FIGURES, criterion) == count
+    assert run.since_best({}, criterion) == 0
     for patience in range(4):
         options = TrainOptions(patience=patience, best_by=criterion)
-        assert selection.stops_early(options, FIGURES) == (0 < patience <= count)
+        assert run.stops_early(options, FIGURES) == (0 < patience <= count)
 
 
 def test_the_best_checkpoints_are_averaged():
-    assert selection.to_average(TrainOptions(), FIGURES) == []
-    assert selection.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
-    assert selection.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
+    assert run.to_average(TrainOptions(), FIGURES) == []
+    assert run.to_average(TrainOptions(average=2), FIGURES) == [300, 400]
+    assert run.to_average(TrainOptions(average=3, average_of=AverageOf.BEST), FIGURES) == [
         200,
         300,
         400,
     ]
-    assert selection.to_average(
+    assert run.to_average(
         TrainOptions(average=2, average_of=AverageOf.BEST, best_by=Criterion.LOSS), FIGURES
     ) == [200, 300]
-    assert selection.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
+    assert run.to_average(TrainOptions(average=9), FIGURES) == [100, 200, 300, 400]
 
 
 def test_the_best_and_newest_checkpoints_are_kept():
     steps = [100, 200, 300, 400, 450]
-    assert selection.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
-    assert selection.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
-    assert selection.to_keep(
+    assert run.to_keep(TrainOptions(keep=1, keep_best=0), FIGURES, steps) == {400, 450}
+    assert run.to_keep(TrainOptions(keep=1, keep_best=1), FIGURES, steps) == {200, 400, 450}
+    assert run.to_keep(
         TrainOptions(keep=2, keep_best=1, best_by=Criterion.LOSS), FIGURES, steps
     ) == {300, 400, 450}
-    assert selection.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
+    assert run.to_keep(TrainOptions(keep=1, keep_best=0, average=3), FIGURES, steps) == {
         200,
         300,
         400,
         450,
     }
-    assert selection.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
+    assert run.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
 # What may change
@@ -123,7 +124,7 @@ def test_changes_that_break_a_resumed_run_are_refused(changed, message):
 
 
 def test_every_rule_names_an_option():
-    assert BEFORE.names() >= run.FREE | run.WARNED
+    assert set(codec.names(TrainOptions)) >= run.FREE | run.WARNED
     assert not run.FREE & run.WARNED
 
 
