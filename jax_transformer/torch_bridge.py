@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_reference.recording
-from jax_transformer.architectures import base, registry
+from jax_transformer.architectures import base, huggingface, registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.huggingface_config import to_config
 from jax_transformer.config import Norm, PositionIndex, TransformerConfig, Tying
