@@ -35,7 +35,7 @@ def write(
     *,
     title: str,
 ) -> None:
-    """Write the page of the first 50 lines that are not empty and of their translations.
+    """Write the page of the first 50 lines that are not blank and of their translations.
 
     The weights are those of one forward pass a line: the model reads the source, padded as for
     translating, and the start token with all generated tokens but the last. A page takes about a
@@ -44,7 +44,7 @@ def write(
     sentences = [
         (number, line, hypothesis)
         for number, (line, hypothesis) in enumerate(zip(lines, translations, strict=True), start=1)
-        if line
+        if line.strip()
     ]
     count = len(sentences)
     data = {

@@ -212,7 +212,10 @@ def load(
     """Load the model and the tokenizer of a run folder, a Hugging Face folder or ``hf:owner/name``;
     the tokenizer is None if there is none.
 
-    Arrays keep the dtypes of the files. The languages are for a multilingual tokenizer.
+    The model knows none of the folder's settings of generation: the functions of
+    :mod:`jax_transformer.generate` decode as their arguments say, and only
+    :class:`jax_transformer.Translator` translates as the folder says. Arrays keep the dtypes of the
+    files. The languages are for a multilingual tokenizer.
     ``weights`` and errors are those of :func:`open`.
     """
     opened = open(path, weights)

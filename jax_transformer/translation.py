@@ -69,14 +69,16 @@ class Translator:
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        **options: Any,
     ) -> "Translator":
         """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
 
         ``weights``, languages and errors are those of :func:`jax_transformer.load`, and a folder
-        without a tokenizer raises InputError.
+        without a tokenizer raises InputError. ``options``, named as those of a call, change the
+        folder's generation config.
         """
         opened = pretrained.open(path, weights)
-        return cls.from_opened(opened, source_lang=source_lang, target_lang=target_lang)
+        return cls.from_opened(opened, source_lang=source_lang, target_lang=target_lang, **options)
 
     @classmethod
     def from_opened(
@@ -85,10 +87,17 @@ class Translator:
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        **options: Any,
     ) -> "Translator":
-        """The translator of what :func:`jax_transformer.pretrained.open` has opened."""
+        """The translator of what :func:`jax_transformer.pretrained.open` has opened.
+
+        Raises ConfigError for wrong ``options`` before any weights are read.
+        """
         tokenizer = opened.tokenizer(source_lang, target_lang)
-        generation_config = opened.generation_config(tokenizer)
+        generation_config = opened.generation_config(tokenizer).overridden(options)
+        if opened.config is not None:
+            longest = opened.config.longest
+            prepare.max_new_tokens(opened.config, longest, generation_config.max_new_tokens)
         return cls(opened.model(), tokenizer, generation_config, widths=opened.widths)
 
     @overload
@@ -104,7 +113,7 @@ class Translator:
     def __call__(
         self, lines: Sequence[str], *, num_hypotheses: int | None = None, **options: Any
     ) -> list[str] | list[list[Hypothesis]]:
-        """The translation of each line, in order; an empty line stays empty.
+        """The translation of each line, in order; that of a blank line is empty.
 
         With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from
         :meth:`hypotheses`.
@@ -116,7 +125,7 @@ class Translator:
     def hypotheses(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]:
         """The ``num_return_sequences`` hypotheses of each line, best first.
 
-        An empty line has one hypothesis, which is empty.
+        A blank line has one hypothesis, which is empty.
         Raises ConfigError for options that are unknown or exclude each other, and InputError for a
         line longer than the model reads.
         """
@@ -139,8 +148,9 @@ class Translator:
     def _batches(
         self, lines: Sequence[str], config: GenerationConfig
     ) -> Iterator[tuple[list[int], Int[np.ndarray, "b s"]]]:
-        """The numbers of the lines in each batch, and its source; empty lines are in none."""
+        """The numbers of the lines in each batch, and its source; blank lines are in none."""
         sizes = self.model.config
+        lines = [line if line.strip() else "" for line in lines]  # as training drops blank sides
         encoded = encoding.encode_sources(lines, self.tokenizer, sizes.longest)
         filled = [i for i, line in enumerate(lines) if line]
         if not filled:

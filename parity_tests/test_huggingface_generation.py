@@ -25,6 +25,7 @@ import transformers
 from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
+from jax_transformer import translation
 from jax_transformer.config import TransformerConfig
 from jax_transformer.generate import constraints, scorers
 from jax_transformer.generate import huggingface as generation
@@ -492,3 +493,29 @@ def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, 
         stdin = "".join(line + "\n" for line in lines).encode()
         code, out, _ = runs.Console(capsys, monkeypatch).say("translate", *command, stdin=stdin)
     assert (code, out) == (0, "".join(line + "\n" for line in expected))
+
+
+@pytest.mark.parametrize("name", ["marian", "mbart50"])
+def test_flags_change_the_settings_of_the_folder(name, tmp_path, capsys, monkeypatch):
+    """With four beams in the folder, ``--n-best 2`` needs no ``--beam``."""
+    folder, case = tmp_path / name, huggingface_folders.FOLDERS[name]
+    module = huggingface_folders.save_model(name, folder)
+    module.generation_config.update(num_beams=4, max_length=8)
+    module.save_pretrained(folder)
+    languages = dict(zip(("source_lang", "target_lang"), case.languages or (), strict=False))
+    flags = [f"--{key.replace('_', '-')}={code}" for key, code in languages.items()]
+    with runs.as_a_user(tmp_path):
+        console = runs.Console(capsys, monkeypatch)
+        command, lines = ("translate", "--run", folder, *flags), ["a red house", "\t", "the"]
+        stdin = "".join(line + "\n" for line in lines).encode()
+        best = jt.Translator.load(folder, **languages, num_hypotheses=2).hypotheses(lines)
+        expected = translation.n_best_lines(best)
+        assert len(expected) == 5, "a line of one tab is a blank line, with one hypothesis"
+        code, out, _ = console.say(*command, "--n-best", "2", stdin=stdin)
+        assert (code, out.splitlines()) == (0, expected)
+        full = jt.Translator.load(folder, **languages)(lines, early_stopping=EarlyStopping.FULL)
+        code, out, _ = console.say(*command, "--early-stopping", "full", stdin=stdin)
+        assert (code, out.split("\n")) == (0, [*full, ""])
+        for text in (b"", stdin):
+            console.refused(2, ["max_length=0"], *command, "--max-length", "0", stdin=text)
+        console.refused(2, ["of at least 5"], *command, "--n-best", "5", stdin=stdin)

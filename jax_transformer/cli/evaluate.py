@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from jax_transformer.cli import streams, translate
 from jax_transformer.cli.arguments import Command, Inline
 from jax_transformer.cli.translate import SearchOptions
-from jax_transformer.generate.generation_config import GenerationConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ def run(options: EvaluateOptions) -> int:
 
     devices.use_cache()
     overrides = translate.generation_options(options.search)
-    GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
     streams.check_folder(options.hypotheses)
     report, hypotheses = evaluation.evaluate(
         options.run,

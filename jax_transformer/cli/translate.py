@@ -11,7 +11,6 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     EarlyStopping,
-    GenerationConfig,
 )
 
 
@@ -87,12 +86,11 @@ def run(options: TranslateOptions) -> int:
 
     devices.use_cache()
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
-    GenerationConfig().overridden(overrides)  # refuse contradictions before anything is loaded
     streams.check_folder(options.output)
     streams.check_folder(options.attention)
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
-        opened, source_lang=options.source_lang, target_lang=options.target_lang
+        opened, source_lang=options.source_lang, target_lang=options.target_lang, **overrides
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
@@ -101,11 +99,11 @@ def run(options: TranslateOptions) -> int:
     else:
         content = sys.stdin.buffer.read()
         lines = parallel_text.split_lines(content, "standard input") if content else []
-    generation_config = translator.generation_config.overridden(overrides)
+    generation_config = translator.generation_config
     as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
     if as_list and generation_config.num_beams == 1:
         raise ConfigError("--n-best needs --beam of at least 2")
-    hypotheses = translator.hypotheses(lines, **overrides)
+    hypotheses = translator.hypotheses(lines)
     best = [beam[0] for beam in hypotheses]
     streams.write_lines(
         options.output,

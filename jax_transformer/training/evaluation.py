@@ -166,7 +166,7 @@ def evaluate(
     """
     opened = pretrained.open(run, weights)
     translator = translation.Translator.from_opened(
-        opened, source_lang=languages[0], target_lang=languages[1]
+        opened, source_lang=languages[0], target_lang=languages[1], **(overrides or {})
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
@@ -176,7 +176,7 @@ def evaluate(
     longest = translator.model.config.longest
     encoding.encode_sources(sources, translator.tokenizer, longest, f"{source}: ")
     pairs = parallel.pairs
-    translated = translator([s for s, _ in pairs], **(overrides or {}))
+    translated = translator([s for s, _ in pairs])
     total, tokens, counted = loss(translator, pairs)
     report = {
         "weights": opened.weights,

@@ -266,7 +266,7 @@ def console(capsys, monkeypatch, tmp_path, tokenizer):
 
 
 def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenizer):
-    path, lines = tmp_path / "out.html", ["the red house", "", "é 12"]
+    path, lines = tmp_path / "out.html", ["the red house", "\t", "é 12"]
     code, out, err = console.say(
         "translate", "--run", "a/run", "--attention", path, stdin="\n".join([*lines, ""]).encode()
     )

@@ -325,12 +325,6 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
         ("convert a b --set heads=4 --set=dropout=0", ["--set is given 2 times"]),
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),
-        ("translate --run a --sample --beam 4", ["sample", "beams=4"]),
-        (
-            "translate --run a --beam 2 --n-best 3",
-            ["num_return_sequences=3", "num_beams of at least 3"],
-        ),
-        ("translate --run a --top-k 3", ["top_k=3", "sample"]),
         ("evaluate --run a --source b", ["--target"]),
         ("convert a", ["convert needs DESTINATION"]),
         ("convert a b c", ["unexpected arguments: c"]),

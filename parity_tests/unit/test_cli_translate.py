@@ -16,6 +16,7 @@ import safetensors.numpy
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import translation
+from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import runs
 
@@ -112,6 +113,21 @@ def test_beam_search_by_its_flag(console, run):
         "-1",
         stdin=b"a\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--sample --beam 4", ["sample", "beams=4"]),
+        ("--beam 2 --n-best 3", ["num_return_sequences=3", "num_beams of at least 3"]),
+        ("--top-k 3", ["top_k=3", "sample"]),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused_before_the_weights_are_read(
+    console, run, monkeypatch, flags, words
+):
+    monkeypatch.setattr(Pretrained, "model", None)
+    console.refused(2, words, "translate", "--run", run, *flags.split(), stdin=b"a\n")
 
 
 @pytest.mark.slow

@@ -93,6 +93,11 @@ def test_translations_come_in_the_order_of_the_lines(echo):
     )
 
 
+def test_a_blank_line_is_not_translated(echo):
+    translator = Translator(transformer.abstract(SPEAKER), TOKENIZER)
+    assert translator(["\t", "one", " " * 99, "\u3000"]) == ["", "one", "", ""] and len(echo) == 1
+
+
 def test_the_length_of_translations_can_be_set(echo):
     model = transformer.abstract(SPEAKER)
     for config in (
