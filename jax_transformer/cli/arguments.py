@@ -246,7 +246,7 @@ def listed(kind: type, default: Any = None, prefix: str = "") -> Iterator[Option
         members = [member for member in typing.get_args(hint) if member is not Ellipsis]
         optional = isinstance(hint, types.UnionType) and type(None) in members
         (kind_of_value,) = {*members} - {type(None)} or {hint}
-        text = _docstrings(kind).get(field.name, "")
+        text = docstrings(kind).get(field.name, "")
         yield Option(
             prefix + field.name, kind_of_value, value, text, mark == "positional", optional, several
         )
@@ -299,7 +299,7 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 
 @cache
-def _docstrings(kind: type) -> dict[str, str]:
+def docstrings(kind: type) -> dict[str, str]:
     """Return the text under each field of a dataclass, on one line."""
     (body,) = [
         node.body

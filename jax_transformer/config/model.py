@@ -50,6 +50,7 @@ class Branch:
     """
 
     parts: tuple[Part, ...]
+    """Modules of the branch, in order."""
     residual: Residual = Residual.INPUT
     dropout: float | None = None
     """Rate of this branch's dropout; the model's ``dropout`` if None."""
@@ -60,7 +61,9 @@ class StackConfig:
     """An encoder or a decoder."""
 
     layers: int
+    """Number of blocks."""
     branches: tuple[Branch, ...]
+    """Branches of every block, in order."""
     unused: tuple[Branch, ...] = ()
     """Branches of one part that every block owns and never computes.
 
@@ -82,8 +85,9 @@ class StackConfig:
     relative_max_distance: int = 128
     """Distance from which on all share the last bias."""
     num_heads: int | None = None
+    """The model's ``num_heads`` if None."""
     d_ff: int | None = None
-    """That of the model if None, like ``num_heads``."""
+    """The model's ``d_ff`` if None."""
     activation: Activation = Activation.RELU
     gated: bool = False
     """Multiply the feed-forward's activation by a second projection of its input (Shazeer 2020)."""
@@ -97,8 +101,11 @@ class StackConfig:
     """A norm stands with the embeddings, before their dropout (BART)."""
     embedding_norm_of: EmbeddingNormOf = EmbeddingNormOf.SUM
     final_norm: bool = False
+    """A norm after the last block."""
     self_mask: tuple[Mask, ...] = ()
+    """Rules that say which keys self-attention may see."""
     cross_mask: tuple[Mask, ...] = ()
+    """Rules that say which keys cross-attention may see."""
     RENAMED: ClassVar[Mapping[str, str]] = {"idle": "unused"}
     """Keys of version 0.1 that are still read."""
 
@@ -118,26 +125,35 @@ class TransformerConfig:
     """
 
     source_vocab_size: int
+    """Rows of the source embedding."""
     target_vocab_size: int
+    """Rows of the target embedding, and width of the logits."""
     d_model: int
+    """Width of the model."""
     num_heads: int
+    """Attention heads."""
     d_ff: int
+    """Width of the feed-forward's hidden layer."""
     max_length: int
     """Rows of a table of positions: the longest source and target in tokens, unless :attr:`longest`
     is less.
     """
     encoder: StackConfig
+    """The encoder."""
     decoder: StackConfig
+    """The decoder."""
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` if None."""
     norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
+    """Added to the variance, or mean square, inside the root."""
     bias: bool = True
     """Biases in the linear layers and norms of the stacks."""
     attention_bias: bool | None = None
     """Biases in the four projections of attention; as ``bias`` if None."""
     output_bias: bool = True
+    """A trained bias in the output layer."""
     logits_bias: bool = False
     """A bias of the logits that belongs to the checkpoint and is never trained:
     ``final_logits_bias`` of Hugging Face's models.
@@ -169,9 +185,13 @@ class TransformerConfig:
     compute_dtype: str | None = None
     """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
     source_pad_id: int = 0
+    """Id of padding in the source."""
     target_pad_id: int = 0
+    """Id of padding in the target."""
     bos_id: int = 1
+    """Id with which every target begins."""
     eos_id: int = 2
+    """Id that ends a line."""
     RENAMED: ClassVar[Mapping[str, str]] = {"layout": "architecture"}
     """Keys of version 0.1 that are still read."""
 

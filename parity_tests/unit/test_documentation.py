@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import config_fields
 from parity_tests.unit import runs
 
 PAGES = [
@@ -41,3 +42,13 @@ def test_an_installation_by_name_is_detected():
 def test_the_distribution_has_a_name_that_is_free_and_the_command_keeps_its_own():
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "jax-seq2seq" and list(project["scripts"]) == ["jax-transformer"]
+
+
+def test_the_page_of_fields_is_that_of_the_code():
+    """Every field has a docstring, and `python benchmarks/config_fields.py --write` was run."""
+    assert config_fields.PAGE.read_text(encoding="utf-8") == config_fields.page()
+
+
+def test_every_member_of_an_enum_is_found():
+    for kind in config_fields.enums():
+        assert list(config_fields.members(kind)) == [member.value for member in kind]
