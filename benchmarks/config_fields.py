@@ -22,8 +22,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface
@@ -31,7 +30,7 @@ from jax_transformer.cli import arguments
 from jax_transformer.config import Branch, StackConfig, TransformerConfig
 from jax_transformer.training.options import TrainOptions
 
-PAGE = ROOT / "docs/config-fields.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/config-fields.md"
 KINDS: tuple[type, ...] = (TransformerConfig, StackConfig, Branch)
 VARIANTS = {
     "T5 v1.1": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -62,16 +61,16 @@ line. [Options of training](#options-of-training) come last.
 
 def references() -> dict[str, TransformerConfig]:
     """Return the configuration of each preset and each family, by a short name."""
-    found = {name: jt.preset(name) for name in jt.preset_names()}
+    configs = {name: jt.preset(name) for name in jt.preset_names()}
     families = huggingface.families()
-    for name, family in families.items():
+    for family in families.values():
         title = re.split(r"[,(]", family.title)[0].strip()
-        found[title] = family.to_transformer_config(family.complete(family.defaults))
+        configs[title] = family.to_transformer_config(family.complete(family.defaults))
     for title, (name, attributes) in VARIANTS.items():
         family = families[name]
         values = {**family.defaults, **attributes}
-        found[title] = family.to_transformer_config(family.complete(values))
-    return found
+        configs[title] = family.to_transformer_config(family.complete(values))
+    return configs
 
 
 def parts_of(config: TransformerConfig, kind: type) -> list[Any]:
@@ -184,13 +183,13 @@ def values(kind: type[enum.Enum]) -> Iterator[str]:
 
 def enums() -> list[type[enum.Enum]]:
     """Return the enums of the fields, in order of first use."""
-    found: dict[type[enum.Enum], None] = {}
+    kinds: dict[type[enum.Enum], None] = {}
     for kind in KINDS:
         for hint in inspect.get_annotations(kind, eval_str=True).values():
             for each in (hint, *getattr(hint, "__args__", ())):
                 if isinstance(each, type) and issubclass(each, enum.Enum):
-                    found[each] = None
-    return list(found)
+                    kinds[each] = None
+    return list(kinds)
 
 
 def options() -> Iterator[str]:
