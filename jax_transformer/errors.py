@@ -10,6 +10,8 @@ class Refusal(Exception):
 
     exit_code = 1
     """Exit code of the command line."""
+    details: tuple[str, ...] = ()
+    """Everything that is wrong, if the message has only the beginning of a long list."""
 
 
 class DifferentError(Refusal):

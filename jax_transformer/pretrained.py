@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer import pretrained_files
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.pretrained_files import StoredWeights
@@ -199,7 +200,7 @@ def open(
         UnsafeFileError: the file would run code, or needs more memory than it has bytes.
     """
     stored = pretrained_files.find(path, weights, key)
-    return Pretrained(**vars(stored.stripped(strip_prefix) if strip_prefix else stored))
+    return Pretrained(**vars(stored.with_names(NameChanges(strip_prefix))))
 
 
 def load(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.storage import checkpoint, kinds, pt, safetensors
@@ -26,6 +27,8 @@ _WHY_NOT = {
     "opt_state": "the optimizer's state",
     "step": "the place in training",
 }
+
+Stored = TypeVar("Stored", bound="StoredWeights")
 
 
 @dataclass(frozen=True)
@@ -68,27 +71,29 @@ class StoredWeights:
     derived: tuple[Note, ...] = ()
     """Those of ``tensors`` that are not stored, but copies of others or computed."""
 
-    def stripped(self, prefix: str) -> "StoredWeights":
-        """The same weights under names without ``prefix``.
+    def with_names(self: Stored, changes: NameChanges) -> Stored:
+        """The same weights under other names, without the ignored ones.
 
-        Raises InputError if a name does not begin with it, ConfigError for a folder.
+        Raises as :meth:`.NameChanges.apply`, and ConfigError for a folder.
         """
+        if changes == NameChanges():
+            return self
         if not self.kind.is_file:
             source = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
-            raise ConfigError(f"--strip-prefix {prefix}: {self.path} has the names of {source}")
-        others = [name for name in self.tensors if not name.startswith(prefix)]
-        if others:
-            raise InputError(
-                f"--strip-prefix {prefix}: {len(others)} of {len(self.tensors)} names do not begin "
-                f"with it, first {others[0]}"
-            )
+            raise ConfigError(f"{changes}: {self.path} has the names of {source}")
+        changed = changes.apply(self.tensors)
 
-        def strip(tensors: Mapping[str, Any]) -> dict[str, Any]:
-            return {name[len(prefix) :]: value for name, value in tensors.items()}
+        def renamed(tensors: Mapping[str, Any]) -> dict[str, Any]:
+            return {changed[name]: value for name, value in tensors.items() if name in changed}
 
-        ties = tuple(tuple(name[len(prefix) :] for name in names) for names in self.ties)
+        ties = [tuple(changed[name] for name in names if name in changed) for names in self.ties]
+        ignored = [name for name in self.tensors if name not in changed]
         return replace(
-            self, tensors=strip(self.tensors), read=lambda: strip(self.read()), ties=ties
+            self,
+            tensors=renamed(self.tensors),
+            read=lambda: renamed(self.read()),
+            ties=tuple(names for names in ties if len(names) > 1),
+            dropped=(*self.dropped, *(Note(name, changes.why_ignored(name)) for name in ignored)),
         )
 
 

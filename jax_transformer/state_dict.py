@@ -1,6 +1,6 @@
 """Weights between PyTorch and Flax, as functions over ``{name: array}``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, overload
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer import transformer
-from jax_transformer.architectures import registry
+from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.nn.embeddings import Frozen
@@ -123,6 +124,9 @@ def from_torch(
     dtype: Any = None,
     part: Literal["model"] = "model",
     architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
 ) -> Transformer: ...
 
 
@@ -134,6 +138,9 @@ def from_torch(
     dtype: Any = None,
     part: Literal["encoder"],
     architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
 ) -> Encoder: ...
 
 
@@ -144,6 +151,9 @@ def from_torch(
     dtype: Any = None,
     part: str = "model",
     architecture: Architecture | str | None = None,
+    strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
 ) -> Transformer | Encoder:
     """Return the Flax model with the weights of a PyTorch state_dict.
 
@@ -156,15 +166,25 @@ def from_torch(
             the result is then an ``Encoder``.
         architecture: whose names ``state_dict`` has, as an Architecture or a registered name;
             ``config.architecture`` if None.
+        strip_prefix: removed from the beginning of every name, such as ``module.``.
+        ignore: patterns of names to leave out, such as ``criterion.*``.
+        rename: new names by old ones. These three are explained at
+            :class:`jax_transformer.architectures.tensor_names.NameChanges`.
 
     Raises:
-        InputError: one message with everything missing, unexpected and mis-shaped (both shapes),
-            tied copies that differ, or float64 arrays while JAX is in 32-bit mode and no dtype is
-            given.
+        InputError: one message on everything missing, unexpected and mis-shaped (both shapes), and
+            on tied copies that differ: the first dozen; all are the error's ``details``. Or float64
+            arrays while JAX is in 32-bit mode and no dtype is given.
     """
-    state = {name: _as_numpy(name, value) for name, value in state_dict.items()}
+    changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
+    changed = changes.apply(state_dict)
+    state = {changed[name]: _as_numpy(name, state_dict[name]) for name in changed}
     table = weight_table(config, part, architecture=architecture)
-    arrays = rules.to_flax(table, state, transformer.shapes(config, _PARTS[part]))
+    try:
+        arrays = rules.to_flax(table, state, transformer.shapes(config, _PARTS[part]))
+    except InputError as error:
+        names = {rule.torch for rule in table}
+        raise tensor_names.explained(error, state, names) from None
     return transformer.unflatten_part(
         config, {name: as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part]
     )

@@ -3,6 +3,7 @@
 Results go to stdout, progress and messages to stderr; a refusal is one line.
 """
 
+import json
 import os
 import signal
 import sys
@@ -39,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except Refusal as error:
         if debug:
+            for detail in error.details:
+                error.add_note(detail)
             raise
+        if error.details and "--json" in arguments:
+            print(json.dumps({"error": str(error), "problems": error.details}))
         print(f"jax-transformer: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output has gone: write nothing more, even at exit

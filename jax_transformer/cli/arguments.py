@@ -1,7 +1,8 @@
 """A command's options dataclass from its command line, by argparse: a field is a flag.
 
-Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, and
-the fields of an ``Inline`` dataclass have flags without its name in front.
+Annotations say what a type cannot: ``Positional[str]`` is an argument without a flag, each value of
+a ``Repeatable`` tuple has a flag of its own, and the fields of an ``Inline`` dataclass have flags
+without its name in front.
 
 argparse rather than a library for dataclasses: the placeholders, groups and examples of help and
 the words of errors are then ours, and there is one dependency less.
@@ -29,6 +30,7 @@ from jax_transformer.errors import ConfigError, nearest
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
 Inline = Annotated[T, "inline"]
+Repeatable = Annotated[T, "repeatable"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Option:
     """None is a value."""
     several: bool
     """The option takes several values."""
+    repeatable: bool
+    """Each of several values has a flag of its own."""
 
     @property
     def flags(self) -> list[str]:
@@ -87,14 +91,14 @@ def parse(command: str, kind: type[T], arguments: Sequence[str]) -> T:
     """Return the options on a command line.
 
     Underscores in flags are dashes. The last of repeated flags counts, but a flag of several values
-    must not be repeated. If ``kind`` has a ``from_file``, ``--config FILE`` gives what flags leave
-    out. Raises ConfigError.
+    must not be repeated, unless it is ``Repeatable``. If ``kind`` has a ``from_file``,
+    ``--config FILE`` gives what flags leave out. Raises ConfigError.
     """
     known = list(listed(kind))
     dashed = _dashed(command, kind, arguments)
     counts = Counter(argument.partition("=")[0] for argument in dashed)
     for option in known:
-        if option.several and counts[flag(option.name)] > 1:
+        if option.several and not option.repeatable and counts[flag(option.name)] > 1:
             name = flag(option.name)
             raise ConfigError(f"{name} is given {counts[name]} times: give all values after one")
     default, where = from_file(kind, dashed)
@@ -109,12 +113,15 @@ def parse(command: str, kind: type[T], arguments: Sequence[str]) -> T:
         raise ConfigError(f"{error}{where}") from None
 
 
-def assignments(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the values of ``name=value`` pairs by name, each JSON if it parses, otherwise text."""
+def assignments(flag: str, pairs: Sequence[str], *, text: bool = False) -> dict[str, Any]:
+    """Return the values of ``name=value`` pairs by name: text, or unless ``text`` is set what a
+    value is as JSON.
+    """
     for pair in pairs:
         if "=" not in pair:
             raise ConfigError(f"{flag} {pair}: must be name=value")
-    return {name: _value(text) for name, _, text in (pair.partition("=") for pair in pairs)}
+    parted = (pair.partition("=") for pair in pairs)
+    return {name: value if text else _value(value) for name, _, value in parted}
 
 
 def _value(text: str) -> Any:
@@ -201,7 +208,9 @@ def add(
         settings |= {"action": _Switch, "nargs": 0}
     else:
         settings["type"] = _converter(option)
-    if option.several:
+    if option.repeatable:
+        settings["action"] = "append"
+    elif option.several:
         settings["nargs"] = "*"
     if option.positional:
         settings |= {} if option.default is MISSING else {"nargs": "?"}
@@ -248,7 +257,14 @@ def listed(kind: type, default: Any = None, prefix: str = "") -> Iterator[Option
         (kind_of_value,) = {*members} - {type(None)} or {hint}
         text = docstrings(kind).get(field.name, "")
         yield Option(
-            prefix + field.name, kind_of_value, value, text, mark == "positional", optional, several
+            prefix + field.name,
+            kind_of_value,
+            value,
+            text,
+            mark == "positional",
+            optional,
+            several,
+            mark == "repeatable",
         )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from jax_transformer.cli import arguments, streams
-from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.arguments import Command, Positional, Repeatable
 from jax_transformer.errors import ConfigError
 
 
@@ -34,7 +34,11 @@ class ConvertOptions:
     key: str | None = None
     """Key of the state_dict in a PyTorch file, as model (default: the only one)."""
     strip_prefix: str = ""
-    """Strip this prefix from every name, as module. or _orig_mod."""
+    """Strip this prefix from every name, as module. (default: one that most names have)."""
+    ignore: Repeatable[tuple[str, ...]] = ()
+    """Leave out tensors whose names fit this pattern, as criterion.*; may be repeated."""
+    rename: Repeatable[tuple[str, ...]] = ()
+    """Rename a tensor, or all whose names begin with OLD and a dot; may be repeated."""
     training: bool = False
     """Also convert optimizer state and data position, between a run and a PyTorch checkpoint."""
     dry_run: bool = False
@@ -51,16 +55,20 @@ class ConvertOptions:
 
 def run(options: ConvertOptions) -> int:
     """Convert, print the outcome, and return the exit code."""
+    from jax_transformer.architectures.tensor_names import NameChanges
     from jax_transformer.convert import conversion, preparation
     from jax_transformer.convert.preparation import ModelDescription, Request
-    from jax_transformer.storage import tensors
 
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )
     fields = {f.name for f in dataclasses.fields(Request)}
-    shared = fields - {"description", "architecture"}  # which is registered by now
-    request = Request(description=description, **{name: getattr(options, name) for name in shared})
+    shared = fields - {"description", "names", "architecture"}  # which is registered by now
+    renamed = arguments.assignments("--rename", options.rename, text=True)
+    names = NameChanges(options.strip_prefix, ignore=options.ignore, rename=renamed)
+    request = Request(
+        description=description, names=names, **{name: getattr(options, name) for name in shared}
+    )
     if options.training:
         if options.dry_run:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
@@ -70,7 +78,7 @@ def run(options: ConvertOptions) -> int:
         return 0
     prepared = preparation.prepare(request)
     if options.dry_run:
-        tensors.refuse(prepared.problems)
+        prepared.refuse()
         streams.show(conversion.Planned(prepared.plan, prepared.preset_sizes), as_json=options.json)
     else:
         streams.show(conversion.convert(prepared), as_json=options.json)
@@ -82,7 +90,7 @@ COMMAND = Command(
     run,
     groups={
         "input and output": "source destination to dtype shard_size force dry_run check json",
-        "source": "weights key strip_prefix training",
+        "source": "weights key strip_prefix ignore rename training",
         "model, if the files do not say": "config preset architecture set",
     },
     examples=(

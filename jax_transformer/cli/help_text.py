@@ -27,6 +27,8 @@ METAVARS = {
     "NAME=VALUE": "set",
     "KEY": "key",
     "PREFIX": "strip_prefix",
+    "PATTERN": "ignore",
+    "OLD=NEW": "rename",
     "SIZE": "shard_size",
     "FILE.py:NAME": "architecture",
     "N,N,...": "lengths",

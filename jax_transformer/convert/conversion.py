@@ -4,7 +4,7 @@ A conversion reads, casts, renames, writes, reads back and checks.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,15 @@ import numpy as np
 
 from jax_transformer import pretrained
 from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures import tensor_names
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import planning, writing
+from jax_transformer.convert import planning, preparation, writing
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
 from jax_transformer.convert.writing import Checked
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import checkpoint, kinds, tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.untrusted import plain
@@ -67,6 +69,7 @@ class Outcome:
 
     def lines(self) -> Iterator[str]:
         yield self.summary
+        yield from self.plan.prefix_lines()
         yield from _size_lines(self.plan, self.preset_sizes)
         yield from (f"tied: {' = '.join(names)}" for names in self.plan.ties)
         yield from (
@@ -111,7 +114,7 @@ def convert(prepared: Prepared) -> Outcome:
     from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
     state = source.read()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
-    tensors.refuse([*prepared.problems, *tensors.differing_ties(aliases, state)])
+    prepared.refuse(tensors.differing_ties(aliases, state))
     loss = None
     if request.dtype is not None:
         state, loss = tensors.cast(state, request.dtype)
@@ -216,6 +219,8 @@ def load(
     weights: str = "auto",
     key: str | None = None,
     strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
     architecture: Architecture | str | None = None,
     **sizes: Any,
 ) -> Any:
@@ -232,7 +237,11 @@ def load(
         weights: the checkpoint of a run folder, as for ``translate --weights``.
         key: the key of the state_dict in a PyTorch file, e.g. ``model``; needed only if there are
             several.
-        strip_prefix: prefix to remove from every name, e.g. ``module.``.
+        strip_prefix: prefix to remove from every name, e.g. ``module.``. By default a prefix that
+            stands before most of the model's names is removed.
+        ignore: patterns of names to leave out, e.g. ``criterion.*``; see
+            :class:`jax_transformer.architectures.tensor_names.NameChanges`.
+        rename: new names by old ones, or by the words before a dot of old ones.
         architecture: the architecture whose names the PyTorch weights have, or its registered
             name; that of the configuration if None.
 
@@ -243,7 +252,8 @@ def load(
         UnsafeFileError: the file tries to run code, or declares more data than it has.
     """
     tensors.check_dtype(dtype)
-    source = pretrained.open(path, weights, key=key, strip_prefix=strip_prefix)
+    changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
+    source = pretrained.open(path, weights, key=key)
     if source.config is not None and (config is not None or preset is not None or sizes):
         raise ConfigError(
             f"{path} has its own config.json: config, preset and sizes are for bare files of "
@@ -251,11 +261,25 @@ def load(
         )
     if source.config is None and (config is None) == (preset is None):
         raise ConfigError(f"{path} does not tell its architecture: give either config or preset")
-    if config is None and preset is not None:
-        config = ModelDescription(None, preset, sizes).settle(source, architecture).config
-    elif sizes:
+    if config is not None and sizes:
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
-    return source.model(config, dtype=dtype, architecture=architecture)
+    if not source.kind.is_file:
+        source = source.with_names(changes)
+    description = ModelDescription(None, preset, sizes)
+    names = set()
+    if source.kind.is_file:
+        names = (
+            description.torch_names(source, architecture)
+            if config is None
+            else preparation.torch_names(config, architecture)
+        )
+        source, _ = preparation.with_model_names(source, changes, names)
+    if config is None and preset is not None:
+        config = description.settle(source, architecture).config
+    try:
+        return source.model(config, dtype=dtype, architecture=architecture)
+    except InputError as error:
+        raise tensor_names.explained(error, source.tensors, names) from None
 
 
 def save(

@@ -1,12 +1,19 @@
-"""Plans of conversions: map every tensor of source and target exactly once. NumPy only."""
+"""Plans of conversions: map every tensor of source and target exactly once."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.convert import export_files
+from jax_transformer.pretrained import Pretrained
+from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
+
+if TYPE_CHECKING:
+    from jax_transformer.state_dict import ModelWeights
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -37,6 +44,9 @@ class Plan:
     """Groups of PyTorch names that are one tensor."""
     inferred: Mapping[str, Any] = field(default_factory=dict)
     """Sizes read from the shapes."""
+    stripped_prefix: str = ""
+    """A prefix that stood before most of the source's names, and was removed without being asked.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +59,7 @@ class Plan:
 
     def _lines(self) -> Iterator[str]:
         yield f"plan: {self.source} -> {self.target}"
+        yield from (f"  {line}" for line in self.prefix_lines())
         for move in self.moves:
             after = ", ".join(dict.fromkeys(map(str, move.after)))
             size = f"{sum(part.nbytes for part in move.after):,} bytes"
@@ -62,9 +73,59 @@ class Plan:
         yield from (f"  tied {' = '.join(names)}" for names in self.ties)
         yield f"  {len(self.moves)} moves, {self.nbytes:,} bytes"
 
+    def prefix_lines(self) -> Iterator[str]:
+        """Yield a line on the prefix that was removed, if there was one."""
+        if self.stripped_prefix:
+            prefix = plain(self.stripped_prefix)
+            yield f"names without the prefix {prefix!r}, as with --strip-prefix {prefix}"
+
     def to_data(self) -> dict[str, Any]:
         """Return the plan as plain containers, as for JSON."""
         return asdict(self) | {"inferred": dict(self.inferred), "bytes": self.nbytes}
+
+
+def plan(
+    source: Pretrained,
+    destination: str,
+    kind: Kind,
+    model: "ModelWeights | None",
+    dtype: str | None,
+) -> Plan:
+    """Map every tensor of the source, which fits the model, to a destination of this kind.
+
+    Without a model names stay as they are.
+    """
+    dropped, ties = source.dropped, source.ties
+    derived: tuple[Note, ...] = ()
+    if model is None or source.kind.has_torch_names == kind.has_torch_names:
+        moves = unchanged(source.tensors, dtype)
+    elif source.kind.has_torch_names:
+        moves, repeated = to_flax(model.table, source.tensors, model.shapes["flax"], dtype)
+        dropped += repeated
+    else:
+        moves, derived = to_torch(model.table, source.tensors, model.shapes["flax"], dtype)
+    if model is not None:
+        ties = tuple(ties_of(model.table))
+    if kind not in (Kind.RUN, Kind.HUGGINGFACE):
+        dropped += tuple(
+            Note(name, f"goes with folders, and {destination} is a {kind.value}")
+            for name in source.extra_files
+        )
+    planned = without_completed(
+        Plan(source.title, destination, moves, derived, dropped, ties), source.derived
+    )
+    if kind is not Kind.HUGGINGFACE or model is None:
+        return planned
+    planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))
+    stored = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
+    return left_out(
+        planned,
+        {
+            name: states.why_completed(name, model.config)
+            for name in model.shapes["torch"]
+            if name not in stored
+        },
+    )
 
 
 def to_flax(
@@ -202,35 +263,3 @@ def ties_of(table: Table) -> list[tuple[str, ...]]:
         if isinstance(rule, Alias):
             groups.setdefault(rule.of, [rule.of]).append(rule.torch)
     return [tuple(names) for names in groups.values()]
-
-
-def foreign_prefix(names: Sequence[str], expected: Iterable[str]) -> str:
-    """Return the first word of every name, e.g. ``model.``, if no expected name begins with it.
-
-    Empty if the names have no first word in common, or an expected one begins with it.
-    """
-    word, dot, _ = min(names, default="").partition(".")
-    prefix = word + dot
-    common = dot and all(name.startswith(prefix) for name in names)
-    return prefix if common and not any(name.startswith(prefix) for name in expected) else ""
-
-
-def wrapper_prefix(names: Sequence[str]) -> str:
-    """Return the prefix of every name by DataParallel and torch.compile; empty if there is none.
-
-    It consists of ``module.`` and ``_orig_mod.``.
-    """
-    prefix = ""
-    while names:
-        more = next(
-            (
-                word
-                for word in ("module.", "_orig_mod.")
-                if all(name.startswith(prefix + word) for name in names)
-            ),
-            None,
-        )
-        if more is None:
-            break
-        prefix += more
-    return prefix

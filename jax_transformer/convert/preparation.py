@@ -1,14 +1,14 @@
 """Prepare a conversion: the request, the source, its model, and the plan. No weights are read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer import pretrained, pretrained_files
-from jax_transformer.architectures import huggingface_config, registry
-from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures import huggingface_config, registry, tensor_names
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import export_files, infer, planning, writing
 from jax_transformer.convert.planning import Plan
@@ -19,7 +19,6 @@ from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage import kinds, safetensors, tensors, untrusted
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.storage.tensors import Note
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
@@ -45,9 +44,11 @@ class ModelDescription:
         Raises ConfigError unless there is either a file or a preset.
         """
         if (self.config is None) == (self.preset is None):
+            match = tensor_names.closest(source.tensors) if source.kind.has_torch_names else None
+            fits = f" (most of its names are those of {match.preset})" if match else ""
             raise ConfigError(
                 "a file of weights does not tell its architecture: "
-                "give either --config config.json or --preset NAME"
+                f"give either --config config.json or --preset NAME{fits}"
             )
         if self.preset is not None:
             names = "torch" if source.kind.has_torch_names else "flax"
@@ -61,6 +62,16 @@ class ModelDescription:
         config = _from_file(Path(self.config or ""), source)
         return infer.Inferred(config.with_sizes(**self.changes), {}, {})
 
+    def torch_names(
+        self, source: Pretrained, architecture: Architecture | str | None = None
+    ) -> set[str]:
+        """Return PyTorch's names of the model's tensors; of a preset, those of one layer."""
+        if self.preset is not None:
+            config = registry.find_preset(self.preset, architecture).with_sizes(num_layers=1)
+        else:
+            config = self.settle(source, architecture).config
+        return torch_names(config, architecture)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -72,7 +83,7 @@ class Request:
     dtype: str | None = None
     weights: str = "auto"
     key: str | None = None
-    strip_prefix: str = ""
+    names: NameChanges = NameChanges()
     force: bool = False
     check: bool = True
     to: str | None = None
@@ -101,6 +112,15 @@ class Prepared:
     """Reasons to refuse the conversion."""
     extra_files: ExtraFiles
 
+    def refuse(self, others: Sequence[str] = ()) -> None:
+        """Raise one InputError with all problems, and with ``others``, if there are any."""
+        try:
+            tensors.refuse([*self.problems, *others])
+        except InputError as error:
+            names = self.source.tensors if self.source.kind.has_torch_names else ()
+            assert self.model is not None  # a copy has no problems
+            raise tensor_names.explained(error, names, self.model.shapes["torch"]) from None
+
 
 def plan(
     source: str | Path,
@@ -112,6 +132,8 @@ def plan(
     weights: str = "auto",
     key: str | None = None,
     strip_prefix: str = "",
+    ignore: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
     force: bool = False,
     architecture: Architecture | str | None = None,
     **sizes: Any,
@@ -130,12 +152,12 @@ def plan(
         dtype,
         weights,
         key,
-        strip_prefix,
+        NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {}),
         force,
         architecture=architecture,
     )
     prepared = prepare(request)
-    tensors.refuse(prepared.problems)
+    prepared.refuse()
     return prepared.plan
 
 
@@ -156,22 +178,20 @@ def prepare(request: Request) -> Prepared:
         folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
     )
     writing.check_free(target, kind, force=request.force)
-    source = pretrained.open(
-        request.source, weights=request.weights, key=request.key, strip_prefix=request.strip_prefix
-    )
+    source = pretrained.open(request.source, weights=request.weights, key=request.key)
     if kind in (Kind.SAFETENSORS, Kind.HUGGINGFACE):
         _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
-    settled = _settle(request, source, target, kind)
+    own_config = _own_config(request, source, target, kind)
+    source, prefix = _named(request, source, own_config, kind)
+    settled = _settle(request, source, own_config, kind)
     model = None if settled is None else _model_weights(settled.config, request.architecture)
     problems = _problems(source, model)
-    if problems and source.kind.is_file and model is not None:
-        _check_prefix(source, planning.foreign_prefix([*source.tensors], model.shapes["torch"]))
     inferred = settled.sizes if settled is not None else {}
     planned = Plan(source.title, str(target), ())
     if not problems:
-        planned = _plan(request, source, kind, model)
+        planned = planning.plan(source, request.destination, kind, model, request.dtype)
     files = _files(request, source, target, kind, model)
     return Prepared(
         request,
@@ -179,7 +199,7 @@ def prepare(request: Request) -> Prepared:
         target,
         kind,
         model,
-        replace(planned, inferred=inferred),
+        replace(planned, inferred=inferred, stripped_prefix=prefix),
         settled.from_preset if settled is not None else {},
         problems,
         ExtraFiles(files, shard_size),
@@ -211,10 +231,10 @@ def _check_dtypes(source: Pretrained, target: Path) -> None:
         raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
 
 
-def _settle(
+def _own_config(
     request: Request, source: Pretrained, target: Path, kind: Kind
-) -> infer.Inferred | None:
-    """Return the configuration; None if files become files and none was requested."""
+) -> TransformerConfig | None:
+    """Return the configuration of the source's or of the target's folder."""
     if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
         raise ConfigError(
             f"{target}: is in a trained run, which cannot be resumed from weights only: give "
@@ -223,26 +243,67 @@ def _settle(
     own_config = source.config or (
         pretrained_files.config_around(target) if kind is Kind.STEP else None
     )
-    if own_config is not None:
-        if request.description != ModelDescription():
-            owner = request.source if source.config is not None else target.absolute().parent.parent
-            raise ConfigError(
-                f"{owner} has its own config.json: --config, --preset and --set are for bare files "
-                "of weights"
-            )
-        return infer.Inferred(own_config, {}, {})
-    if request.description == ModelDescription() and source.kind.is_file and kind.is_file:
-        return None
-    if source.kind.is_file:
-        _check_prefix(source, planning.wrapper_prefix([*source.tensors]))
-    return request.description.settle(source, request.architecture)
-
-
-def _check_prefix(source: Pretrained, prefix: str) -> None:
-    if prefix:
-        raise InputError(
-            f"{source.path}: every name begins with {prefix!r}: give --strip-prefix {prefix}"
+    if own_config is not None and request.description != ModelDescription():
+        owner = request.source if source.config is not None else target.absolute().parent.parent
+        raise ConfigError(
+            f"{owner} has its own config.json: --config, --preset and --set are for bare files "
+            "of weights"
         )
+    return own_config
+
+
+def _named(
+    request: Request, source: Pretrained, own_config: TransformerConfig | None, kind: Kind
+) -> tuple[Pretrained, str]:
+    """Return the source under its model's names, and the prefix that was found before them."""
+    if not source.kind.is_file or _is_copy(request, source, kind):
+        return source.with_names(request.names), ""
+    return with_model_names(
+        source,
+        request.names,
+        request.description.torch_names(source, request.architecture)
+        if own_config is None
+        else torch_names(own_config, request.architecture),
+    )
+
+
+def with_model_names(
+    source: Pretrained, changes: NameChanges, names: set[str]
+) -> tuple[Pretrained, str]:
+    """Return a file's tensors under the names that its model has, and a prefix that was found.
+
+    If no name is one of the model's ``names``, a prefix before most of them is removed as well.
+    """
+    prefix = ""
+    if not changes.strip_prefix and names.isdisjoint(source.tensors):
+        prefix = tensor_names.common_prefix(source.tensors, names)
+        changes = replace(changes, strip_prefix=prefix, prefix_required=False)
+    return source.with_names(changes), prefix
+
+
+def torch_names(
+    config: TransformerConfig, architecture: Architecture | str | None = None
+) -> set[str]:
+    """Return PyTorch's names of the tensors of a model."""
+    return {
+        rule.torch for rule in registry.weight_table(architecture or config.architecture, config)
+    }
+
+
+def _is_copy(request: Request, source: Pretrained, kind: Kind) -> bool:
+    """Return True if a file becomes a file under the same names."""
+    return request.description == ModelDescription() and source.kind.is_file and kind.is_file
+
+
+def _settle(
+    request: Request, source: Pretrained, own_config: TransformerConfig | None, kind: Kind
+) -> infer.Inferred | None:
+    """Return the configuration; None if files become files and none was requested."""
+    if own_config is not None:
+        return infer.Inferred(own_config, {}, {})
+    if _is_copy(request, source, kind):
+        return None
+    return request.description.settle(source, request.architecture)
 
 
 def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
@@ -252,44 +313,6 @@ def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
         )
         if model is not None
         else []
-    )
-
-
-def _plan(request: Request, source: Pretrained, kind: Kind, model: "ModelWeights | None") -> Plan:
-    dropped, ties = source.dropped, source.ties
-    derived: tuple[Note, ...] = ()
-    if model is None or source.kind.has_torch_names == kind.has_torch_names:
-        moves = planning.unchanged(source.tensors, request.dtype)
-    elif source.kind.has_torch_names:
-        moves, repeated = planning.to_flax(
-            model.table, source.tensors, model.shapes["flax"], request.dtype
-        )
-        dropped += repeated
-    else:
-        moves, derived = planning.to_torch(
-            model.table, source.tensors, model.shapes["flax"], request.dtype
-        )
-    if model is not None:
-        ties = tuple(planning.ties_of(model.table))
-    if kind not in (Kind.RUN, Kind.HUGGINGFACE):
-        dropped += tuple(
-            Note(name, f"goes with folders, and {request.destination} is a {kind.value}")
-            for name in source.extra_files
-        )
-    planned = planning.without_completed(
-        Plan(source.title, request.destination, moves, derived, dropped, ties), source.derived
-    )
-    if kind is not Kind.HUGGINGFACE or model is None:
-        return planned
-    planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))
-    stored = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
-    return planning.left_out(
-        planned,
-        {
-            name: states.why_completed(name, model.config)
-            for name in model.shapes["torch"]
-            if name not in stored
-        },
     )
 
 

@@ -2,6 +2,7 @@
 the check that tensors fit a model, and casts with what they lose.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage.untrusted import plain
 
 Shape = tuple[int, ...]
+_SHOWN = 12  # problems of weights that do not fit, in a message
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """The dtypes that weights of a model may have."""
 DTYPES: dict[str, np.dtype] = {
@@ -180,11 +182,35 @@ def differing_ties(ties: Mapping[str, str], state: Mapping[str, np.ndarray]) -> 
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise one InputError with all problems, if there are any."""
+    """Raise one InputError with all problems, if there are any; see :func:`refusal`."""
     if problems:
-        raise InputError(
-            f"the weights do not fit the model ({len(problems)} problems): {'; '.join(problems)}"
-        )
+        raise refusal(problems)
+
+
+def refusal(problems: Sequence[str], hint: str = "") -> InputError:
+    """Return the error of weights that do not fit the model.
+
+    The message names a dozen problems and ends with ``hint``; all are the error's ``details``.
+    """
+    shown = _some_of_each_kind(problems, _SHOWN)
+    more = len(problems) - len(shown)
+    rest = f"; and {more} more, which --debug and --json list" if more else ""
+    error = InputError(
+        f"the weights do not fit the model ({len(problems)} problems): {'; '.join(shown)}{rest}"
+        f"{'. ' + hint[0].upper() + hint[1:] if hint else ''}"
+    )
+    error.details = tuple(problems)
+    return error
+
+
+def _some_of_each_kind(problems: Sequence[str], count: int) -> list[str]:
+    """Return ``count`` problems in their order, as many missing as unexpected ones if it can be."""
+    kinds: dict[str, list[str]] = {}
+    for problem in problems:
+        kinds.setdefault(problem.partition(" ")[0], []).append(problem)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds.values()))
+    chosen = {*itertools.islice((problem for problem in turns if problem is not None), count)}
+    return [problem for problem in problems if problem in chosen]
 
 
 # Casts

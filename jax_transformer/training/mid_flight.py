@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.preparation import ModelDescription, Request
@@ -58,7 +59,7 @@ def convert(request: Request) -> ConvertedTraining:
         "--config, --preset and --set": request.description != ModelDescription(),
         "--dtype": request.dtype is not None,
         "--key": request.key is not None,
-        "--strip-prefix": bool(request.strip_prefix),
+        "--strip-prefix, --ignore and --rename": request.names != NameChanges(),
         "--no-check": not request.check,
     }
     for flag, is_given in excluded.items():

@@ -51,7 +51,7 @@ FLAGS = {
         --hypotheses --json --no-json""".split(),
     "convert": """
         --to --config --preset --architecture --set --dtype --weights --key
-        --strip-prefix --training --no-training --dry-run --no-dry-run --force
+        --strip-prefix --ignore --rename --training --no-training --dry-run --no-dry-run --force
         --no-force --shard-size --check --no-check --json --no-json""".split(),
     "inspect": """
         --json --no-json""".split(),

@@ -1,0 +1,196 @@
+"""Names of a file's tensors: changes that a user asks for, a prefix, and the presets they fit."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from jax_transformer.architectures import registry
+from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.storage import tensors
+from jax_transformer.weights.rules import Table
+
+
+@dataclass(frozen=True)
+class NameChanges:
+    """Changes of names, and tensors to leave out.
+
+    Both are said by a tensor's name, with or without the stripped prefix.
+    """
+
+    strip_prefix: str = ""
+    """Removed from the beginning of names."""
+    prefix_required: bool = True
+    """Refuse other names that do not begin with it."""
+    ignore: tuple[str, ...] = ()
+    """Patterns of whole names as in a shell, of ``*``, ``?`` and ``[...]``; ``*`` matches dots."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """New names by old ones. An old name is a whole name, or the words before one of its dots. The
+    first that fits is replaced, once.
+    """
+
+    def __str__(self) -> str:
+        """The changes as flags of the command line, for messages."""
+        flags = [f"--strip-prefix {self.strip_prefix}"] if self.strip_prefix else []
+        flags += [f"--ignore {pattern}" for pattern in self.ignore]
+        return " ".join([*flags, *(f"--rename {old}={new}" for old, new in self.rename.items())])
+
+    def apply(self, names: Collection[str]) -> dict[str, str]:
+        """Return the new name of every name, without the ignored ones.
+
+        Raises ConfigError for a pattern or an old name that no name fits, InputError for names that
+        do not begin with the prefix, or that become equal.
+        """
+        forms = {name: (name.removeprefix(self.strip_prefix), name) for name in names}
+        ignored = {
+            pattern: {
+                name
+                for name, both in forms.items()
+                if any(fnmatchcase(form, pattern) for form in both)
+            }
+            for pattern in self.ignore
+        }
+        left = [name for name in names if not any(name in matched for matched in ignored.values())]
+        uses = {
+            name: next(
+                ((old, form) for old in self.rename for form in forms[name] if _begins(form, old)),
+                None,
+            )
+            for name in left
+        }
+        unused = [f"--ignore {pattern}" for pattern, matched in ignored.items() if not matched]
+        unused += [
+            f"--rename {old}={new}"
+            for old, new in self.rename.items()
+            if not any(use and use[0] == old for use in uses.values())
+        ]
+        if unused:
+            close = nearest(unused[0].split(" ", 1)[1].partition("=")[0], list(names))
+            raise ConfigError(f"{', '.join(unused)}: no name of the file fits{close}")
+        if self.prefix_required:
+            self._check_prefix([name for name in left if uses[name] is None], len(names))
+        changed = {
+            name: self.rename[use[0]] + use[1][len(use[0]) :] if use else forms[name][0]
+            for name, use in uses.items()
+        }
+        _check_distinct(changed)
+        return changed
+
+    def why_ignored(self, name: str) -> str:
+        """Return the reason why a name is left out."""
+        forms = (name.removeprefix(self.strip_prefix), name)
+        pattern = next(
+            pattern for pattern in self.ignore if any(fnmatchcase(form, pattern) for form in forms)
+        )
+        return f"fits --ignore {pattern}"
+
+    def _check_prefix(self, names: Collection[str], count: int) -> None:
+        others = [name for name in names if not name.startswith(self.strip_prefix)]
+        if others:
+            raise InputError(
+                f"--strip-prefix {self.strip_prefix}: {len(others)} of {count} names do not begin "
+                f"with it, first {others[0]}"
+            )
+
+
+def common_prefix(names: Iterable[str], expected: Collection[str]) -> str:
+    """Return the prefix, up to a dot, that stands before the expected names in most ``names``.
+
+    Empty if there is none, or if as many names fit without one.
+    """
+    names, known = list(names), set(expected)
+    votes: Counter[str] = Counter()
+    for name in names:
+        for cut in [0, *(dot.end() for dot in re.finditer(r"\.", name))]:
+            if name[cut:] in known:
+                votes[name[:cut]] += 1
+    most = max(votes, key=lambda prefix: (votes[prefix], -len(prefix)), default="")
+    shared = sum(name.startswith(most) for name in names)
+    return most if 2 * votes[most] > min(len(known), len(names)) and 2 * shared > len(names) else ""
+
+
+@dataclass(frozen=True)
+class Match:
+    """The preset whose names fit a file's best."""
+
+    preset: str
+    prefix: str
+    """The prefix that stands before its names in the file."""
+    count: int
+    """Number of the file's names that are names of the preset's."""
+
+
+def closest(names: Iterable[str]) -> Match | None:
+    """Return the preset that knows most of ``names``, whatever their layers' numbers.
+
+    None if no preset knows half of them. Of equals, the one with the fewest names that are not
+    there.
+    """
+    numbered = Counter(map(_unnumbered, names))
+    best: tuple[tuple[int, int], Match] | None = None
+    for preset, entry in registry.presets().items():
+        try:
+            config = entry.with_sizes(num_layers=1)
+            known = {
+                _unnumbered(name)
+                for name in torch_names(registry.weight_table(config.architecture, config))
+            }
+        except ConfigError:  # an architecture of the user that cannot be of one layer
+            continue
+        prefix = common_prefix(numbered, known)
+        fits = [name for name in numbered if name.removeprefix(prefix) in known]
+        count = sum(numbered[name] for name in fits)
+        rank = (count, len(fits) - len(known))
+        if best is None or rank > best[0]:
+            best = rank, Match(preset, prefix, count)
+    return best[1] if best is not None and 2 * best[1].count > numbered.total() else None
+
+
+def torch_names(table: Table) -> set[str]:
+    """Return PyTorch's names in a weight table."""
+    return {rule.torch for rule in table}
+
+
+def explained(error: InputError, names: Collection[str], expected: Collection[str]) -> InputError:
+    """Return the error of weights that do not fit, with a prefix or a preset that names fit better.
+
+    Args:
+        error: the error; one without ``details`` is returned as it is.
+        names: the names of the file.
+        expected: the names that the model has in PyTorch.
+    """
+    if not error.details:
+        return error
+    hint, match = "", closest(names)
+    if all(detail.startswith("unexpected ") for detail in error.details):
+        hint = "--ignore NAME leaves out a tensor that the model has no use for"
+    elif prefix := common_prefix(names, expected):
+        hint = f"most names begin with {prefix!r}: give --strip-prefix {prefix}"
+    elif match is not None and match.count > len(set(names) & set(expected)):
+        before = f", after the prefix {match.prefix!r}" if match.prefix else ""
+        hint = (
+            f"{match.count} of {len(names)} names are those of preset {match.preset!r}{before}:"
+            f" give --preset {match.preset}"
+        )
+    return tensors.refusal(error.details, hint)
+
+
+def _begins(name: str, start: str) -> bool:
+    return name == start or name.startswith(f"{start}.")
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)
+
+
+def _check_distinct(changed: Mapping[str, str]) -> None:
+    """Raise InputError naming every name that two tensors would have."""
+    counts = Counter(changed.values())
+    twice = [
+        f"{' and '.join(old for old in changed if changed[old] == new)} would both be {new}"
+        for new, count in counts.items()
+        if count > 1
+    ]
+    if twice:
+        raise InputError("; ".join(twice))
