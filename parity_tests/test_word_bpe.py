@@ -39,7 +39,6 @@ def test_pieces_and_text_are_those_of_transformers(tmp_path):
 
 
 def test_white_space_is_that_of_the_regex_library():
-    ours = word_bpe._SPACES
-    for code in range(0x110000):
-        twice = chr(code) * 2
-        assert bool(ours.fullmatch(twice)) == bool(regex.fullmatch(r"\s{2,}", twice)), hex(code)
+    every = "x".join(chr(code) * 2 for code in range(0x110000))
+    ours, theirs = word_bpe._SPACES.findall(every), regex.findall(r"\s{2,}", every)
+    assert ours == theirs and len(theirs) > 20

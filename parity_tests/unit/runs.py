@@ -3,6 +3,7 @@ commands.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import numpy as np
 import pytest
@@ -153,19 +155,22 @@ class Trained:
     result: CommandResult
 
 
-_trained: dict[Path, Trained] = {}
-
-
 def trained(temporary: Path) -> Trained:
-    """Return the shared run of one temporary folder, trained on the first call."""
-    if temporary not in _trained:
-        folder = temporary / "trained"
-        folder.mkdir()
-        arguments = [*write_text(folder), *OPTIONS]
-        _trained[temporary] = Trained(
-            folder / "run", arguments, train("--run", folder / "run", *arguments)
-        )
-    return _trained[temporary]
+    """Return the run that all tests share, also those of other processes; the first trains it.
+
+    ``temporary`` is pytest's base folder, which xdist gives to each process inside a common one.
+    """
+    shared = temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary
+    folder = shared / "trained"
+    result = folder / "result.json"
+    with filelock.FileLock(shared / "trained.lock"):
+        if not result.exists():
+            folder.mkdir()
+            arguments = [*write_text(folder), *OPTIONS]
+            done = train("--run", folder / "run", *arguments)
+            result.write_text(json.dumps([arguments, dataclasses.asdict(done)]))
+    arguments, done = json.loads(result.read_text())
+    return Trained(folder / "run", arguments, CommandResult(**done))
 
 
 class Console:
