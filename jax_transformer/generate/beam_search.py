@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import constraints as logits_processors
+from jax_transformer.generate.ensemble import AnyModel
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -19,20 +20,18 @@ from jax_transformer.generate.generation_config import (
 )
 from jax_transformer.generate.prepare import (
     Inputs,
+    Models,
     ModelStructure,
-    SplitModel,
     StaticArgs,
     prepare,
     split,
 )
 from jax_transformer.generate.scorers import SCORERS, Scorer
-from jax_transformer.nn.attention import Cache, Prefix
 from jax_transformer.shapes import AnyArray, SourceIds
-from jax_transformer.transformer import Transformer
 
 
 def beam(
-    model: Transformer | SplitModel,
+    model: Models,
     source: SourceIds,
     *,
     beam_size: int = 4,
@@ -75,7 +74,7 @@ def beam(
 
 
 def n_best(
-    model: Transformer | SplitModel,
+    model: Models,
     source: SourceIds,
     num_hypotheses: int,
     *,
@@ -140,7 +139,7 @@ class _Beams(NamedTuple):
     """False for finished hypotheses that are not there yet."""
     open: Bool[Array, " b"]
     """False for rows that are done."""
-    cache: Cache | Prefix
+    cache: Any
 
 
 class _Continuations(NamedTuple):
@@ -150,7 +149,7 @@ class _Continuations(NamedTuple):
     parents: Int[Array, "b m"]
     """The beams that they continue."""
     tokens: Int[Array, "b m"]
-    cache: Cache | Prefix
+    cache: Any
 
 
 @partial(jax.jit, static_argnames=("structure", "static_args"))
@@ -213,15 +212,13 @@ def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
     return jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-def _score_dtype(model: Transformer, cache: Cache | Prefix, batch: int, beams: int) -> np.dtype:
+def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtype:
     """The dtype of sums of log-probabilities: float32 at least, because rounding adds up, too."""
     logits = jax.eval_shape(model.decode_step, jnp.zeros((batch, beams), jnp.int32), cache)[0]
     return np.promote_types(logits.dtype, np.float32)
 
 
-def _start(
-    batch: int, cache: Cache | Prefix, masked: Float[Array, ""], static_args: StaticArgs
-) -> _Beams:
+def _start(batch: int, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
     shape = (batch, static_args.config.num_beams)
     empty = jnp.full((*shape, static_args.max_new_tokens), static_args.pad_id, jnp.int32)
     scores = jnp.full(shape, masked)
@@ -238,7 +235,7 @@ def _start(
 
 
 def _continuations(
-    model: Transformer, beams: _Beams, inputs: Inputs, static_args: StaticArgs
+    model: AnyModel, beams: _Beams, inputs: Inputs, static_args: StaticArgs
 ) -> _Continuations:
     """The best of all beams continued by all tokens."""
     length = beams.length

@@ -15,21 +15,20 @@ from jax_transformer.generate import constraints as logits_processors
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
 from jax_transformer.generate.prepare import (
     Inputs,
+    Models,
     ModelStructure,
-    SplitModel,
     StaticArgs,
     default_length,
     prepare,
     split,
 )
 from jax_transformer.shapes import AnyArray, SourceIds
-from jax_transformer.transformer import Transformer
 
 _Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
 
 
 def generate(
-    model: Transformer | SplitModel,
+    model: Models,
     source: SourceIds,
     config: GenerationConfig,
     row_ids: Int[AnyArray, " b"] | None = None,
@@ -70,7 +69,7 @@ def generate(
 
 
 def greedy(
-    model: Transformer | SplitModel,
+    model: Models,
     source: SourceIds,
     *,
     max_length: int | None = None,
@@ -85,8 +84,8 @@ def greedy(
     is the object with the folder's own settings.
 
     Args:
-        model: the model, or :func:`split` of it, which saves milliseconds in every call; keys and
-            values are cached.
+        model: the model, several models as an ensemble, or :func:`split` of either, which saves
+            milliseconds in every call; keys and values are cached.
         source: ids (b, s), padded by the model's ``source_pad_id``.
         max_length: the number n of generated tokens; None is the model's maximum.
         bos_id: the start token; None is the model's.
@@ -138,7 +137,7 @@ class _Draws(NamedTuple):
 
 
 def sample(
-    model: Transformer | SplitModel,
+    model: Models,
     source: SourceIds,
     key: PRNGKeyArray,
     *,

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
+from jax_transformer.generate.ensemble import AnyModel, Ensemble, common_config
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn.stacks import check_ids
 from jax_transformer.shapes import AnyArray, SourceIds
@@ -19,11 +20,14 @@ from jax_transformer.transformer import Transformer
 
 
 class ModelStructure:
-    """A model without its arrays: a static argument that is hashed once, not in every call."""
+    """A model, or the models of an ensemble, without arrays: a static argument.
 
-    def __init__(self, graphdef: nnx.GraphDef, treedef: jax.tree_util.PyTreeDef):
-        self.graphdef, self.treedef = graphdef, treedef
-        self._hash = hash((graphdef, treedef))
+    It is hashed once, not in every call.
+    """
+
+    def __init__(self, graphdefs: tuple[nnx.GraphDef, ...], treedef: jax.tree_util.PyTreeDef):
+        self.graphdefs, self.treedef = graphdefs, treedef
+        self._hash = hash((graphdefs, treedef))
 
     def __hash__(self) -> int:
         return self._hash
@@ -31,12 +35,14 @@ class ModelStructure:
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, ModelStructure)
-            and (self.graphdef, self.treedef) == (other.graphdef, other.treedef)
+            and (self.graphdefs, self.treedef) == (other.graphdefs, other.treedef)
         )
 
-    def merge(self, arrays: Sequence[Array]) -> Transformer:
-        """The model with these arrays."""
-        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, arrays))
+    def merge(self, arrays: Sequence[Array]) -> AnyModel:
+        """The model, or the ensemble, with these arrays."""
+        states = jax.tree.unflatten(self.treedef, arrays)
+        models = tuple(map(nnx.merge, self.graphdefs, states))
+        return models[0] if len(models) == 1 else Ensemble(models)
 
 
 class SplitModel(NamedTuple):
@@ -50,16 +56,23 @@ class SplitModel(NamedTuple):
     arrays: list[Array]
 
 
-def split(model: Transformer | SplitModel) -> SplitModel:
+Models = Transformer | SplitModel | Sequence[Transformer]
+"""The models that a loop takes: one, or several as an ensemble."""
+
+
+def split(model: Models) -> SplitModel:
     """The model split by ``nnx.split``; a split one is returned as it is.
 
-    Later changes of the model are not seen.
+    Several models are an ensemble: at each step, the mean of their probabilities decides. Later
+    changes of a model are not seen. Raises ConfigError if they do not share a vocabulary.
     """
     if isinstance(model, SplitModel):
         return model
-    graphdef, state = nnx.split(model)
-    arrays, treedef = jax.tree.flatten(state)
-    return SplitModel(model.config, ModelStructure(graphdef, treedef), arrays)
+    models = (model,) if isinstance(model, Transformer) else tuple(model)
+    config = common_config([each.config for each in models])
+    graphdefs, states = zip(*map(nnx.split, models), strict=True)
+    arrays, treedef = jax.tree.flatten(states)
+    return SplitModel(config, ModelStructure(graphdefs, treedef), arrays)
 
 
 class StaticArgs(NamedTuple):

@@ -470,3 +470,34 @@ def test_a_row_s_beam_does_not_depend_on_other_rows():
     assert (np.asarray(again)[::-1] == np.asarray(tokens)).all() and furthest(
         others[::-1], scores
     ) < 1e-12
+
+
+# Ensembles
+
+
+@pytest.mark.parametrize("config", [PRE_NORM, UNCACHED["not causal"]], ids=["cache", "no cache"])
+def test_an_ensemble_of_one_model_with_itself_is_the_model(config):
+    model, source = loud(config, 0), sources(config, 0)
+    for decode in (
+        lambda model: (generate.greedy(model, source, max_length=LENGTH), np.zeros(0)),
+        lambda model: generate.n_best(model, source, 2, beam_size=3, max_length=LENGTH),
+        lambda model: (
+            generate.sample(model, source, jax.random.key(0), max_length=LENGTH, top_p=0.9),
+            np.zeros(0),
+        ),
+    ):
+        alone, together = ([np.asarray(x) for x in decode(m)] for m in (model, [model, model]))
+        assert (alone[0] == together[0]).all() and len(np.unique(alone[0], axis=0)) > 1
+        np.testing.assert_allclose(alone[1], together[1], rtol=1e-12)
+
+
+def test_an_ensemble_needs_one_vocabulary_and_reads_what_its_shortest_model_reads():
+    models = [loud(PRE_NORM.with_sizes(max_length=length), 0) for length in (20, 12)]
+    assert generate.split(models).config.longest == 12
+    for name, value in (("target_vocab_size", 14), ("eos_id", 4)):
+        other = transformer.abstract(PRE_NORM.with_sizes(**{name: value}))
+        first = getattr(PRE_NORM, name)
+        with pytest.raises(
+            ConfigError, match=f"^model 2 of .* {name}={value}, and the first {first}"
+        ):
+            generate.split([models[0], other])
