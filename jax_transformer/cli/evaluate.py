@@ -41,7 +41,7 @@ def run(options: EvaluateOptions) -> int:
 
     devices.use_cache()
     overrides = translate.generation_options(options.search)
-    streams.check_folder(options.hypotheses)
+    streams.check_output(options.hypotheses)
     report, hypotheses = evaluation.evaluate(
         options.run,
         options.source,

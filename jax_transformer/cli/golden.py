@@ -1,10 +1,12 @@
 """``jax-transformer golden``: recorded outputs of a PyTorch model."""
 
+import sys
 from dataclasses import dataclass
 
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Positional
 from jax_transformer.errors import ConfigError, DifferentError, nearest
+from jax_transformer.storage import atomic
 
 _ACTIONS = ["make", "check"]
 
@@ -45,7 +47,7 @@ def run(options: GoldenOptions) -> int:
     from jax_transformer.parity import from_files
 
     if options.action == "make":
-        streams.check_folder(options.file)
+        streams.check_output(options.file)
         golden = from_files.create_golden(
             options.file,
             options.model or "",
@@ -55,7 +57,10 @@ def run(options: GoldenOptions) -> int:
             options.seed,
         )
         torch = golden.versions["torch"]
-        print(f"{options.file}: {len(golden.arrays)} arrays, seed {golden.seed}, torch {torch}")
+        print(
+            f"{options.file}: {len(golden.arrays)} arrays, seed {golden.seed}, torch {torch}",
+            file=sys.stderr if options.file == atomic.STDOUT else sys.stdout,
+        )
         return 0
     check = from_files.check_golden(options.file, options.python)
     for line in check.lines():

@@ -45,7 +45,7 @@ class ParityOptions:
 def run(options: ParityOptions) -> int:
     """Print the report and return the exit code. Raises DifferentError if the models differ."""
     lengths = _lengths(options.lengths)
-    streams.check_folder(options.html)
+    streams.check_output(options.html)
     from jax_transformer.convert.preparation import ModelDescription
     from jax_transformer.parity import from_files, page
 

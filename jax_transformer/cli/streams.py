@@ -4,10 +4,8 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from jax_transformer.errors import ConfigError
 from jax_transformer.storage import atomic
 
 
@@ -26,19 +24,20 @@ def show(report: Printable, *, as_json: bool) -> None:
         print(line)
 
 
-def check_folder(path: str | None) -> None:
-    """Raise ConfigError, before hours of work, if the folder of a result's file does not exist."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {path}: folder {Path(path).parent} does not exist")
+def check_output(path: str | None) -> None:
+    """Raise ConfigError, before hours of work, if a result cannot be written to ``path``."""
+    if path is not None:
+        atomic.check_output(path)
 
 
 def write_lines(path: str | None, lines: Sequence[str]) -> None:
     """Write one line for each text, in UTF-8 whatever the locale, to standard output or a file.
 
-    A file is complete or absent. A line feed within a text becomes a space.
+    Standard output is None or ``-``. A file is complete or absent. A line feed within a text
+    becomes a space.
     """
     text = "".join(line.replace("\n", " ") + "\n" for line in lines)
-    if path is None:
+    if path in (None, atomic.STDOUT):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")
         sys.stdout.write(text)

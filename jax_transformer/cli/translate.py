@@ -86,8 +86,8 @@ def run(options: TranslateOptions) -> int:
 
     devices.use_cache()
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
-    streams.check_folder(options.output)
-    streams.check_folder(options.attention)
+    streams.check_output(options.output)
+    streams.check_output(options.attention)
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened, source_lang=options.source_lang, target_lang=options.target_lang, **overrides

@@ -22,7 +22,7 @@ from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
 from jax_transformer.convert.writing import Checked
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import checkpoint, kinds, tensors
+from jax_transformer.storage import kinds, tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import rules
@@ -136,10 +136,11 @@ def convert(prepared: Prepared) -> Outcome:
             checked = writing.check(model.config, model.table, *sides)
 
     config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
-    writing.write(prepared.target, kind, written, config, frozen, check, prepared.extra_files)
+    sha256 = writing.write(
+        prepared.target, kind, written, config, frozen, check, prepared.extra_files
+    ) or _content_sha256(written)
     dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
     numbers = sum(array.size for array in written.values())
-    sha256 = checkpoint.sha256(prepared.target) if kind.is_file else _content_sha256(written)
     return Outcome(
         prepared.plan,
         f"{source.title} -> {prepared.target}: {len(written)} tensors, {numbers:,} numbers, "

@@ -72,8 +72,8 @@ class Contents:
 def inspect(path: str | Path) -> Contents:
     """Describe the file or folder at ``path``.
 
-    Raises InputError if its kind is not known, UnsafeFileError if a file tries to run code or
-    declares more data than it has.
+    Raises InputError if its kind is not known or a checksum does not hold, UnsafeFileError if a
+    file tries to run code or declares more data than it has.
     """
     path = kinds.local(path)
     kind = kinds.of(path)
@@ -98,6 +98,7 @@ def _pt(path: Path) -> Contents:
     from jax_transformer.storage import pt
 
     leaves = dict(pt.leaves(pt.describe(path)))
+    pt.verify(path)
     tensors = {
         name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for name, leaf in leaves.items()
@@ -116,6 +117,7 @@ def _pt(path: Path) -> Contents:
 
 def _huggingface(path: Path) -> Contents:
     folder = folders.find(path)
+    folders.verify(folder)
     values = {
         name: value
         for name, value in folder.data.items()

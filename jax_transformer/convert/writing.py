@@ -32,9 +32,14 @@ _ROWS, _SOURCE, _TARGET = 3, 7, 5
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
     """Raise InputError unless ``target`` may be written.
 
-    With ``force`` it may replace a file or folder of its own kind. The parent of a run or of a
-    Hugging Face folder, e.g. ``runs``, may be missing: it is created when the folder is written.
+    A device or a FIFO may always be. With ``force`` it may replace a file or folder of its own
+    kind. The parent of a run or of a Hugging Face folder, e.g. ``runs``, may be missing: it is
+    created when the folder is written.
     """
+    if kind.is_file:
+        if atomic.is_stream(target):
+            return
+        target = Path(os.path.realpath(target))  # a link is followed
     parent = target.absolute().parent
     creates_parent = (
         kind in (Kind.RUN, Kind.HUGGINGFACE)
@@ -44,7 +49,7 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
     if not parent.is_dir() and not creates_parent:
         raise InputError(f"{target.parent}: no such folder")
     if target.is_symlink():
-        raise InputError(f"{target}: is a link, and is not written through")
+        raise InputError(f"{target}: is a link, which no folder replaces")
     if not target.exists():
         return
     if not force:
@@ -94,8 +99,10 @@ def write(
     frozen: Collection[str],
     check: Callable[[State], Any],
     extra_files: ExtraFiles | None = None,
-) -> None:
+) -> str | None:
     """Write ``state``, read it back and compare; ``target`` is replaced only after that.
+
+    Returns the SHA-256 of the file, or None for a folder.
 
     Args:
         target: the file or folder.
@@ -127,6 +134,7 @@ def write(
                 _compare_files(target, temporary / folders.IN_RUN, extra.files)
         _compare(target, state, read_back)
         check(read_back)
+        return checkpoint.sha256(temporary) if kind.is_file else None
 
 
 def _write_checkpoint(

@@ -3,29 +3,69 @@
 Both are written to a temporary sibling, synced, given the mode of a new file, and renamed. The
 parent folder is synced last, so that the new name survives a power cut. All files of this package
 are written with these functions.
+
+Only regular files are replaced. A symbolic link is followed, and the file that it points to is
+replaced; a device, a FIFO or an open file of this process (``/dev/stdout``) is written directly,
+and ``-`` is standard output.
 """
 
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from jax_transformer.errors import ConfigError
 
+STDOUT = "-"
+WINDOWS = os.name == "nt"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
+
+def check_output(path: str | Path) -> None:
+    """Raise ConfigError if no file can be written to ``path``: it is a folder, or its folder does
+    not exist.
+    """
+    if is_stream(path):
+        return
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
+    if not target.parent.is_dir():
+        missing = target.parent if os.path.islink(path) else Path(path).parent
+        raise ConfigError(f"cannot write {path}: folder {missing} does not exist")
+
+
+def is_stream(path: str | Path) -> bool:
+    """True if ``path`` is written directly: ``-``, a device, a FIFO, or an open file of this
+    process.
+    """
+    if str(path) == STDOUT or _descriptor(path) is not None:
+        return True
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
     """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
-    after an error.
+    after an error. If ``path`` is no regular file, the content is written to it at the end.
 
     Its mode is the one that the umask gives a new file: the safetensors library would create
     files that only their owner can read.
     """
+    if is_stream(path):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / "output"
+            yield temporary
+            with open(temporary, "rb") as content, _stream(path) as stream:
+                shutil.copyfileobj(content, stream)
+        return
+    path = Path(os.path.realpath(path))
     temporary = _temporary(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -84,7 +124,11 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content`` to the file ``path``."""
+    """Write ``content`` to the file ``path``, or to standard output if it is ``-``."""
+    if is_stream(path):
+        with _stream(path) as stream:
+            stream.write(content)
+        return
     with file(Path(path)) as temporary:
         temporary.write_bytes(content)
 
@@ -107,12 +151,53 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file or folder is on the disk. Windows cannot open a folder, and syncs only
+    files that are open for writing.
+    """
+    if WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _stream(path: str | Path) -> Iterator[BinaryIO]:
+    """Open what is written directly. An open file of this process goes on at its position: to open
+    /dev/stdout again would begin at the first byte of the file that it is redirected to.
+    """
+    sys.stdout.flush()
+    number = _descriptor(path)
+    try:
+        if str(path) == STDOUT:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        else:  # without O_CREAT: a device that is removed meanwhile does not become a file
+            opened = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
+            with open(opened, "wb") as stream:
+                yield stream
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """The number of the open file of this process that ``path`` names, such as 1 for /dev/stdout;
+    None for other paths.
+    """
+    open_files = rf"/dev/fd|/proc/{os.getpid()}/(task/\d+/)?fd"
+    for _ in range(40):  # as many links as Linux follows
+        folder, name = os.path.split(os.path.abspath(path))
+        folder = os.path.realpath(folder)
+        if re.fullmatch(open_files, folder) and name.isdecimal():
+            return int(name)
+        try:
+            path = os.path.join(folder, os.readlink(os.path.join(folder, name)))
+        except OSError:
+            return None
+    return None
 
 
 def _temporary(path: Path) -> Path:

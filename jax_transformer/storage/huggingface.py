@@ -185,6 +185,15 @@ def describe(folder: Folder) -> dict[str, TensorInfo]:
     }
 
 
+def verify(folder: Folder) -> None:
+    """Raise InputError if a checksum of its PyTorch files does not hold; others have none."""
+    if folder.weights.name.startswith(PT):
+        from jax_transformer.storage import pt
+
+        for file in folder.shards:
+            pt.verify(file)
+
+
 def ties(folder: Folder) -> list[tuple[str, ...]]:
     """Groups of names that share the bytes of a PyTorch file; empty for other files."""
     if not folder.weights.name.startswith(PT):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import checkpoint, huggingface, untrusted
+from jax_transformer.storage import atomic, checkpoint, huggingface, untrusted
 
 HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
@@ -111,6 +111,8 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     if to is not None and to not in _FOLDERS:
         known = ", ".join(_FOLDERS)
         raise ConfigError(f"--to {to} is not one of {known}{nearest(to, list(_FOLDERS))}")
+    if str(path) == atomic.STDOUT:
+        raise ConfigError("-: weights are written to a file or folder, not to standard output")
     if path.name.endswith(INDEX):
         raise ConfigError(f"{path}: several files are read, but one .safetensors file is written")
     if to is not None:

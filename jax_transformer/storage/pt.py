@@ -74,6 +74,12 @@ def describe(path: str | Path) -> Any:
         return _parsed(archive)[0]
 
 
+def verify(path: str | Path) -> None:
+    """Read every byte. Raises InputError if a checksum of the file does not hold."""
+    with _open(path) as archive:
+        archive.verify()
+
+
 def ties(path: str | Path) -> list[tuple[str, ...]]:
     """Groups of dotted names of tensors with the same elements of one storage, also transposed or
     flattened.

@@ -22,13 +22,12 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
-_STREAMED, _UTF8 = (
-    0x8,
-    0x800,
-)  # sizes and checksum follow the data (PyTorch's way); the name is UTF-8
+# Sizes and checksum follow the data (PyTorch's way); the name is UTF-8
+_STREAMED, _UTF8 = 0x8, 0x800
 _ZIP64 = 1
 MOST_MEMBERS = 500_000
 ALIGNMENT = 64
+_CHUNK = 1 << 20
 _MIDNIGHT = 33  # of the first of January 1980, the earliest date of the format
 LARGE = 0xFFFFFFFF  # numbers from here on need a zip64 field
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
@@ -78,12 +77,24 @@ class Archive:
         self._file.seek(member.start)
         if self._file.readinto(content.data) != member.size:
             raise InputError(f"{self.path}: ends in the middle of {untrusted.shown(name)}")
-        if zlib.crc32(content.data) != member.crc:
+        self._check_crc(name, zlib.crc32(content.data))
+        return content
+
+    def verify(self) -> None:
+        """Read every member. Raises InputError if a checksum is wrong."""
+        for name, member in self.members.items():
+            crc = 0
+            for start in range(0, member.size, _CHUNK):
+                offset, length = member.start + start, min(_CHUNK, member.size - start)
+                crc = zlib.crc32(self._at(offset, length), crc)
+            self._check_crc(name, crc)
+
+    def _check_crc(self, name: str, crc: int) -> None:
+        if crc != self.members[name].crc:
             raise InputError(
                 f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without "
                 "checksums): its CRC-32 is not the recorded one"
             )
-        return content
 
     def _at(self, offset: int, length: int) -> bytes:
         if offset < 0 or offset + length > self.size:
@@ -168,25 +179,8 @@ class Archive:
             if at + _CENTRAL.size > len(records):
                 raise self._damaged("its directory ends too early")
             fields = _CENTRAL.unpack_from(records, at)
-            (
-                signature,
-                _,
-                _,
-                flags,
-                method,
-                _,
-                _,
-                crc,
-                packed,
-                size,
-                name_length,
-                extra_length,
-                comment_length,
-                disk,
-                _,
-                _,
-                header,
-            ) = fields
+            signature, _, _, flags, method, _, _, crc, packed, size, *rest = fields
+            name_length, extra_length, comment_length, disk, _, _, header = rest
             name_at = at + _CENTRAL.size
             at = name_at + name_length + extra_length + comment_length
             if signature != b"PK\x01\x02" or at > len(records):

@@ -50,6 +50,20 @@ def test_inspect_json_is_complete(console, weights, tmp_path):
     assert "tied model.x = model.y" in out and "step = 7" in out and "PyTorch file" in out
 
 
+@pytest.mark.parametrize("name", ["a.pt", "folder/pytorch_model.bin"])
+def test_a_checksum_that_does_not_hold_is_refused(console, tmp_path, name):
+    path, state = tmp_path / name, {"x": np.arange(1 << 19, dtype=np.float32)}  # two chunks
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text('{"model_type": "marian"}')
+    pt_writer.write(path, state)
+    source = path if path.parent == tmp_path else path.parent
+    assert console.say("inspect", source)[0] == 0
+    content = path.read_bytes()
+    last = content.rindex(state["x"][-1].tobytes())
+    path.write_bytes(content[:last] + b"\0" + content[last + 1 :])
+    console.refused(3, [path, "archive/data/0' is damaged"], "inspect", source)
+
+
 def test_a_name_in_a_file_cannot_print_lines(console, tmp_path):
     source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
     for command in (

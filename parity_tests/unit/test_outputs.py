@@ -1,0 +1,146 @@
+"""Files that commands write: regular files are replaced, everything else is written directly."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer.storage import atomic, pt, pt_writer, safetensors
+from parity_tests.unit import runs
+
+STATE = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture
+def null(tmp_path) -> Path:
+    """A device like /dev/null, which a fault of ours may replace."""
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        path.write_text("")
+    except OSError:
+        if os.geteuid() == 0:
+            pytest.skip("no device can be made here, and root could replace the real one")
+        return Path(os.devnull)
+    return path
+
+
+class Reader(threading.Thread):
+    """Read a new FIFO to its end."""
+
+    def __init__(self, path: Path):
+        super().__init__(daemon=True)
+        os.mkfifo(path)
+        self.path, self.content = path, b""
+        self.start()
+
+    def run(self) -> None:
+        self.content = self.path.read_bytes()
+
+    def result(self) -> bytes:
+        self.join(10)
+        return self.content
+
+
+def test_the_reader_of_a_fifo_gets_the_content(tmp_path):
+    reader = Reader(tmp_path / "fifo")
+    atomic.write_text(tmp_path / "fifo", "über\n")
+    assert reader.result() == "über\n".encode()
+    assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)
+    assert os.listdir(tmp_path) == ["fifo"]
+
+
+def test_a_device_is_not_replaced(null):
+    atomic.write_text(null, "nothing")
+    with atomic.file(null) as temporary:
+        temporary.write_text("nothing")
+    assert stat.S_ISCHR(os.stat(null).st_mode)
+
+
+def test_a_full_device_is_named():
+    with pytest.raises(OSError, match=r"No space left.*/dev/full"):
+        atomic.write_text("/dev/full", "text")
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "-"])
+def test_standard_output_goes_on_after_what_was_printed(path, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    print("before")
+    atomic.write_text(path, "text\n")
+    print("after", flush=True)
+    assert capfd.readouterr().out == "before\ntext\nafter\n"  # pytest redirects both to a file
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed(tmp_path, exists):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "file", tmp_path / "link"
+    if exists:
+        target.write_text("old")
+    link.symlink_to("folder/file")
+    atomic.write_text(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+    assert os.listdir(tmp_path / "folder") == ["file"]
+
+
+def test_weights_go_into_a_fifo_and_through_a_link(tmp_path):
+    reader = Reader(tmp_path / "fifo")
+    safetensors.write(tmp_path / "fifo", STATE)
+    (tmp_path / "copy").write_bytes(reader.result())
+    assert safetensors.read(tmp_path / "copy")["weight"].tobytes() == STATE["weight"].tobytes()
+    (tmp_path / "link").symlink_to("file.pt")
+    pt_writer.write(tmp_path / "link", STATE)
+    assert (tmp_path / "link").is_symlink()
+    assert pt.read(tmp_path / "file.pt")["weight"].tobytes() == STATE["weight"].tobytes()
+
+
+def test_a_conversion_writes_into_a_fifo_and_through_a_link(console, tmp_path):
+    source = tmp_path / "source.safetensors"
+    safetensors.write(source, STATE)
+    reader = Reader(tmp_path / "fifo.safetensors")
+    assert console.say("convert", source, tmp_path / "fifo.safetensors")[0] == 0
+    assert reader.result() == source.read_bytes()
+    target, link = tmp_path / "target.safetensors", tmp_path / "link.safetensors"
+    target.write_text("old")
+    link.symlink_to(target)
+    console.refused(3, ["target.safetensors: exists already"], "convert", source, link)
+    assert console.say("convert", source, link, "--force")[0] == 0
+    assert link.is_symlink() and target.read_bytes() == source.read_bytes()
+    console.refused(2, ["-: weights are written to a file or folder"], "convert", source, "-")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "translate --run none --output",
+        "translate --run none --attention",
+        "evaluate --run none --source none --target none --hypotheses",
+        "parity none none --html",
+        "golden make",
+    ],
+)
+def test_a_folder_is_refused_before_anything_is_read(console, tmp_path, command):
+    rest = ["none"] if command == "golden make" else []
+    words = [f"cannot write {tmp_path}: it is a folder"]
+    console.refused(2, words, *command.split(), tmp_path, *rest)
+    words = [f"cannot write {tmp_path}/none/out: folder {tmp_path}/none does not exist"]
+    console.refused(2, words, *command.split(), tmp_path / "none" / "out", *rest)
+
+
+def test_a_folder_is_not_synced_on_windows(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    opened, real = [], os.open
+    monkeypatch.setattr(os, "open", lambda *call: (opened.append(call), real(*call))[1])
+    monkeypatch.setattr(atomic, "WINDOWS", True)
+    atomic.sync(tmp_path)
+    atomic.sync(tmp_path / "file")
+    assert opened == [(tmp_path / "file", os.O_RDWR)]
