@@ -21,6 +21,7 @@ from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note, TensorInfo
+from jax_transformer.weights import lora
 
 _WHY_NOT = {
     "params": "the moving average of the weights is taken instead",
@@ -167,6 +168,7 @@ def _checkpoint(
         raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
     used = [group for group in (trained, "frozen") if group in groups]
     stored = {name.partition("/")[2]: name for group in used for name in groups.pop(group)}
+    derived = tuple(Note(name, "with its low-rank adapter added") for name in lora.adapted(stored))
     dropped = tuple(
         Note(
             group if names == [group] else f"{group}/ ({len(names)} arrays)",
@@ -177,9 +179,11 @@ def _checkpoint(
 
     def read() -> dict[str, np.ndarray]:
         arrays = opened.arrays(used)
-        return {name: arrays[full] for name, full in stored.items()}
+        return lora.merge({name: arrays[full] for name, full in stored.items()})
 
-    tensors = {name: opened.tensors[full] for name, full in stored.items()}
+    tensors = {
+        name: opened.tensors[full] for name, full in stored.items() if lora.is_parameter(name)
+    }
     extra = run.path / folders.IN_RUN if run else None
     extra_files = {
         name: extra / name for name in folders.EXTRA_FILES if extra and (extra / name).is_file()
@@ -196,6 +200,7 @@ def _checkpoint(
         files=(opened.path / checkpoint.MANIFEST,),
         extra_files=extra_files,
         dropped=dropped,
+        derived=derived,
     )
 
 

@@ -44,6 +44,7 @@ COMMAND = Command(
         "model": "model.*",
         "data (default: the built-in task)": "data.*",
         "optimizer": "optimizer.*",
+        "parameters to train (default: all)": "freeze lora.*",
     },
     examples=(
         "train --steps 400",

@@ -16,7 +16,7 @@ from jax_transformer.errors import CheckpointError, Preempted
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import curves, optimizer, run, step
+from jax_transformer.training import curves, optimizer, run, step, trainable
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices, environment
 from jax_transformer.training.evaluation import Validation, choose_examples
@@ -40,7 +40,12 @@ def start(
         model = corpus.init_source.model()
     else:
         model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
-    state = step.initial_state(model, tx, ema=options.optimizer.ema > 0)
+    state = step.initial_state(
+        model,
+        tx,
+        ema=options.optimizer.ema > 0,
+        divide=lambda params: trainable.divide(params, options),
+    )
     if saved is not None:
         state = saved.load(state)
         if int(state.step) != saved.step:
@@ -164,12 +169,13 @@ class Run:
         steps = run.to_average(self.options, self.folder.figures())
         if not steps or now in checkpoint.steps(self.folder.averaged):
             return
-        weights = self.devices.replicate(mean_weights(self.folder, steps, state))
+        averaged = self.devices.replicate(mean_weights(self.folder, steps, state))
+        others = {name: array for name, array in state.weights.items() if name not in averaged}
         name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
-        figures = self._validate(weights | state.frozen, name, {"step": now, "weights": "averaged"})
+        figures = self._validate(averaged | others, name, {"step": now, "weights": "averaged"})
         about = {**environment(), "of": steps, "figures": figures}
         checkpoint.save(
-            self.folder.averaged, now, {"params": weights, "frozen": state.frozen}, about=about
+            self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about
         )
         checkpoint.prune(self.folder.averaged, [now])
 
@@ -194,13 +200,13 @@ def mean_weights(folder: RunFolder, steps: list[int], like: TrainState) -> dict[
     abstract = {group: getattr(like, group)}
     total: dict[str, Any] = {}
     for each in steps:
-        arrays = checkpoint.load(folder.checkpoints, each, abstract, partial=True)[group]
+        loaded = checkpoint.load(folder.checkpoints, each, abstract, partial=True)
+        weights = like._replace(**loaded).weights
         total = {
-            name: np.asarray(array, np.float64) + total.get(name, 0)
-            for name, array in arrays.items()
+            name: np.asarray(weights[name], np.float64) + total.get(name, 0)
+            for name in like.trained
         }
     averaged = {
-        name: (array / len(steps)).astype(abstract[group][name].dtype)
-        for name, array in total.items()
+        name: (array / len(steps)).astype(weights[name].dtype) for name, array in total.items()
     }
     return jax.tree.map(np.ascontiguousarray, averaged)

@@ -204,6 +204,26 @@ def _listed(option: str) -> str:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA, Hu et al. 2021): train these instead of the model's parameters."""
+
+    rank: int = 0
+    """Rank of low-rank adapters (0: off)."""
+    alpha: float = 16.0
+    """Scale of the adapters, times 1 / rank."""
+    targets: tuple[str, ...] = ("*_attention.query.kernel", "*_attention.value.kernel")
+    """Names of the kernels to adapt."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank={self.rank} must be at least 0")
+        if self.alpha <= 0:
+            raise ConfigError(f"lora.alpha={self.alpha} must be above 0")
+        if self.rank and not self.targets:
+            raise ConfigError("lora.targets: names no kernel to adapt")
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Train an encoder-decoder on parallel text."""
 
@@ -240,6 +260,8 @@ class TrainOptions:
     """Average N checkpoints at the end (0: off)."""
     average_of: AverageOf = AverageOf.LAST
     """Checkpoints to average."""
+    freeze: tuple[str, ...] = ()
+    """Do not train parameters with these names, as encoder.*."""
     devices: int = 0
     """Devices to use (0: all)."""
     tensorboard: bool = False
@@ -251,6 +273,7 @@ class TrainOptions:
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
 
     def __post_init__(self) -> None:
         at_least = {"steps": 1, "log_every": 1, "eval_every": 1, "eval_pairs": 1, "keep": 1}
@@ -258,6 +281,10 @@ class TrainOptions:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.lora.rank and self.freeze:
+            raise ConfigError(
+                f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
+            )
         self._check_init()
 
     def _check_init(self) -> None:

@@ -27,6 +27,7 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
         with stop.at_once("stopped before the first step; the same command begins again"):
             data = corpus.prepare(options, folder, lambda: _devices(options).count)
             corpus.check(data, folder)
+            _check_trainable(options, data)
             saved = _newest_intact(folder)
             _warn_of_changes(options, folder, saved)
         atomic.write_text(folder.train_config, codec.to_json(options))
@@ -36,8 +37,8 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
 
         devices = _devices(options)
         state = loop.start(options, data, devices, saved)
-        parameters = sum(array.size for array in state.params.values())
-        _introduce(options, data, folder, parameters, saved)
+        trained = sum(array.size for array in state.params.values())
+        _introduce(options, data, folder, trained, saved)
         loop.Run(options, data, folder, devices, stop, int(state.step)).train(state)
     return folder
 
@@ -48,6 +49,14 @@ def _devices(options: TrainOptions) -> "Devices":
 
     use_cache(options.compilation_cache)
     return Devices.take(options.devices)
+
+
+def _check_trainable(options: TrainOptions, data: Corpus) -> None:
+    """Raise ConfigError for a pattern of ``freeze`` or ``lora`` that fits no parameter."""
+    if options.freeze or options.lora.rank:
+        from jax_transformer.training import trainable
+
+        trainable.check(options, data.config)
 
 
 def _newest_intact(folder: RunFolder) -> Checkpoint | None:
@@ -82,11 +91,7 @@ def _warn_of_changes(options: TrainOptions, folder: RunFolder, saved: Checkpoint
 
 
 def _introduce(
-    options: TrainOptions,
-    data: Corpus,
-    folder: RunFolder,
-    parameters: int,
-    saved: Checkpoint | None,
+    options: TrainOptions, data: Corpus, folder: RunFolder, trained: int, saved: Checkpoint | None
 ) -> None:
     """Print the sizes of model and data, and the pairs that are left out."""
     about, config, source = data.about, data.config, data.init_source
@@ -96,7 +101,12 @@ def _introduce(
     sizes = dict.fromkeys((config.source_vocab_size, config.target_vocab_size))
     name = options.model.preset if source is None else f"from {options.init}"
     vocabulary = " and ".join(map(str, sizes))
-    say(f"{folder.path}: {name}, {parameters:,} parameters, vocabulary {vocabulary}")
+    size = f"{trained:,} parameters"
+    if options.lora.rank:
+        size = f"{trained:,} parameters of adapters (rank {options.lora.rank}) are trained"
+    elif options.freeze:
+        size = f"{trained:,} parameters are trained, without {' '.join(options.freeze)}"
+    say(f"{folder.path}: {name}, {size}, vocabulary {vocabulary}")
     for line in source.lines() if source is not None else ():
         say(line)
     say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")

@@ -17,6 +17,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.transformer import Transformer
+from jax_transformer.weights import lora
 
 Arrays = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -27,9 +28,9 @@ class TrainState(NamedTuple):
 
     step: Int[Array, ""]
     params: Arrays
-    """Trained arrays by dotted path."""
+    """Trained arrays by dotted path: parameters of the model, or adapters."""
     frozen: Arrays
-    """Arrays that are never trained, by dotted path."""
+    """Arrays that are not trained, by dotted path."""
     opt_state: optax.OptState
     ema: Arrays
     """Moving average of ``params``; empty if none is kept."""
@@ -37,19 +38,32 @@ class TrainState(NamedTuple):
     @property
     def weights(self) -> Arrays:
         """The arrays of the model that validation and translation use."""
-        return (self.ema or self.params) | self.frozen
+        return lora.merge((self.ema or self.params) | self.frozen)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the model's arrays that training changes."""
+        return [*lora.adapted(self.params), *filter(lora.is_parameter, self.params)]
 
 
 def initial_state(
-    model: Transformer, optimizer: optax.GradientTransformation, *, ema: bool = False
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    *,
+    ema: bool = False,
+    divide: Callable[[Arrays], tuple[Arrays, Arrays]] | None = None,
 ) -> TrainState:
     """The state before the first step.
 
-    Its arrays are copies: a step takes over their memory (donation), the model keeps its own.
+    ``divide`` returns what is trained of the parameters, and what is not; by default all are. The
+    arrays are copies: a step takes over their memory (donation), the model keeps its own.
     """
     params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
+    if divide is not None:
+        params, not_trained = divide(params)
+        frozen |= not_trained
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
@@ -97,7 +111,7 @@ def loss_sum(
 
     ``dropout`` is a key, another source of masks, or None for a deterministic model.
     """
-    model = transformer.unflatten(config, params | frozen)
+    model = transformer.unflatten(config, lora.merge(params | frozen))
     logits = model(batch.source, batch.target_in, rngs=dropout)
     assert isinstance(logits, jax.Array), "without return_attention"
     return cross_entropy(

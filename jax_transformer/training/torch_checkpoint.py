@@ -25,7 +25,7 @@ from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder, parsed
-from jax_transformer.training import devices, optimizer, optimizer_state, step
+from jax_transformer.training import devices, optimizer, optimizer_state, step, trainable
 from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.step import TrainState
 from jax_transformer.weights import rules
@@ -43,9 +43,10 @@ def to_checkpoint(
 
     The inverse of :func:`from_checkpoint`. ``parameter_names`` are the module's, in its order:
     ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving average,
-    which that loop does not have, and for an optimizer that torch.optim does not have.
+    which that loop does not have, for an optimizer that torch.optim does not have, and for a run
+    that does not train every parameter.
     """
-    _check_no_average(options)
+    _check_plain(options)
     table, shapes = (
         convert.weight_table(config),
         {name: array.shape for name, array in state.params.items()},
@@ -103,7 +104,7 @@ def from_checkpoint(
             does not fit the model.
         ConfigError: the run's options differ from those that it was trained with.
     """
-    _check_no_average(options)
+    _check_plain(options)
     optimizer_state.torch_kind(options.optimizer)
     missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
     if missing:
@@ -159,7 +160,13 @@ def _step_count(value: Any, name: str) -> int:
     return int(value)
 
 
-def _check_no_average(options: TrainOptions) -> None:
+def _check_plain(options: TrainOptions) -> None:
+    if options.freeze or options.lora.rank:
+        name = "freeze" if options.freeze else "lora.rank"
+        raise ConfigError(
+            f"{name}: the training state of a run that does not train every parameter cannot be "
+            "converted; its weights can (convert without --training)"
+        )
     if options.optimizer.ema:
         raise ConfigError(
             f"optimizer.ema={options.optimizer.ema}: torch.optim's state has no moving average of "
@@ -224,7 +231,10 @@ def load(folder: RunFolder, at: int) -> TrainState:
     tx = optimizer.make(options.optimizer, options.steps)
     fresh = jax.eval_shape(
         lambda: step.initial_state(
-            transformer.Transformer(config, rngs=nnx.Rngs(0)), tx, ema=options.optimizer.ema > 0
+            transformer.Transformer(config, rngs=nnx.Rngs(0)),
+            tx,
+            ema=options.optimizer.ema > 0,
+            divide=lambda params: trainable.divide(params, options),
         )
     )
 

@@ -1,0 +1,162 @@
+"""Parameters frozen by name, and low-rank adapters: what a step changes, and what a run saves."""
+
+import io
+import re
+import shutil
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jax_transformer import pretrained
+from jax_transformer.errors import ConfigError
+from jax_transformer.storage import checkpoint
+from jax_transformer.training import step, trainable
+from jax_transformer.training.options import LoraOptions, TrainOptions
+from jax_transformer.weights import lora
+from parity_tests.unit import helpers, runs
+from parity_tests.unit.test_step import KEY, NO_DROPOUT, batch_of, furthest, strict_off
+
+CONFIG = helpers.tiny(num_layers=1, **NO_DROPOUT)
+RATE = 0.1
+
+
+def after_one_step(options: TrainOptions) -> tuple[step.TrainState, step.TrainState]:
+    """The states before and after one step of SGD on random weights, in float64."""
+    tx = optax.sgd(RATE, momentum=0.9)
+    before = step.initial_state(
+        helpers.random_model(CONFIG), tx, divide=lambda params: trainable.divide(params, options)
+    )
+    copy = jax.tree.map(jnp.copy, before)
+    after, _ = strict_off(step.make_step(CONFIG, tx, 0.1))(before, [batch_of(CONFIG, 3)], KEY)
+    return copy, after
+
+
+def moments(state: step.TrainState) -> set[str]:
+    """The names of the arrays that the optimizer has momentum for."""
+    leaves = jax.tree_util.tree_leaves_with_path(state.opt_state)
+    return {str(path[-1].key) for path, leaf in leaves if leaf.ndim}
+
+
+def test_frozen_parameters_stay_and_have_no_optimizer_state():
+    everything, all_trained = after_one_step(TrainOptions())
+    before, after = after_one_step(TrainOptions(freeze=("encoder.*", "*.bias")))
+    frozen = {name for name in everything.params if re.match(r"encoder\.|.*\.bias$", name)}
+    assert frozen and frozen < everything.params.keys()
+    assert set(after.params) == moments(after) == everything.params.keys() - frozen
+    assert furthest(before.frozen, after.frozen) == 0
+    expected = {name: all_trained.params[name] for name in after.params}
+    assert furthest(expected, after.params) < 1e-15, "the others are trained as ever"
+    assert set(after.trained) == set(after.params)
+
+
+def test_adapters_follow_the_gradient_of_their_kernels():
+    """With b = 0, the gradient of b is that of the kernel times a and the scale."""
+    before, all_trained = after_one_step(TrainOptions())
+    options = TrainOptions(lora=LoraOptions(rank=3, alpha=6.0, targets=("*query.kernel",)))
+    adapters, after = after_one_step(options)
+    kernels = lora.adapted(adapters.params)
+    assert kernels == [name for name in before.params if name.endswith("query.kernel")]
+    assert set(after.trained) == set(kernels)
+    assert furthest(adapters.weights, before.weights) == 0, "no change before the first step"
+    assert furthest(adapters.frozen, after.frozen) == 0
+    for name in kernels:
+        gradient = (before.params[name] - np.array(all_trained.params[name])) / RATE
+        a = adapters.params[name + lora.A]
+        assert np.array_equal(after.params[name + lora.A], a)
+        np.testing.assert_allclose(
+            after.params[name + lora.B], -RATE * 2.0 * a.T @ gradient, atol=1e-14
+        )
+        merged = before.params[name] + 2.0 * a @ np.array(after.params[name + lora.B])
+        np.testing.assert_allclose(after.weights[name], merged, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"freeze": ("encoder.*", "encodr.*")}, r"^freeze: encodr\.\* fits no parameter"),
+        ({"freeze": ("*",)}, "no parameter is left to train"),
+        ({"lora": LoraOptions(2, targets=("*.bias",))}, r"lora\.rank=2 does not fit .*\.bias"),
+        ({"lora": LoraOptions(99)}, r"lora\.rank=99 does not fit .*query\.kernel"),
+        ({"lora": LoraOptions(2, targets=("query",))}, "lora.targets: query fits no parameter"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        trainable.check(TrainOptions(**options), CONFIG)
+
+
+def test_adapters_and_frozen_names_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"not with lora\.rank"):
+        TrainOptions(freeze=("encoder.*",), lora=LoraOptions(2))
+
+
+@pytest.fixture
+def _as_a_user(tmp_path):
+    with runs.as_a_user(tmp_path):
+        yield
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """A run, another that trained adapters on its weights, and the flags of the second."""
+    temporary = tmp_path_factory.mktemp("lora")
+    flags = [*runs.OPTIONS, *runs.write_text(temporary)]
+    for name, value in (("--steps", 4), ("--eval-every", 2), ("--optimizer.warmup-steps", 1)):
+        flags = runs.with_option(flags, name, value)
+    base, path = temporary / "base", temporary / "adapted"
+    with runs.as_a_user(temporary):
+        assert runs.train("--run", base, *flags).code == 0
+        flags = [
+            flag
+            for pair in zip(flags[::2], flags[1::2], strict=True)
+            for flag in pair
+            if not pair[0].startswith(("--model.", "--data.vocab"))
+        ]
+        flags += ["--init", str(base), "--lora.rank", "2", "--average", "2"]
+        result = runs.train("--run", path, *flags)
+    assert result.code == 0, result.err
+    assert "parameters of adapters (rank 2) are trained" in result.err
+    return base, path, flags
+
+
+@pytest.mark.usefixtures("_as_a_user")
+def test_a_run_of_adapters_is_read_as_a_model(adapted, tmp_path, monkeypatch, capsys):
+    base, path, _ = adapted
+    before, after = pretrained.open(base).state(), pretrained.open(path, "4").state()
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed and all(re.search(r"(query|value)\.kernel$", name) for name in changed)
+    arrays = checkpoint.open(path / "checkpoints", 4).arrays()
+    for name in changed:
+        a, b = (arrays[f"params/{name}{part}"] for part in (lora.A, lora.B))
+        expected = before[name] + np.float32(8) * (a @ b)
+        np.testing.assert_allclose(after[name], expected, atol=1e-6)
+    averaged = pretrained.open(path, "averaged").state()
+    third = pretrained.open(path, "2").state()
+    for name in before:
+        np.testing.assert_allclose(averaged[name], (third[name] + after[name]) / 2, atol=1e-7)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
+    assert runs.main("translate", "--run", path) == 0
+    assert runs.main("convert", path, tmp_path / "model.safetensors") == 0
+    assert "--training" in " ".join(_refused(path, tmp_path, capsys))
+
+
+def _refused(path, tmp_path, capsys) -> list[str]:
+    capsys.readouterr()
+    assert runs.main("convert", path, tmp_path / "state.pt", "--training") == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.usefixtures("_as_a_user")
+def test_a_resumed_run_of_adapters_is_bit_for_bit_the_same(adapted, tmp_path):
+    _, path, flags = adapted
+    again = tmp_path / "again"
+    shutil.copytree(path, again)
+    shutil.rmtree(again / "averaged")
+    shutil.rmtree(again / "checkpoints" / "4")
+    assert runs.train("--run", again, *flags).code == 0
+    assert not runs.differing(runs.arrays(path, 4), runs.arrays(again, 4))
