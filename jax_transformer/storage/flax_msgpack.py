@@ -63,15 +63,6 @@ def files(path: str | Path) -> list[Path]:
     return untrusted.shards(Path(path)) if untrusted.is_index(path) else [Path(path)]
 
 
-def to_state(arrays: Mapping[Keys, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename arrays from their paths in transformers' Flax classes to PyTorch's names.
-
-    Raises InputError as ``read``.
-    """
-    names = _names(Path("these arrays"), {keys: array.shape for keys, array in arrays.items()})
-    return {name: _as_torch(keys, arrays[keys]) for keys, name in names.items()}
-
-
 def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
     headers = {file: msgpack.header(file) for file in files(path)}
     if untrusted.is_index(path):

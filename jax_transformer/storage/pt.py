@@ -23,20 +23,6 @@ _NEWEST_VERSION = 10
 _USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weights")
 
 
-def is_pt(path: str | Path) -> bool:
-    """True for a zip file with a data.pkl in it, or with a damaged directory, which ``read``
-    refuses with a reason.
-    """
-    path = Path(path)
-    if not path.is_file() or not zipped.starts_as_zip(path):
-        return False
-    try:
-        with zipped.Archive(path) as archive:
-            return any(name.endswith("/data.pkl") for name in archive.members)
-    except (InputError, UnsafeFileError):
-        return True
-
-
 def is_legacy(path: str | Path) -> bool:
     """True for a file in the format from before PyTorch 1.6: a sequence of pickles."""
     path = Path(path)

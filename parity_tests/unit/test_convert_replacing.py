@@ -43,7 +43,7 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     file, folder = tmp_path / "file.pt", tmp_path / "folder"
     file.write_text("old")
     console.refused(3, [file, "--force"], "convert", weights, file)
-    assert console.say("convert", weights, file, "--force")[0] == 0 and pt.is_pt(file)
+    assert console.say("convert", weights, file, "--force")[0] == 0 and list(pt.read(file))
     to_folder = ["convert", weights, folder, "--config", config_file, "--no-check"]
     assert console.say(*to_folder)[0] == 0
     console.refused(3, [folder, "--force"], *to_folder)

@@ -358,7 +358,7 @@ def test_hostile_files_are_refused_in_little_memory(tmp_path, monkeypatch, name)
     assert peak < 1_000_000
 
 
-def test_kernels_are_transposed_and_names_are_pytorch_s():
+def test_kernels_are_transposed_and_names_are_pytorch_s(tmp_path):
     kernel = np.arange(9.0).reshape(3, 3)
     arrays = {
         ("model", "shared", "embedding"): np.ones((2, 3)),
@@ -368,20 +368,21 @@ def test_kernels_are_transposed_and_names_are_pytorch_s():
         ("model", "decoder", "layer_norm", "scale"): np.ones(3),
         ("final_logits_bias",): np.ones((1, 2)),
     }
-    state = flax_msgpack.to_state(arrays)
-    assert list(state) == [
+    nested = traverse_util.unflatten_dict(arrays)
+    state = flax_msgpack.read(written(tmp_path, serialization.msgpack_serialize(nested)))
+    assert state.keys() == {
         "model.shared.weight",
         "model.encoder.layers.0.fc1.weight",
         "model.encoder.layers.0.fc1.bias",
         "encoder.final_layer_norm.weight",
         "model.decoder.layer_norm.weight",
         "final_logits_bias",
-    ]
+    }
     turned = state["model.encoder.layers.0.fc1.weight"]
     assert np.array_equal(turned, kernel.T) and turned.flags.c_contiguous
 
 
-def test_all_unknown_weights_are_one_error():
+def test_all_unknown_weights_are_one_error(tmp_path):
     one = np.ones(3)
     arrays = {
         ("a", "kernel"): one,
@@ -390,8 +391,10 @@ def test_all_unknown_weights_are_one_error():
         ("c", "scale"): one,
         ("c", "weight"): one,
     }
+    nested = traverse_util.unflatten_dict(arrays)
+    path = written(tmp_path, serialization.msgpack_serialize(nested))
     with pytest.raises(InputError) as error:
-        flax_msgpack.to_state(arrays)
+        flax_msgpack.read(path)
     for words in (
         "'a/kernel' has the shape (3,)",
         "'b/mean' is no parameter",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import pickled, pt, safetensors, zipped
+from jax_transformer.storage import kinds, pickled, pt, safetensors, zipped
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, hostile, hostile_containers
 
@@ -124,7 +124,7 @@ def path(tmp_path) -> Path:
         path.write_bytes(content)
         for read in (
             pt.read,
-            pt.is_pt,
+            kinds.of,
             pt.is_legacy,
             safetensors.is_index,
             safetensors.is_safetensors,

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import pt, pt_writer, safetensors, tensors, zipped
+from jax_transformer.storage import kinds, pt, pt_writer, safetensors, tensors, zipped
+from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import hostile
 
@@ -186,28 +187,18 @@ def test_other_byte_orders_are_written_as_little(path):
 
 def test_kinds_are_known_by_content(path):
     pt_writer.write(path, {})
-    assert (
-        pt.is_pt(path)
-        and not pt.is_legacy(path)
-        and not safetensors.is_safetensors(path)
-        and not safetensors.is_index(path)
-    )
+    assert kinds.of(path) is Kind.PT and not pt.is_legacy(path)
+    assert not safetensors.is_safetensors(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/other.txt", "x")
-    assert not pt.is_pt(path)
     with pytest.raises(InputError, match=r"it has no data\.pkl"):
         pt.read(path)
     path.write_bytes(b"PK\x03\x04 and then it ends")
-    assert pt.is_pt(path)  # so that its reader names the fault
+    assert kinds.of(path) is Kind.PT  # so that its reader names the fault
     safetensors.write(path, {"a": WEIGHT})
-    assert (
-        safetensors.is_safetensors(path) and not pt.is_pt(path) and not safetensors.is_index(path)
-    )
-    assert (
-        not pt.is_pt(path.parent)
-        and not pt.is_legacy(path.parent)
-        and not safetensors.is_safetensors(path.parent / "none")
-    )
+    assert safetensors.is_safetensors(path) and kinds.of(path) is Kind.SAFETENSORS
+    assert not pt.is_legacy(path.parent)
+    assert not safetensors.is_safetensors(path.parent / "none")
 
 
 @pytest.mark.parametrize("module", ["pt", "safetensors"])
