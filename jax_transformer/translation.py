@@ -1,6 +1,9 @@
 """Translation: lines of text in, lines of text out."""
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -10,6 +13,7 @@ from jaxtyping import Int
 from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
+from jax_transformer.data.options import LongLine
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import decoding, prepare
@@ -29,6 +33,21 @@ class Hypothesis(NamedTuple):
     """Its tokens, with the end token if there is one, and nothing after it."""
     score: float | None
     """The score of beam search; None without beam search."""
+
+
+@dataclass
+class Line:
+    """A line to translate."""
+
+    number: int
+    """Its number, from 0."""
+    source: str
+    ids: list[int]
+    """Its tokens, without special ones."""
+    too_long: bool
+    """True if it is over the model's maximum length, so that it was cut or skipped."""
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    """Its translations, best first; empty before they are made."""
 
 
 class Translator:
@@ -131,39 +150,81 @@ class Translator:
         """
         if isinstance(lines, str):
             raise ConfigError("lines is one string: give a list of lines")
+        stream = self.stream([lines], len(lines) + 1, **options)
+        return [line.hypotheses for ready in stream for line in ready]
+
+    def stream(
+        self,
+        windows: Iterable[Sequence[str]],
+        window_size: int,
+        *,
+        too_long: LongLine = LongLine.REFUSE,
+        **options: Any,
+    ) -> Iterator[list[Line]]:
+        """Yield the lines of ``windows`` with their hypotheses, in order, as soon as they are made.
+
+        A window is translated before the next one is asked for. If it has ``window_size`` lines,
+        more are expected at once, and those that fill no batch wait for the lines of the next
+        window, but no longer. So batches are as full as if there were no windows.
+
+        Raises the errors of :meth:`hypotheses`.
+        """
         config = self.generation_config.overridden(options)
-        result = [[empty_hypothesis(config)] for _ in lines]
-        for numbers, source in self._batches(lines, config):
-            row_ids = np.zeros(len(source), np.int32)
-            row_ids[: len(numbers)] = numbers
-            tokens, scores = decoding.generate(self.split_model, source, config, row_ids)
-            # Rows after the last line fill the batch
-            for number, ids, row_scores in zip(numbers, tokens, scores, strict=False):
-                result[number] = [
-                    self.hypothesis(each, float(score), config)
-                    for each, score in zip(ids, row_scores, strict=True)
-                ]
-        return result
+        queue: deque[Line] = deque()
+        start = 0
+        for window in chain(windows, [()]):  # after the last one, nothing waits
+            for line in self._encoded(window, start, too_long):
+                if not line.source.strip() or (line.too_long and too_long is LongLine.SKIP):
+                    line.hypotheses = [empty_hypothesis(config)]
+                queue.append(line)
+            for lines, source in self._batches([x for x in queue if not x.hypotheses], config):
+                may_wait = len(window) == window_size and min(x.number for x in lines) >= start
+                if may_wait and len(lines) < len(source):
+                    continue
+                self._translate(lines, source, config)
+                if queue[0].hypotheses:
+                    yield list(_ready(queue))
+            if queue and queue[0].hypotheses:
+                yield list(_ready(queue))
+            start += len(window)
+
+    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> list[Line]:
+        """Lines of text, the first of which has the number ``start``, with their tokens."""
+        longest = self.model.config.longest
+        texts = [line if line.strip() else "" for line in lines]  # as training drops blank sides
+        if too_long is LongLine.REFUSE:
+            ids = encoding.encode_sources(texts, self.tokenizer, longest, first_number=start + 1)
+            cut = [False] * len(texts)
+        else:
+            ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
+        return [Line(start + i, *each) for i, each in enumerate(zip(lines, ids, cut, strict=True))]
 
     def _batches(
-        self, lines: Sequence[str], config: GenerationConfig
-    ) -> Iterator[tuple[list[int], Int[np.ndarray, "b s"]]]:
-        """The numbers of the lines in each batch, and its source; blank lines are in none."""
-        sizes = self.model.config
-        lines = [line if line.strip() else "" for line in lines]  # as training drops blank sides
-        encoded = encoding.encode_sources(lines, self.tokenizer, sizes.longest)
-        filled = [i for i, line in enumerate(lines) if line]
-        if not filled:
-            return
+        self, lines: Sequence[Line], config: GenerationConfig
+    ) -> Iterator[tuple[list[Line], Int[np.ndarray, "b s"]]]:
+        """The lines of each batch, and its source; rows after the last line fill the batch."""
         groups = batches.source_batches(
-            [encoded[i] for i in filled],
+            [line.ids for line in lines],
             self.widths,
             self.rows_per_batch(config),
-            sizes.source_pad_id,
+            self.model.config.source_pad_id,
             encoding.special_tokens(self.tokenizer),
         )
         for indices, source in groups:
-            yield [filled[i] for i in indices], source
+            yield [lines[i] for i in indices], source
+
+    def _translate(
+        self, lines: Sequence[Line], source: Int[np.ndarray, "b s"], config: GenerationConfig
+    ) -> None:
+        """Translate a batch, and give each line its hypotheses."""
+        numbers = np.zeros(len(source), np.int32)
+        numbers[: len(lines)] = [line.number for line in lines]
+        tokens, scores = decoding.generate(self.split_model, source, config, numbers)
+        for line, ids, row_scores in zip(lines, tokens, scores, strict=False):
+            line.hypotheses = [
+                self.hypothesis(each, float(score), config)
+                for each, score in zip(ids, row_scores, strict=True)
+            ]
 
     def rows_per_batch(self, config: GenerationConfig) -> tuple[int, ...]:
         """The number of rows in a batch of each width.
@@ -210,13 +271,18 @@ def without_cache(config: TransformerConfig) -> str | None:
     return f"decoding runs the whole decoder again at each token, {reason}"
 
 
-def n_best_lines(hypotheses: Sequence[Sequence[Hypothesis]]) -> list[str]:
+def _ready(queue: deque[Line]) -> Iterator[Line]:
+    """Take the lines from the front of a queue that have their hypotheses."""
+    while queue and queue[0].hypotheses:
+        yield queue.popleft()
+
+
+def n_best_lines(line: Line) -> list[str]:
     """Lines of an n-best list in the format of Moses and fairseq: ``line ||| text ||| score``.
 
     Lines of the source are counted from 0; hypotheses come best first.
     """
     return [
-        f"{i} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
-        for i, several in enumerate(hypotheses)
-        for hypothesis in several
+        f"{line.number} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
+        for hypothesis in line.hypotheses
     ]

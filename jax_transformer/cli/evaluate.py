@@ -52,7 +52,8 @@ def run(options: EvaluateOptions) -> int:
         languages=(options.source_lang, options.target_lang),
     )
     if options.hypotheses is not None:
-        streams.write_lines(options.hypotheses, hypotheses)
+        with streams.output(options.hypotheses) as file:
+            streams.write(file, hypotheses)
     if options.json:
         print(json.dumps(report))
         return 0

@@ -2,16 +2,20 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Inline
-from jax_transformer.errors import ConfigError
-from jax_transformer.generate.generation_config import (
-    BeamScorer,
-    EarlyStopping,
-)
+from jax_transformer.data.options import LongLine
+from jax_transformer.errors import ConfigError, Refusal
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
+from jax_transformer.storage import atomic
+
+if TYPE_CHECKING:
+    from jax_transformer.translation import Line, Translator
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class TranslateOptions:
     """Read lines from this file, plain or gzip, instead of standard input."""
     output: str | None = None
     """Write translations to this file instead of standard output."""
+    buffer: int = 8192
+    """Collect at most N lines before they are translated, sorted by length."""
+    too_long: LongLine = LongLine.REFUSE
+    """Refuse, cut or skip (translate to an empty line) a line that is too long for the model."""
     attention: str | None = None
     """Also write an HTML page with the attention weights of the first 50 lines."""
     search: Inline[SearchOptions] = field(default_factory=SearchOptions)
@@ -79,45 +87,77 @@ class TranslateOptions:
 
 
 def run(options: TranslateOptions) -> int:
-    """Translate the lines and return the exit code."""
+    """Translate the lines as they come and return the exit code."""
     from jax_transformer import alignment, pretrained, translation
-    from jax_transformer.data import parallel_text
     from jax_transformer.training import devices
 
     devices.use_cache()
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
     streams.check_output(options.output)
     streams.check_output(options.attention)
+    if options.buffer < 1:
+        raise ConfigError(f"buffer={options.buffer} must be at least 1")
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
         opened, source_lang=options.source_lang, target_lang=options.target_lang, **overrides
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
-    if options.input is not None:
-        lines = parallel_text.read_lines(options.input)
-    else:
-        content = sys.stdin.buffer.read()
-        lines = parallel_text.split_lines(content, "standard input") if content else []
     generation_config = translator.generation_config
     as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
     if as_list and generation_config.num_beams == 1:
         raise ConfigError("--n-best needs --beam of at least 2")
-    hypotheses = translator.hypotheses(lines)
-    best = [beam[0] for beam in hypotheses]
-    streams.write_lines(
-        options.output,
-        translation.n_best_lines(hypotheses) if as_list else [each.text for each in best],
-    )
+    shown = []
+    for line in _translated(options, translator, as_list):
+        if options.attention is not None:
+            shown.append(line)
     if options.attention is not None:
         alignment.write(
             options.attention,
             translator,
-            lines,
-            best,
+            [line.source for line in shown],
+            [line.hypotheses[0] for line in shown],
             title=f"{options.run}, step {opened.step}",
         )
     return 0
+
+
+def _translated(
+    options: TranslateOptions, translator: "Translator", as_list: bool
+) -> Iterator["Line"]:
+    """Yield the lines with their translations, after these are written."""
+    from jax_transformer.translation import n_best_lines
+
+    path = None if options.input == "-" else options.input
+    if path is None and sys.stdin.isatty():
+        print("reading lines from the terminal; Ctrl-D ends", file=sys.stderr)
+    windows = streams.windows(path, options.buffer)
+    count, too_long = 0, []
+    try:
+        with streams.output(options.output) as file, streams.sigterm_as_ctrl_c():
+            for lines in translator.stream(windows, options.buffer, too_long=options.too_long):
+                texts = [
+                    n_best_lines(line) if as_list else [line.hypotheses[0].text] for line in lines
+                ]
+                streams.write(file, chain.from_iterable(texts))
+                count += len(lines)
+                too_long += [str(line.number + 1) for line in lines if line.too_long]
+                yield from lines
+    except (KeyboardInterrupt, Refusal):
+        if count:
+            name = str(getattr(file, "name", ""))
+            where = f", in {name}" if name.endswith(atomic.PARTIAL) else ""
+            print(f"{count:,} lines are translated{where}", file=sys.stderr)
+        raise
+    finally:
+        if too_long:
+            limit, names = translator.model.config.longest, ", ".join(too_long[:10])
+            print(
+                f"{len(too_long):,} lines are over max_length={limit}, and were "
+                f"{'cut' if options.too_long is LongLine.CUT else 'skipped'}: {names}"
+                f"{', ...' if len(too_long) > 10 else ''}",
+                file=sys.stderr,
+            )
 
 
 def generation_options(*groups: SearchOptions | SamplingOptions) -> dict[str, Any]:
@@ -136,7 +176,7 @@ COMMAND = Command(
     run,
     groups={
         "model": "run weights architecture",
-        "input and output": "input output attention source_lang target_lang",
+        "input and output": "input output buffer too_long attention source_lang target_lang",
         "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
         "repetition_penalty min_new_tokens",
         "sampling": "sample temperature top_k top_p seed",

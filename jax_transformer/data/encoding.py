@@ -177,7 +177,12 @@ def encode_pairs(
 
 
 def encode_sources(
-    lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int, where: str = ""
+    lines: Sequence[str],
+    tokenizer: Tokenizer | TokenizerPair,
+    max_length: int,
+    where: str = "",
+    *,
+    first_number: int = 1,
 ) -> list[list[int]]:
     """The ids of lines to be translated.
 
@@ -188,7 +193,7 @@ def encode_sources(
     fewest = [tokenizer.fewest_tokens(line) + added for line in lines]
     too_long = next((i for i, count in enumerate(fewest) if count > max_length), len(lines))
     encoded = tokenizer.encode_batch(lines[:too_long])
-    for number, ids in enumerate(encoded, 1):
+    for number, ids in enumerate(encoded, first_number):
         if len(ids) + added > max_length:
             raise errors.InputError(
                 f"{where}line {number} is {len(ids) + added} tokens long, "
@@ -196,10 +201,21 @@ def encode_sources(
             )
     if too_long < len(lines):
         raise errors.InputError(
-            f"{where}line {too_long + 1} is at least {fewest[too_long]} tokens long, "
+            f"{where}line {first_number + too_long} is at least {fewest[too_long]} tokens long, "
             f"over the model's max_length={max_length}"
         )
     return encoded
+
+
+def cut_sources(
+    lines: Sequence[str], tokenizer: Tokenizer | TokenizerPair, max_length: int
+) -> tuple[list[list[int]], list[bool]]:
+    """The ids of lines to be translated, cut at ``max_length`` with the special tokens, and True
+    for each that was cut; a huge line is not encoded whole.
+    """
+    room = max_length - special_tokens(tokenizer).size
+    encoded = tokenizer.encode_batch([tokenizer.source.beginning(line, room + 1) for line in lines])
+    return [ids[:room] for ids in encoded], [len(ids) > room for ids in encoded]
 
 
 def special_tokens(tokenizer: Tokenizer | TokenizerPair) -> SpecialTokens:

@@ -25,6 +25,14 @@ class TooLong(enum.StrEnum):
     CUT = "cut"  # a side keeps its first tokens, as many as the maximum allows
 
 
+class LongLine(enum.StrEnum):
+    """The treatment of a line to translate that is over the model's maximum length."""
+
+    REFUSE = "refuse"
+    CUT = "cut"  # translate its first tokens, as many as the maximum allows
+    SKIP = "skip"  # its translation is empty
+
+
 class DataSource(enum.StrEnum):
     """The form of the text."""
 

@@ -6,17 +6,20 @@ The rules for all text are here too: line ends, pairs that are dropped, and refu
 
 import gzip
 import hashlib
+import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jax_transformer import errors
 
 GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
+_CHUNK = 1 << 20  # bytes to read at a time, if there are as many
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,60 @@ def split_lines(content: bytes, name: str) -> list[str]:
     A line ends at ``\n`` only: ``str.splitlines`` also splits at U+2028, U+0085 and form feeds, so
     the two sides would no longer match.
     """
-    content = content.removeprefix(UTF8_BOM)
-    if not content:
+    if not content.removeprefix(UTF8_BOM):
         raise errors.InputError(f"{name}: the file is empty")
+    return _lines(content.removesuffix(b"\n"), name)
+
+
+def read_chunks(path: str | Path) -> Iterator[list[str]]:
+    """Yield the lines that :func:`read_lines` returns as they come, some at a time."""
+    count = 0
+    try:
+        with open(path, "rb") as file:
+            for lines in split_chunks(file, str(path)):
+                count += len(lines)
+                yield lines
+    except OSError as error:
+        raise errors.InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not count:
+        raise errors.InputError(f"{path}: the file is empty")
+
+
+def split_chunks(file: io.BufferedReader, name: str) -> Iterator[list[str]]:
+    """Yield the lines of an open file as they come, plain or gzipped; ``name`` is for messages.
+
+    A line ends as in :func:`split_lines`; the last one may have no end.
+    """
+    zipped = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+    reader: Any = gzip.GzipFile(fileobj=file) if zipped else file
+    count, rest = 0, b""
+    try:
+        while chunk := reader.read1(_CHUNK):
+            content, newline, rest = (rest + chunk).rpartition(b"\n")
+            if newline:
+                lines = _lines(content, name, count)
+                count += len(lines)
+                yield lines
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise errors.InputError(
+            f"{name}: the gzip data are truncated or damaged: {error}"
+        ) from error
+    if rest and (count or rest != UTF8_BOM):
+        yield _lines(rest, name, count)
+
+
+def _lines(content: bytes, name: str, count: int = 0) -> list[str]:
+    """The lines of UTF-8 bytes that follow ``count`` lines."""
+    content = content if count else content.removeprefix(UTF8_BOM)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = count + content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
         raise errors.InputError(
             f"{name}: line {line} is not valid UTF-8 (byte 0x{byte:02x}); convert the file to UTF-8"
         ) from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def read_pairs(source_path: str | Path, target_path: str | Path) -> Pairs:

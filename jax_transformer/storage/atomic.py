@@ -11,6 +11,7 @@ and ``-`` is standard output.
 
 import contextlib
 import ctypes
+import io
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from typing import BinaryIO
 from jax_transformer.errors import ConfigError
 
 STDOUT = "-"
+PARTIAL = ".partial"
 WINDOWS = os.name == "nt"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
@@ -78,6 +80,32 @@ def file(path: Path) -> Iterator[Path]:
         sync(temporary.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def growing_file(path: Path) -> Iterator[io.TextIOWrapper]:
+    """A text file, ``path`` with ``.partial`` after its name, that becomes ``path`` at the end.
+
+    After an error it stays, unless it is empty. If ``path`` is no regular file, the text is written
+    to it directly.
+    """
+    if is_stream(path):
+        with _stream(path) as stream:
+            text = io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
+            yield text
+            text.detach()
+        return
+    path = Path(os.path.realpath(path))
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+    finally:
+        if partial.exists() and not partial.stat().st_size:
+            partial.unlink()
 
 
 @contextlib.contextmanager

@@ -42,9 +42,9 @@ FLAGS = {
         --lora.rank --lora.alpha --lora.targets""".split(),
     "translate": """
         --run --weights --architecture --source-lang --target-lang --input --output
-        --attention --max-length --beam --length-penalty --penalty --early-stopping
-        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --n-best --sample
-        --no-sample --temperature --top-k --top-p --seed""".split(),
+        --buffer --too-long --attention --max-length --beam --length-penalty --penalty
+        --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
+        --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
     "evaluate": """
         --run --source --target --weights --architecture --source-lang --target-lang
         --max-length --beam --length-penalty --penalty --early-stopping

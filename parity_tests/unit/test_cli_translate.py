@@ -5,9 +5,12 @@ import gzip
 import io
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +83,12 @@ def test_translations_keep_the_order_of_lines(console, run):
 def test_line_endings_do_not_matter(console, run):
     expected = "".join(line + "\n" for line in translated(console, run, LINES))
     text = "\n".join(LINES).encode()
-    for stdin in (text, text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text + b"\n"):
+    windows = text.replace(b"\n", b"\r\n")
+    for stdin in (text, windows, b"\xef\xbb\xbf" + text + b"\n", gzip.compress(text)):
         assert console.say("translate", "--run", run, stdin=stdin) == (0, expected, "")
     assert console.say("translate", "--run", run, stdin=b"\n\n") == (0, "\n\n", "")
+    dashes = ("--input", "-", "--output", "-")
+    assert console.say("translate", "--run", run, *dashes, stdin=text) == (0, expected, "")
     assert (
         console.say("translate", "--run", run, stdin="the\u2028cat\x0b\x85".encode())[1].count("\n")
         == 1
@@ -203,12 +209,11 @@ def test_translations_of_a_given_length(console, run):
 
 
 def test_translations_are_utf8_and_one_line_each_on_every_output(run, monkeypatch):
-    hypotheses = [
-        [translation.Hypothesis(text, np.zeros(0, int), None)] for text in ("Straße\n3 €", "b")
+    lines = [
+        translation.Line(i, "", [], False, [translation.Hypothesis(text, np.zeros(0, int), None)])
+        for i, text in enumerate(("Straße\n3 €", "b"))
     ]
-    monkeypatch.setattr(
-        translation.Translator, "hypotheses", lambda *arguments, **options: hypotheses
-    )
+    monkeypatch.setattr(translation.Translator, "stream", lambda *arguments, **options: [lines])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
     file = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
@@ -238,6 +243,89 @@ def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, ru
         file for file in path.rglob("*") if file.is_file() and file.name != checkpoint.MANIFEST
     ]
     assert sorted(hashed) == sorted(files)
+
+
+def test_lines_are_translated_as_they_come(run, monkeypatch):
+    """The second line is sent after the first one's translation has come."""
+    (stdin, source), (translations, stdout) = os.pipe(), os.pipe()
+    received = []
+
+    def user():
+        with open(source, "wb", buffering=0) as out, open(translations, "rb", buffering=0) as back:
+            for text in (b"the cat\n", b"a red", b" dog\n", b"bird"):
+                out.write(text)
+                if text.endswith(b"\n"):
+                    received.append(back.read(100))
+            out.close()
+            received.append(back.read(100))
+
+    thread = threading.Thread(target=user, daemon=True)
+    thread.start()
+    with open(stdin) as source_file, open(stdout, "w") as target_file:
+        monkeypatch.setattr(sys, "stdin", source_file)
+        monkeypatch.setattr(sys, "stdout", target_file)
+        assert runs.main("translate", "--run", run) == 0
+    thread.join(timeout=20)
+    assert [text.count(b"\n") for text in received] == [1, 1, 1]
+
+
+def test_small_buffers_give_the_same_translations(console, run):
+    for flags in ((), ("--sample", "--temperature", "3"), ("--beam", "2", "--n-best", "2")):
+        assert translated(console, run, LINES, "--buffer", "2", *flags) == translated(
+            console, run, LINES, *flags
+        )
+    console.refused(2, ["buffer=0"], "translate", "--run", run, "--buffer", "0", stdin=b"a\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, monkeypatch, number):
+    translate, batches = translation.Translator._translate, []
+
+    def interrupted(self, lines, source, config):
+        batches.append(lines)
+        if lines[-1].number > 5:
+            signal.raise_signal(number)
+        translate(self, lines, source, config)
+
+    expected = translated(console, run, LINES)
+    monkeypatch.setattr(translation.Translator, "_translate", interrupted)
+    (tmp_path / "out").write_text("before")
+    command = ["translate", "--run", run, "--buffer", "3", "--output", tmp_path / "out"]
+    stdin = "\n".join(LINES).encode()
+    code, _, err = console.say(*command, stdin=stdin)
+    partial = tmp_path / "out.partial"
+    assert (code, err.splitlines()) == (
+        130,
+        [f"6 lines are translated, in {partial}", "jax-transformer: stopped at once"],
+    )
+    assert partial.read_text().splitlines() == expected[:6]
+    assert (tmp_path / "out").read_text() == "before"
+    monkeypatch.undo()
+    console.say(*command, stdin=stdin)
+    assert (tmp_path / "out").read_text().splitlines() == expected and not partial.exists()
+
+
+def test_long_lines_are_cut_or_skipped_as_told(console, run):
+    stdin = "\n".join([*LINES, "cat " * 50]).encode()
+    for choice, done in (("cut", "cut"), ("skip", "skipped")):
+        code, out, err = console.say(
+            *("translate", "--run", run, "--too-long", choice, "--buffer", "3"), stdin=stdin
+        )
+        message = f"1 lines are over max_length=40, and were {done}: {len(LINES) + 1}\n"
+        assert (code, err) == (0, message)
+        *others, last = out.removesuffix("\n").split("\n")
+        assert others == translated(console, run, LINES) and bool(last) == (choice == "cut")
+
+
+def test_a_terminal_is_told_that_it_is_read(console, run, monkeypatch):
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(io, "TextIOWrapper", Terminal)
+    code, out, err = console.say("translate", "--run", run, stdin=b"the cat\n")
+    assert (code, out.count("\n")) == (0, 1)
+    assert err == "reading lines from the terminal; Ctrl-D ends\n"
 
 
 def test_a_path_that_is_no_run_is_refused(console, run, tmp_path):

@@ -98,6 +98,25 @@ def test_a_blank_line_is_not_translated(echo):
     assert translator(["\t", "one", " " * 99, "\u3000"]) == ["", "one", "", ""] and len(echo) == 1
 
 
+@pytest.mark.parametrize(
+    ("tokens", "size", "ready"),
+    [
+        (8, 3, [2, 2, 2, 1]),  # batches of two rows: c waits for d
+        (8, 4, [2, 2, 2, 1]),
+        (32, 2, [4, 3]),  # of eight rows: a and b wait for one window, no longer
+        (32, 7, [7]),
+    ],
+)
+def test_a_full_window_leaves_incomplete_batches_to_the_next(echo, tokens, size, ready):
+    model, lines = transformer.abstract(SPEAKER), list("abcdefg")
+    translator = Translator(model, TOKENIZER, widths=(4,), tokens_per_batch=tokens)
+    windows = [lines[i : i + size] for i in range(0, len(lines), size)]
+    batches = list(translator.stream(windows, size))
+    assert [line.hypotheses[0].text for batch in batches for line in batch] == lines
+    assert [len(batch) for batch in batches] == ready and len(echo) == len(ready)
+    assert [line.number for batch in batches for line in batch] == list(range(7))
+
+
 def test_the_length_of_translations_can_be_set(echo):
     model = transformer.abstract(SPEAKER)
     for config in (
@@ -174,7 +193,8 @@ def test_n_best_lists_have_the_moses_format(echo):
         "2 ||| two ||| 0.500000",
         "2 ||| two ||| 1.500000",
     ]
-    assert translation.n_best_lines(hypotheses) == expected
+    lines = [translation.Line(i, "", [], False, each) for i, each in enumerate(hypotheses)]
+    assert [text for line in lines for text in translation.n_best_lines(line)] == expected
 
 
 def test_a_line_that_is_too_long_is_named_by_its_number(echo):
