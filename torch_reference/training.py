@@ -72,7 +72,8 @@ def read(folder: Path) -> Run:
             "but this loop computes in the dtype of the parameters"
         )
     data, words = options.data, run_tokenizer.load_folder(folder)
-    pairs = corpus.read_split(data, "train").pairs
+    train = corpus.read_split(data, "train")
+    pairs = train.pairs
     for name, now in (
         ("train_sha256", parallel_text.content_hash(pairs)),
         ("tokenizer_sha256", words.hash),
@@ -88,7 +89,11 @@ def read(folder: Path) -> Run:
         pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
     plan = batches.BatchPlan(
-        text.lengths, tuple(recorded["widths"]), tuple(recorded["rows"]), options.seed
+        text.lengths,
+        tuple(recorded["widths"]),
+        tuple(recorded["rows"]),
+        options.seed,
+        corpus.weights(data, train, text),
     )
     return Run(config, options, text, plan)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Float, Int, Int32
 
 from jax_transformer import errors
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
@@ -84,7 +84,7 @@ def rows_per_batch(
 class BatchPlan:
     """The pairs of batch n, for every n from 0 on.
 
-    Each epoch holds every pair once, in another order.
+    Each epoch holds every pair once, or as often as ``weights`` say, in another order.
     """
 
     lengths: Int[np.ndarray, "n 2"]
@@ -92,6 +92,8 @@ class BatchPlan:
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     seed: int
+    weights: Float[np.ndarray, " n"] | None = None
+    """How often each pair comes in an epoch, on average. None: once."""
     _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -103,15 +105,40 @@ class BatchPlan:
         return narrowest(self.lengths.max(axis=1), self.widths)
 
     @functools.cached_property
+    def _groups(self) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " g"]]:
+        """The pairs of one bucket and weight are a group: that of each pair, and of each group the
+        number of pairs in an epoch.
+        """
+        assert self.weights is not None
+        keys = np.stack([self._buckets, self.weights], axis=1)
+        unique, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        return group.reshape(-1), np.maximum(1, np.rint(sizes * unique[:, 1])).astype(np.int64)
+
+    def _drawn(self, order: Int[np.ndarray, " n"]) -> Int[np.ndarray, " m"]:
+        """Every pair as often as its weight says; the first in ``order`` come once more if a weight
+        is not a whole number.
+        """
+        if self.weights is None:
+            return order
+        group = self._groups[0][order]
+        return np.concatenate(
+            [np.resize(order[group == i], count) for i, count in enumerate(self._groups[1])]
+        )
+
+    @functools.cached_property
+    def _pairs_per_bucket(self) -> Int[np.ndarray, " k"]:
+        """The number of pairs of each bucket in an epoch."""
+        drawn = self._buckets[self._drawn(np.arange(len(self.lengths)))]
+        return np.bincount(drawn, minlength=len(self.rows))
+
+    @functools.cached_property
     def _batches_per_bucket(self) -> tuple[int, ...]:
         """The number of batches of each bucket.
 
         It is the same in every epoch: it depends on the number of pairs in a bucket, not on which.
         """
         counts, left = [], 0
-        for pairs, rows in zip(
-            np.bincount(self._buckets, minlength=len(self.rows)), self.rows, strict=True
-        ):
+        for pairs, rows in zip(self._pairs_per_bucket, self.rows, strict=True):
             full, left = divmod(int(pairs) + left, rows)
             counts.append(full)
         counts[-1] += left > 0
@@ -129,7 +156,8 @@ class BatchPlan:
                 self._batches_per_bucket, self.rows, self.widths, strict=True
             )
         )
-        return int(self.lengths.sum()) / cells
+        weights = 1 if self.weights is None else self.weights
+        return float((self.lengths.sum(axis=1) * weights).sum()) / cells
 
     def epoch_batches(self, epoch: int) -> list[tuple[int, Int[np.ndarray, " b"]]]:
         """An epoch's batches in order, each a bucket and the pairs in it.
@@ -138,9 +166,11 @@ class BatchPlan:
         wider one, so only one batch of an epoch, of the widest, is partly filled.
         """
         random = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64))
-        order = _permutation(random, len(self.lengths))
+        order = self._drawn(_permutation(random, len(self.lengths)))
+        if self.weights is not None:
+            order = order[_permutation(random, len(order))]
         order = order[np.argsort(self._buckets[order], kind="stable")]
-        ends = np.cumsum(np.bincount(self._buckets, minlength=len(self.rows)))
+        ends = np.cumsum(self._pairs_per_bucket)
         batches, left, start = [], order[:0], 0
         for bucket, (end, rows) in enumerate(zip(ends, self.rows, strict=True)):
             pool, start = np.concatenate([left, order[start:end]]), end

@@ -5,6 +5,7 @@ Standard library only.
 
 import dataclasses
 import enum
+import math
 from dataclasses import dataclass
 
 from jax_transformer.data import pair_files
@@ -65,6 +66,8 @@ class DataOptions:
     """Translations of --data.valid-source, line by line."""
     train: tuple[str, ...] = ()
     """Training pairs in .tsv or .jsonl files, plain or gzip."""
+    train_weights: tuple[float, ...] = ()
+    """Epochs of each training file in an epoch (default: 1)."""
     valid: tuple[str, ...] = ()
     """Validation pairs in .tsv or .jsonl files."""
     dataset: str | None = None
@@ -167,6 +170,15 @@ class DataOptions:
                     f"data.{split}_source names {len(sources)} files and data.{split}_target "
                     f"{len(targets)}; each source needs its target"
                 )
+        files = len(self.train or self.train_source)
+        if self.train_weights and len(self.train_weights) != files:
+            raise ConfigError(
+                f"data.train_weights has {len(self.train_weights)} weights, and there are {files} "
+                "training files; each needs one"
+            )
+        for weight in self.train_weights:
+            if not 0 < weight < math.inf:
+                raise ConfigError(f"data.train_weights: {weight} must be above 0")
         for path in (*self.train, *self.valid):
             if pair_files.suffix(path) is None:
                 raise ConfigError(

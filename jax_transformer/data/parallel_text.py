@@ -30,6 +30,8 @@ class Pairs:
     """Source and target, both with more than whitespace in them."""
     dropped_empty: int
     """Number of pairs that were dropped because a side was empty."""
+    counts: tuple[int, ...] = ()
+    """Number of pairs of each file, if there are several."""
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -145,7 +147,9 @@ def checked(pairs: Sequence[tuple[str, str]], name: str) -> Pairs:
 def joined(parts: Sequence[Pairs]) -> Pairs:
     """The pairs of several files, one after the other."""
     return Pairs(
-        [pair for part in parts for pair in part.pairs], sum(part.dropped_empty for part in parts)
+        [pair for part in parts for pair in part.pairs],
+        sum(part.dropped_empty for part in parts),
+        tuple(len(part.pairs) for part in parts),
     )
 
 

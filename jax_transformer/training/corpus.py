@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.data import (
     batches,
@@ -75,7 +77,7 @@ def prepare(
     rows = _recorded_rows(folder, widths, rows_multiple) or batches.rows_per_batch(
         widths, data.tokens_per_batch, rows_multiple
     )
-    plan = BatchPlan(encoded.lengths, widths, rows, options.seed)
+    plan = BatchPlan(encoded.lengths, widths, rows, options.seed, weights(data, train, encoded))
     _check_one_batch(plan, rows_multiple)
     about = {
         "train_pairs": len(encoded.sources),
@@ -137,6 +139,13 @@ def read_split(options: DataOptions, split: str) -> Pairs:
     return parallel_text.joined(
         [parallel_text.read_pairs(source, target) for source, target in files]
     )
+
+
+def weights(options: DataOptions, train: Pairs, encoded: EncodedPairs) -> np.ndarray | None:
+    """The weight of each encoded pair: that of its file. None if all files weigh the same."""
+    if not options.train_weights:
+        return None
+    return np.repeat(np.array(options.train_weights), train.counts)[encoded.indices]
 
 
 # Tokenizer and model

@@ -2,6 +2,7 @@
 at the same step.
 """
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -183,6 +184,37 @@ def test_the_order_is_the_same_in_every_version():
         [9, 7, 8, 3],
         [5, 6, 4, 0],
     ]
+
+
+def test_pairs_come_as_often_as_their_weights_say():
+    weights = np.repeat([2.0, 1.0, 0.4], [100, 203, 200])
+    plan = dataclasses.replace(PLAN, weights=weights)
+    counts = np.zeros((30, 503), np.int64)
+    for epoch in range(30):
+        planned = plan.epoch_batches(epoch)
+        assert len(planned) == plan.batches_per_epoch
+        for bucket, indices in planned:
+            assert len(indices) <= plan.rows[bucket]
+            assert ENCODED.lengths[indices].max() <= plan.widths[bucket]
+            np.add.at(counts[epoch], indices, 1)
+    assert (counts[:, :100] == 2).all() and (counts[:, 100:303] == 1).all()
+    rare = counts[:, 303:]
+    assert rare.max() == 1 and 74 <= rare.sum(axis=1).min() == rare.sum(axis=1).max() <= 86
+    assert rare.sum(axis=0).min() > 0, "every epoch draws others"
+    tokens = (ENCODED.lengths.sum(axis=1) * weights).sum()
+    cells = sum(2 * plan.rows[b] * plan.widths[b] for b, _ in plan.epoch_batches(0))
+    assert plan.fill() == pytest.approx(tokens / cells)
+    again = dataclasses.replace(PLAN, weights=weights).epoch_batches(3)
+    assert all(
+        np.array_equal(a[1], b[1]) for a, b in zip(again, plan.epoch_batches(3), strict=True)
+    )
+
+
+def test_a_batch_of_weighted_pairs_is_shuffled_like_any_other():
+    plan = batches.BatchPlan(np.full((8, 2), 5), (8,), (4,), seed=3, weights=np.full(8, 2.0))
+    drawn = np.concatenate([indices for _, indices in plan.epoch_batches(0)]).tolist()
+    assert len(drawn) == 16 and sorted(drawn) == sorted([*range(8)] * 2)
+    assert sorted(drawn[:8]) != [*range(8)], "not each pair once and then once more"
 
 
 def test_steps_count_on_across_epochs():

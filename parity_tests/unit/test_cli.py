@@ -29,7 +29,7 @@ FLAGS = {
         --model.dropout --model.attention-dropout --model.activation-dropout
         --model.embedding-dropout --model.norm-placement --model.tying --model.precision
         --data.train-source --data.train-target --data.valid-source --data.valid-target
-        --data.train --data.valid --data.dataset --data.dataset-config
+        --data.train --data.train-weights --data.valid --data.dataset --data.dataset-config
         --data.train-split --data.valid-split --data.source-field --data.target-field
         --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
         --data.source-lang --data.target-lang --data.max-source-length

@@ -85,6 +85,32 @@ def no_training(monkeypatch):
 # Sources of pairs
 
 
+def test_the_pairs_of_a_file_have_its_weight(tmp_path):
+    """Also if a pair of the first file is too long and dropped."""
+    files = (
+        table(tmp_path / "a.tsv", [("the " * 60, "die " * 60), *TRAIN[:19]]),
+        table(tmp_path / "b.tsv", TRAIN[19:]),
+    )
+    named = {"train": files, "valid": (table(tmp_path / "c.tsv", VALID),)}
+    limits = {"max_source_length": 30, "max_target_length": 30}
+    data = prepared(tmp_path, **named, **limits, train_weights=(3.0, 0.5))
+    assert data.about["dropped_long"] == 1
+    assert data.plan.weights.tolist() == [3.0] * 19 + [0.5] * 41
+    assert prepared(tmp_path, **named, **limits).plan.weights is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((1.0,), "1 weights, and there are 2 training files"),
+        ((1.0, 0.0), r"data\.train_weights: 0\.0 must be above 0"),
+    ],
+)
+def test_weights_that_do_not_fit_the_files_are_refused(weights, message):
+    with pytest.raises(ConfigError, match=message):
+        DataOptions(train=("a.tsv", "b.tsv"), valid=("c.tsv",), train_weights=weights)
+
+
 def table(path: Path, pairs: list[tuple[str, str]]) -> str:
     path.write_bytes(
         gzip.compress("".join(f"{source}\t{target}\n" for source, target in pairs).encode())

@@ -147,7 +147,7 @@ def test_data_without_any_pair_are_refused(tmp_path):
 def test_files_are_joined_in_order(tmp_path):
     parts = [parallel_text.Pairs([("a", "A")], 2), parallel_text.Pairs([("b", "B"), ("c", "C")], 3)]
     assert parallel_text.joined(parts) == parallel_text.Pairs(
-        [("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5
+        [("a", "A"), ("b", "B"), ("c", "C")], dropped_empty=5, counts=(1, 2)
     )
 
 
