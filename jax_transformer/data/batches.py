@@ -93,7 +93,7 @@ class BatchPlan:
     rows: tuple[int, ...]
     seed: int
     weights: Float[np.ndarray, " n"] | None = None
-    """How often each pair comes in an epoch, on average. None: once."""
+    """Number of times that each pair comes in an epoch, on average. None: once."""
     _epochs: dict[int, list[tuple[int, np.ndarray]]] = field(
         default_factory=dict, init=False, repr=False
     )
