@@ -50,9 +50,18 @@ class Reader(threading.Thread):
         return self.content
 
 
-def test_the_reader_of_a_fifo_gets_the_content(tmp_path):
+def as_it_grows(path: Path | str, text: str) -> None:
+    with atomic.growing_file(Path(path)) as file:
+        file.write(text)
+
+
+WRITERS = pytest.mark.parametrize("write", [atomic.write_text, as_it_grows])
+
+
+@WRITERS
+def test_the_reader_of_a_fifo_gets_the_content(tmp_path, write):
     reader = Reader(tmp_path / "fifo")
-    atomic.write_text(tmp_path / "fifo", "über\n")
+    write(tmp_path / "fifo", "über\n")
     assert reader.result() == "über\n".encode()
     assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)
     assert os.listdir(tmp_path) == ["fifo"]
@@ -70,24 +79,26 @@ def test_a_full_device_is_named():
         atomic.write_text("/dev/full", "text")
 
 
+@WRITERS
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "-"])
-def test_standard_output_goes_on_after_what_was_printed(path, capfd, tmp_path, monkeypatch):
+def test_standard_output_goes_on_after_what_was_printed(path, capfd, tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     print("before")
-    atomic.write_text(path, "text\n")
+    write(path, "text\n")
     print("after", flush=True)
     assert capfd.readouterr().out == "before\ntext\nafter\n"  # pytest redirects both to a file
     assert not os.listdir(tmp_path)
 
 
+@WRITERS
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_link_is_followed(tmp_path, exists):
+def test_a_link_is_followed(tmp_path, exists, write):
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "file", tmp_path / "link"
     if exists:
         target.write_text("old")
     link.symlink_to("folder/file")
-    atomic.write_text(link, "new")
+    write(link, "new")
     assert link.is_symlink() and target.read_text() == "new"
     assert os.listdir(tmp_path / "folder") == ["file"]
 
