@@ -1,6 +1,7 @@
 """The page of attention maps: what a model attended to while it translated, as one HTML file."""
 
 import base64
+import math
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -31,20 +32,20 @@ def write(
     path: str | Path,
     translator: Translator,
     lines: Sequence[str],
-    translations: Sequence[Hypothesis],
+    hypotheses: Sequence[Sequence[Hypothesis]],
     *,
     title: str,
 ) -> None:
-    """Write the page of the first 50 lines that are not blank and of their translations.
+    """Write the page of the first 50 lines that are not blank and of their hypotheses.
 
-    The weights are those of one forward pass a line: the model reads the source, padded as for
-    translating, and the start token with all generated tokens but the last. A page takes about a
-    byte for each weight, before compression.
+    The weights are those of one forward pass a hypothesis: the model reads the source, padded as
+    for translating, and the start token with all generated tokens but the last. A page takes about
+    a byte for each weight, before compression.
     """
     sentences = [
-        (number, line, hypothesis)
-        for number, (line, hypothesis) in enumerate(zip(lines, translations, strict=True), start=1)
-        if line.strip()
+        (number, line, several)
+        for number, (line, several) in enumerate(zip(lines, hypotheses, strict=True), start=1)
+        if line.strip() and several[0].ids.size  # not a line that was skipped
     ]
     count = len(sentences)
     data = {
@@ -54,19 +55,41 @@ def write(
             {
                 "number": number,
                 "source": line,
-                "target": hypothesis.text,
-                "maps": _maps(translator, line, hypothesis),
+                "hypotheses": [
+                    hypothesis_data(each, maps(translator, line, each)) for each in several
+                ],
             }
-            for number, line, hypothesis in sentences[:SENTENCES]
+            for number, line, several in sentences[:SENTENCES]
         ],
     }
     atomic.write_text(path, render(data))
 
 
-def render(data: dict[str, Any]) -> str:
-    """The page's text."""
-    page = resources.files("jax_transformer").joinpath("alignment.html")
-    return webpage.render(page.read_text(encoding="utf-8"), data)
+def hypothesis_data(hypothesis: Hypothesis, attention: dict[str, Any] | None) -> dict[str, Any]:
+    """A hypothesis as JSON, with its maps if there are any; a score that is no number is None."""
+    score = hypothesis.score
+    data: dict[str, Any] = {
+        "text": hypothesis.text,
+        "score": score if score is not None and math.isfinite(score) else None,
+    }
+    return data if attention is None else data | {"attention": attention}
+
+
+def render(data: dict[str, Any], *, connect: str = "none") -> str:
+    """The page's text; its script may connect to nothing, or with ``self`` to its own server."""
+    page, style, script = (
+        resources.files("jax_transformer").joinpath(f"alignment.{kind}").read_text("utf-8")
+        for kind in ("html", "css", "js")
+    )
+    page = page.replace("PAGE-STYLE", style, 1).replace("PAGE-SCRIPT", script, 1)
+    return webpage.render(page.replace("CONNECT-SOURCE", connect, 1), data)
+
+
+def service_page(title: str, *, beam: int, max_beam: int) -> str:
+    """The page of a service: without lines, and with a form that asks the service for them."""
+    service = {"beam": beam, "max_beam": max_beam}
+    data = {"title": title, "note": "", "sentences": [], "service": service}
+    return render(data, connect="self")
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -96,10 +119,11 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return result
 
 
-def _maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str, Any]:
+def maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str, Any]:
     """The maps of cross-attention and of both stacks, with the tokens at their rows and columns."""
     config, tokenizer = translator.model.config, translator.tokenizer
-    source_ids = [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.suffix]
+    room = config.longest - len(tokenizer.prefix) - len(tokenizer.suffix)
+    source_ids = [*tokenizer.prefix, *tokenizer.encode(line)[:room], *tokenizer.suffix]
     target_ids = hypothesis.ids.tolist()
     attention = _attention(translator, source_ids, [config.bos_id, *target_ids[:-1]])
     source = pieces(tokenizer.source, source_ids)

@@ -12,13 +12,26 @@ def render(page: str, data: dict[str, Any]) -> str:
 
     The data is JSON in which nothing can end its element, and the page's content security policy
     lets only its own script run. The template has one ``<script>``, and ``SCRIPT-HASH`` and
-    ``PAGE-DATA`` once each.
+    ``PAGE-DATA`` once each; a ``STYLE-HASH`` is that of its ``<style>``.
     """
     text = re.sub(
         "[<>&\u2028\u2029]",
         lambda match: f"\\u{ord(match[0]):04x}",
         json.dumps(data, ensure_ascii=False),
     )
-    script = page.split("<script>")[1].split("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1).replace("PAGE-DATA", text, 1)
+    for element, placeholder in (("script", "SCRIPT-HASH"), ("style", "STYLE-HASH")):
+        page = page.replace(placeholder, _digest(page, element), 1)
+    return page.replace("PAGE-DATA", text, 1)
+
+
+def content_policy(page: str) -> str:
+    """The content security policy in a page's ``<meta>``, for a server's header."""
+    return page.partition('<meta http-equiv="Content-Security-Policy" content="')[2].partition(
+        '">'
+    )[0]
+
+
+def _digest(page: str, element: str) -> str:
+    """The hash of the text of a page's element, as a content security policy names it."""
+    content = page.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -31,6 +31,7 @@ METAVARS = {
     "OLD=NEW": "rename",
     "SIZE": "shard_size",
     "FILE.py:NAME": "architecture",
+    "HOST": "host allowed_hosts",
     "N,N,...": "lengths",
 }
 """The placeholders of text values in help, each with the dotted names of its options."""

@@ -116,7 +116,7 @@ def run(options: TranslateOptions) -> int:
             options.attention,
             translator,
             [line.source for line in shown],
-            [line.hypotheses[0] for line in shown],
+            [line.hypotheses for line in shown],
             title=f"{options.run}, step {opened.step}",
         )
     return 0

@@ -84,7 +84,7 @@ def page(
     translator = translation.Translator(
         options.pop("model", None) or model(), tokenizer, widths=options.pop("widths", ())
     )
-    alignment.write(path, translator, [line], [hypothesis], **({"title": "a run"} | options))
+    alignment.write(path, translator, [line], [[hypothesis]], **({"title": "a run"} | options))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -101,7 +101,7 @@ def weights(shown: dict[str, Any]) -> np.ndarray:
 
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
-    maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["maps"]
+    maps = page(tmp_path, tokenizer, widths=(12,)).sentences[0]["hypotheses"][0]["attention"]
     source, target = (
         [*tokenizer.encode(LINE), tokenizer.eos_id],
         [tokenizer.bos_id, *translated(tokenizer).ids[:-1]],
@@ -117,7 +117,7 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
 
 
 def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
-    maps = page(tmp_path, tokenizer).sentences[0]["maps"]
+    maps = page(tmp_path, tokenizer).sentences[0]["hypotheses"][0]["attention"]
     source, target = (
         [*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
         for text in (LINE, "das rote Haus")
@@ -133,7 +133,9 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("name", ["lesson10", "lesson10_repaired"])
 def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
-    cross = page(tmp_path, tokenizer, model=model(name)).sentences[0]["maps"]["cross"]
+    cross = page(tmp_path, tokenizer, model=model(name)).sentences[0]["hypotheses"][0]["attention"][
+        "cross"
+    ]
     assert (cross["columns"][-1] == "<pad>") == (name == "lesson10")
     sums = weights(cross).sum(axis=-1)
     assert helpers.furthest(sums, np.ones_like(sums)) < ROUNDED * len(cross["columns"])
@@ -141,7 +143,7 @@ def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
 
 def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(alignment, "SENTENCES", 2)
-    lines, hypotheses = [LINE, "", LINE, LINE], [translated(tokenizer)] * 4
+    lines, hypotheses = [LINE, "", LINE, LINE], [[translated(tokenizer)]] * 4
     for count, numbers, note in (
         (4, [1, 3], "The first 2 of 3 lines."),
         (3, [1, 3], ""),
@@ -176,7 +178,7 @@ def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     translated_line = translated(other)
     cross = page(tmp_path, TokenizerPair(tokenizer, other), hypothesis=translated_line).sentences[
         0
-    ]["maps"]["cross"]
+    ]["hypotheses"][0]["attention"]["cross"]
     assert (
         cross["rows"]
         == alignment.pieces(other, translated_line.ids.tolist())
@@ -211,7 +213,7 @@ def test_text_is_escaped(tmp_path, tokenizer):
     assert (
         hostile.data["title"],
         hostile.sentences[0]["source"],
-        hostile.sentences[0]["target"],
+        hostile.sentences[0]["hypotheses"][0]["text"],
     ) == (HOSTILE, HOSTILE, HOSTILE)
 
 
@@ -223,7 +225,12 @@ def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer)
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
     digest = base64.b64encode(hashlib.sha256(shown.script.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    style = shown.inside[[tag for tag, _ in shown.tags].index("style")]
+    style_digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{style_digest}'; script-src 'sha256-{digest}'; "
+        "connect-src 'none'; base-uri 'none'; form-action 'none'"
+    )
     assert not [
         attributes
         for _, attributes in shown.tags
@@ -243,7 +250,7 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
     )
     translator = translation.Translator(model(), tokenizer)
     with pytest.raises(OSError, match="no space left"):
-        alignment.write(path, translator, [LINE], [translated(tokenizer)], title="a run")
+        alignment.write(path, translator, [LINE], [[translated(tokenizer)]], title="a run")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
         ("out.html", "the page before")
     ]
@@ -273,12 +280,14 @@ def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenize
     assert (code, err) == (0, "")
     shown = Page(path.read_text(encoding="utf-8"))
     assert shown.data["title"] == "a/run, step 7"
-    sentences = [(one["number"], one["source"], one["target"]) for one in shown.sentences]
+    sentences = [
+        (one["number"], one["source"], one["hypotheses"][0]["text"]) for one in shown.sentences
+    ]
     written = out.split("\n")
     assert [(number, source) for number, source, _ in sentences] == [(1, lines[0]), (3, lines[2])]
     assert [target.replace("\n", " ") for _, _, target in sentences] == [written[0], written[2]]
     for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
-        assert one["maps"]["cross"]["columns"] == [
+        assert one["hypotheses"][0]["attention"]["cross"]["columns"] == [
             *alignment.pieces(tokenizer, tokenizer.encode(source)),
             "<eos>",
         ]

@@ -16,6 +16,7 @@ from jax_transformer.cli import translate
 from jax_transformer.cli.arguments import flag, listed, renamed
 from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
+from jax_transformer.serve import limits
 from jax_transformer.training import options
 from parity_tests.unit import runs
 
@@ -45,6 +46,13 @@ FLAGS = {
         --buffer --too-long --attention --max-length --beam --length-penalty --penalty
         --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
         --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
+    "serve": """
+        --weights --architecture --source-lang --target-lang --host --port
+        --allowed-hosts --queue-size --timeout --max-lines --max-characters
+        --max-body-bytes --max-beam --max-configs --batch-rows --batch-wait --max-length
+        --beam --length-penalty --penalty --early-stopping --no-repeat-ngram-size
+        --repetition-penalty --min-new-tokens --sample --no-sample --temperature --top-k
+        --top-p --seed""".split(),
     "evaluate": """
         --run --source --target --weights --architecture --source-lang --target-lang
         --max-length --beam --length-penalty --penalty --early-stopping
@@ -141,7 +149,7 @@ def documented(module) -> dict[str, str]:
                 isinstance(item, ast.ClassDef)
                 and isinstance(field, ast.AnnAssign)
                 and isinstance(text, ast.Expr)
-                and item.name.endswith(("Options", "Command"))
+                and item.name.endswith(("Options", "Command", "Limits"))
             ):
                 texts[f"{item.name}.{field.target.id}"] = " ".join(text.value.value.split())
     return texts
@@ -160,6 +168,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     nested = {
         "train": [options, data_options],
         "evaluate": [translate],
+        "serve": [translate, limits],
     }
     meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])
     for module in nested.get(command, []):
@@ -167,6 +176,8 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     if command == "evaluate":  # shares only the options of the search
         others = ("SamplingOptions.", "TranslateOptions.")
         meanings = {k: text for k, text in meanings.items() if not k.startswith(others)}
+    if command == "serve":
+        meanings = {k: text for k, text in meanings.items() if not k.startswith("Translate")}
     assert len(meanings) >= len(positive)
     assert not [text for text in meanings.values() if text.rstrip(".)") not in printed]
 
@@ -182,7 +193,7 @@ def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkey
     assert not [line for line in lines if line.endswith(":") and line.startswith("other options")]
 
 
-@pytest.mark.parametrize("command", FLAGS)
+@pytest.mark.parametrize("command", FLAGS_0_1)
 def test_flags_of_version_0_1_still_work(command):
     known = cli.flags(cli.COMMANDS[command].kind)
     names = {flag(old) for old in renamed(cli.COMMANDS[command].kind)}

@@ -1,0 +1,472 @@
+"""The HTTP service: same translations as the translator, bounded, and nothing lost at its end."""
+
+import contextlib
+import dataclasses
+import http.client
+import itertools
+import json
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette import testclient
+
+from jax_transformer.cli import translate
+from jax_transformer.data.tokenizer import Tokenizer
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
+from jax_transformer.serve import requests, server
+from jax_transformer.serve.app import Service
+from jax_transformer.serve.engine import Engine
+from jax_transformer.serve.limits import Limits
+from jax_transformer.translation import Translator
+from parity_tests.unit import runs
+from parity_tests.unit.helpers import tiny
+from parity_tests.unit.speakers import loud
+
+WORDS = "one two three four five six seven eight nine ten".split()
+LINES = ["one two three four five six", "seven", "", "eight nine ten", "ten ten", "one"]
+LIMITS = Limits(
+    queue_size=12,
+    max_lines=11,
+    max_characters=200,
+    max_body_bytes=2000,
+    max_beam=6,
+    max_configs=2,
+    batch_rows=4,
+    timeout=20.0,
+)
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 9, 300, pad_id=1, bos_id=2, eos_id=3)
+    config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
+    return Translator(loud(config, 3), tokenizer, widths=(8,))
+
+
+@contextlib.contextmanager
+def serving(translator: Translator, **changes: Any) -> Iterator[tuple[Service, Any]]:
+    """A service whose programs are compiled, and a client of it."""
+    service = Service(translator, dataclasses.replace(LIMITS, **changes), title="a <model>")
+    with testclient.TestClient(service.app, raise_server_exceptions=False) as client:
+        until(lambda: service.ready)
+        yield service, client
+
+
+def until(condition: Any) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def served(translator) -> Iterator[tuple[Service, Any]]:
+    with serving(translator) as both:
+        yield both
+
+
+@pytest.fixture
+def client(served) -> Any:
+    return served[1]
+
+
+@contextlib.contextmanager
+def device_busy(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """The device stops before its next batch, until the end; yields the batches."""
+    free, batches, translate = threading.Event(), [], service.engine.translate
+
+    def wait(lines):
+        batches.append([line.text for line in lines])
+        assert free.wait(60)
+        return translate(lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.engine, "translate", wait)
+        try:
+            yield batches
+        finally:
+            free.set()
+            until(lambda: not service.batcher.queued)
+
+
+# Translations
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beam": 4, "n_best": 3},
+        {"num_beams": 4, "length_penalty": 2.0},
+        {"sample": True, "temperature": 1.5, "seed": 7},
+    ],
+    ids=str,
+)
+def test_translations_are_the_translator_s(client, translator, options):
+    answer = client.post("/translate", json={"text": LINES, **options})
+    assert answer.status_code == 200, answer.text
+    translations = answer.json()["translations"]
+    expected = translator.hypotheses(LINES, **options)
+    assert len({each[0].text for each in expected}) > 4
+    assert [[h["text"] for h in t["hypotheses"]] for t in translations] == [
+        [h.text for h in several] for several in expected
+    ]
+    assert [t["text"] for t in translations] == [several[0].text for several in expected]
+    scores = [[h["score"] for h in t["hypotheses"]] for t in translations]
+    expected_scores = [[h.score for h in several] for several in expected]
+    if "sample" in options or not options:
+        assert scores == expected_scores
+    else:
+        for row, expected_row in zip(scores, expected_scores, strict=True):
+            np.testing.assert_allclose(row, expected_row, rtol=1e-6)
+
+
+def test_one_string_is_one_line(client, translator):
+    answer = client.post("/translate", json={"text": "eight nine"}).json()
+    assert [each["text"] for each in answer["translations"]] == translator(["eight nine"])
+
+
+def test_a_line_of_spaces_is_empty(client):
+    (translation,) = client.post("/translate", json={"text": " \t"}).json()["translations"]
+    assert translation == {"text": "", "hypotheses": [{"text": "", "score": None}]}
+
+
+def test_the_options_are_those_of_the_command():
+    flags = {
+        field.name
+        for group in (translate.SearchOptions, translate.SamplingOptions)
+        for field in dataclasses.fields(group)
+    } | {"n_best"}
+    assert {ALIASES.get(flag, flag) for flag in flags} == requests.OPTIONS
+    assert flags <= requests.NAMES
+
+
+def test_attention_comes_if_asked_for(client, translator):
+    plain, with_maps = (
+        client.post("/translate", json={"text": "one two", "beam": 4, "n_best": 2, **more}).json()
+        for more in ({}, {"attention": True})
+    )
+    (before,), (after,) = plain["translations"], with_maps["translations"]
+    for without, hypothesis in zip(before["hypotheses"], after["hypotheses"], strict=True):
+        maps = hypothesis.pop("attention")
+        assert hypothesis == without
+        assert maps.keys() == {"cross", "encoder", "decoder"}
+        assert maps["cross"]["layers"] == 1 and "".join(maps["cross"]["columns"]).startswith("one")
+
+
+# No mix-up
+
+
+def test_concurrent_requests_get_their_own_translations(served, translator):
+    service, client = served
+    lines = [" ".join(words) for words in itertools.permutations(WORDS[:5], 3)]
+    expected = dict(zip(lines, translator(lines), strict=True))
+    expected_beam = dict(zip(lines, translator(lines, beam=4), strict=True))
+    assert len(set(expected.values())) > 20 and expected != expected_beam
+    before = service.metrics.registry.get_sample_value("jax_transformer_batch_lines_count")
+
+    def ask(number: int) -> int:
+        some = [lines[(7 * number + i) % len(lines)] for i in range(1 + number % 3)]
+        options = {"beam": 4, "n_best": 1 + number % 4} if number % 2 else {}
+        answer = client.post("/translate", json={"text": some, **options})
+        if answer.status_code == 429:
+            return 0
+        texts = [each["text"] for each in answer.json()["translations"]]
+        assert texts == [(expected_beam if number % 2 else expected)[line] for line in some]
+        return len(some)
+
+    with ThreadPoolExecutor(8) as threads:
+        answered = sum(threads.map(ask, range(60)))
+    count = service.metrics.registry.get_sample_value("jax_transformer_batch_lines_count") - before
+    assert answered > 60 and count < answered / 1.5
+
+
+def test_requests_of_equal_options_share_batches(served, monkeypatch):
+    service, client = served
+    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+        futures = [threads.submit(client.post, "/translate", json={"text": "seven"})]
+        until(lambda: batches)
+        for body in (
+            {"text": "one", "beam": 4},
+            {"text": "two"},
+            {"text": ["three", "four"], "beam": 4, "n_best": 3},
+            {"text": "five", "beam": 4, "length_penalty": 0},
+        ):
+            count = service.batcher.queued + (2 if isinstance(body["text"], list) else 1)
+            futures.append(threads.submit(client.post, "/translate", json=body))
+            until(lambda count=count: service.batcher.queued == count)
+    assert [each.result().status_code for each in futures] == [200] * 5
+    assert batches == [["seven"], ["one", "three", "four"], ["two"], ["five"]]
+
+
+# Refusals
+
+
+def status_and_message(answer: Any) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/json"
+    (message,) = answer.json().values()
+    assert "\n" not in message
+    return answer.status_code, message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 1500, 400, "nested too deeply"),
+        (b'{"text": NaN}', 400, "NaN"),
+        (b'{"text": "a", "text": "b"}', 400, "twice"),
+        (b'["a"]', 400, "JSON object"),
+        ({}, 422, "text must be"),
+        ({"text": 3}, 422, "text must be"),
+        ({"text": ["a", None]}, 422, "text must be"),
+        ({"text": []}, 422, "empty list"),
+        (b'{"text": "\\ud800"}', 422, "line 1"),
+        ({"text": "a", "beams": 4}, 422, "did you mean 'beam'"),
+        ({"text": "a", "forced_bos_token_id": 4}, 422, "unknown field"),
+        ({"text": "a", "beam": "4"}, 422, "beam must be an integer"),
+        ({"text": "a", "beam": 4.5}, 422, "beam must be an integer"),
+        ({"text": "a", "beam": True}, 422, "beam must be an integer"),
+        ({"text": "a", "beam": 0}, 422, "num_beams=0"),
+        ({"text": "a", "beam": 7}, 422, "maximum of 6"),
+        ({"text": "a", "beam": 4, "num_beams": 4}, 422, "given twice"),
+        ({"text": "a", "beam": 2, "n_best": 3}, 422, "needs num_beams"),
+        ({"text": "a", "beam": 2, "sample": True}, 422, "exclude each other"),
+        ({"text": "a", "sample": 1}, 422, "sample must be true or false"),
+        ({"text": "a", "sample": True, "seed": 2**64}, 422, "seed must be between"),
+        ({"text": "a", "beam": 4, "length_penalty": "x"}, 422, "length_penalty must be a number"),
+        ({"text": "a", "penalty": "x"}, 422, "gnmt, average"),
+        ({"text": "a", "max_length": 17}, 422, "max_length=17"),
+        ({"text": "a", "max_length": 0}, 422, "max_length=0"),
+        ({"text": "a", "sample": True, "top_k": 9999}, 422, "top_k=9999"),
+        ({"text": "a", "sample": True, "temperature": 0}, 422, "temperature=0"),
+        ({"text": "one " * 20}, 422, "tokens long"),
+        ({"text": "a", "timeout": 21}, 422, "at most this server's 20.0"),
+        ({"text": "a", "timeout": 0}, 422, "timeout=0"),
+        ({"text": ["a"] * 12}, 413, "12 lines"),
+        ({"text": "a" * 201}, 413, "201 characters"),
+        ({"text": " " * 2000}, 413, "2000 bytes"),
+        ({"text": ["a"] * 11, "beam": 6, "n_best": 6, "attention": True}, 413, "64"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_line(client, body, status, words):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post(
+        "/translate", content=content, headers={"Content-Type": "application/json; charset=utf-8"}
+    )
+    actual, message = status_and_message(answer)
+    assert actual == status and words in message, message
+
+
+def test_other_methods_and_paths_are_refused(client):
+    assert status_and_message(client.get("/translate"))[0] == 405
+    for path in ("/nothing", "/../../etc/passwd", "/%2e%2e/config.json", "/alignment.js"):
+        assert status_and_message(client.get(path))[0] == 404
+    # No form or script of another site can send this type without asking
+    answer = client.post("/translate", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert status_and_message(answer)[0] == 415
+
+
+def test_only_known_hosts_are_answered(translator):
+    service = Service(translator, LIMITS, allowed_hosts=server.hosts("127.0.0.1"))
+    client = testclient.TestClient(service.app, base_url="http://evil.example")
+    assert client.get("/health/live").status_code == 400
+    for host in ("localhost:8000", "[::1]:8000"):
+        assert client.get("/metrics", headers={"Host": host}).status_code == 200
+
+
+def test_options_that_would_compile_without_end_are_refused(translator, monkeypatch):
+    engine = Engine(translator, batch_rows=4, max_configs=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "compile", lambda *_: None)
+        for changes in (
+            {"num_beams": 4, "length_penalty": 0.1},  # a value that compiles nothing
+            {"max_new_tokens": 5},
+            {"max_new_tokens": 6},
+            {"max_new_tokens": 5},
+        ):
+            engine.admit(GenerationConfig().overridden(changes))
+    with pytest.raises(requests.RequestError, match="max-configs") as refused:
+        engine.admit(GenerationConfig(max_new_tokens=7))
+    assert refused.value.status == 422
+    engine.forget(GenerationConfig(max_new_tokens=6))
+    engine.admit(GenerationConfig(max_new_tokens=7))
+
+
+# Queue, deadline, errors
+
+
+def test_beyond_the_queue_is_429_and_what_was_accepted_is_answered(served, translator, monkeypatch):
+    service, client = served
+    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+        first = threads.submit(client.post, "/translate", json={"text": "one"})
+        until(lambda: batches)
+        second = threads.submit(client.post, "/translate", json={"text": WORDS})
+        until(lambda: service.batcher.queued == 10)
+        refused = client.post("/translate", json={"text": WORDS[:3]})
+        assert status_and_message(refused)[0] == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        third = threads.submit(client.post, "/translate", json={"text": WORDS[:2]})
+        until(lambda: service.batcher.queued == 12)
+    for answer, lines in ((first, ["one"]), (second, WORDS), (third, WORDS[:2])):
+        texts = [each["text"] for each in answer.result().json()["translations"]]
+        assert texts == translator(lines)
+
+
+def test_a_request_past_its_timeout_is_504_and_leaves_the_queue(served, monkeypatch):
+    service, client = served
+    with ThreadPoolExecutor(8) as threads, device_busy(service, monkeypatch) as batches:
+        first = threads.submit(client.post, "/translate", json={"text": "one"})
+        until(lambda: batches)
+        late = client.post("/translate", json={"text": ["two", "three"], "timeout": 0.05})
+        assert status_and_message(late)[0] == 504
+    assert first.result().status_code == 200
+    assert batches == [["one"]]
+
+
+def test_a_batch_that_fails_is_500_and_the_next_is_answered(served, monkeypatch, caplog):
+    service, client = served
+    with monkeypatch.context() as patch:
+        patch.setattr(service.engine, "translate", lambda lines: 1 / 0)
+        status, message = status_and_message(client.post("/translate", json={"text": "one"}))
+    assert status == 500 and "division" not in message
+    assert "ZeroDivisionError" in caplog.text
+    assert client.post("/translate", json={"text": "one"}).status_code == 200
+
+
+# Health, metrics and the page
+
+
+def test_health_says_when_the_programs_are_compiled(translator, monkeypatch):
+    compiled = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "compile", lambda *_: compiled.wait(60))
+        service = Service(translator, LIMITS)
+        with testclient.TestClient(service.app) as client:
+            assert client.get("/health/live").status_code == 200
+            answer = client.get("/health")
+            assert (answer.status_code, answer.json()["ready"]) == (503, False)
+            early = client.post("/translate", json={"text": "one"})
+            assert status_and_message(early)[0] == 503 and early.headers["retry-after"]
+            compiled.set()
+            until(lambda: service.ready)
+            assert client.get("/health/ready").status_code == 200
+
+
+def test_a_failed_start_is_neither_live_nor_ready(translator, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "compile", lambda *_: 1 / 0)
+        service = Service(translator, LIMITS)
+        with testclient.TestClient(service.app) as client:
+            until(lambda: client.get("/health/live").status_code == 503)
+            assert client.get("/health/ready").status_code == 503
+    assert isinstance(service.failure, ZeroDivisionError)
+
+
+def test_metrics_count_requests_and_batches(served):
+    service, client = served
+    value = service.metrics.registry.get_sample_value
+    names = {"status": "200"}, {"status": "422"}
+    before = [value("jax_transformer_requests_total", each) or 0 for each in names]
+    client.post("/translate", json={"text": ["one", "two"]})
+    client.post("/translate", json={"text": 1})
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    after = [value("jax_transformer_requests_total", each) for each in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
+    assert f'jax_transformer_requests_total{{status="200"}} {after[0]}' in answer.text
+    assert "jax_transformer_queued_lines 0.0" in answer.text
+    assert "jax_transformer_batch_seconds_bucket" in answer.text
+
+
+def test_the_page_loads_nothing_from_elsewhere(client):
+    answer = client.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "a <model>" not in answer.text and "a \\u003cmodel\\u003e" in answer.text
+    assert not re.findall(r"https?:|url\(|@import|innerHTML|eval\(", answer.text)
+
+
+# The process
+
+
+def test_an_address_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        taken.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            server.bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="cannot listen"):
+        server.bind("no.such.host.invalid", 0)
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    for name in ("app", "server"):
+        monkeypatch.delitem(sys.modules, f"jax_transformer.serve.{name}", raising=False)
+    monkeypatch.delattr("jax_transformer.serve.app")
+    assert runs.main("serve", "nowhere") == 2
+    assert "jax-seq2seq[serve]" in capsys.readouterr().err
+
+
+def posted(port: int, fields: dict[str, Any]) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        body, headers = json.dumps(fields), {"Content-Type": "application/json"}
+        connection.request("POST", "/translate", body, headers)
+        with connection.getresponse() as response:
+            return json.loads(response.read())
+
+
+def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
+    temporary = tmp_path_factory.getbasetemp()
+    with runs.as_a_user(temporary):
+        run = runs.trained(temporary).path
+        expected = Translator.load(run)([f"the {word}" for word in runs.WORDS])
+        process = runs.start(
+            "serve", run, "--port", "0", "--batch-rows", "4", "--queue-size", "300"
+        )
+    texts = dict(zip((f"the {word}" for word in runs.WORDS), expected, strict=True))
+    lines: list[str] = []
+    try:
+        while not any("ready" in line for line in lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
+        answers: list[bool] = []
+
+        def load(number: int) -> None:
+            line = list(texts)[number % len(texts)]
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                while True:
+                    answer = posted(port, {"text": [line] * 3})
+                    answers.append([t["text"] for t in answer["translations"]] == [texts[line]] * 3)
+
+        threads = [threading.Thread(target=load, args=(number,)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answers) > 20)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(60)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+    accepted, answered, abandoned = map(int, re.findall(r"(\d+) ", errors.splitlines()[-1]))
+    assert accepted == answered == len(answers) and abandoned == 0
+    assert all(answers)
