@@ -15,6 +15,7 @@ from jaxtyping import Float, Int32
 
 from jax_transformer import webpage
 from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from jax_transformer.errors import ConfigError
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.storage import atomic
 from jax_transformer.transformer import Attention
@@ -40,8 +41,10 @@ def write(
 
     The weights are those of one forward pass a hypothesis: the model reads the source, padded as
     for translating, and the start token with all generated tokens but the last. A page takes about
-    a byte for each weight, before compression.
+    a byte for each weight, before compression. Raises ConfigError for an ensemble.
     """
+    if len(translator.models) > 1:
+        raise ConfigError("an ensemble has no attention weights of its own: give one model")
     sentences = [
         (number, line, several)
         for number, (line, several) in enumerate(zip(lines, hypotheses, strict=True), start=1)

@@ -1,5 +1,6 @@
 """Translation: lines of text in, lines of text out."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from jaxtyping import Int
 
-from jax_transformer import pretrained
+from jax_transformer import pretrained, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.options import LongLine
@@ -62,62 +63,84 @@ class Translator:
     with, or to the longest source that it reads. All beams of a batch together take at most
     ``tokens_per_batch`` positions of the source, and eight times as many of the cache. The model is
     split for the compiled loops once, here: later changes of it are not seen.
+
+    Several models are an ensemble: at each step, the mean of their probabilities decides.
+    ``model`` is then the one that reads the shortest sequences.
     """
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | Sequence[Transformer],
         tokenizer: Tokenizer | TokenizerPair,
         generation_config: GenerationConfig | None = None,
         *,
         widths: Sequence[int] = (),
         tokens_per_batch: int = 4096,
     ):
-        longest = model.config.longest
-        self.model, self.tokenizer = model, tokenizer
+        self.split_model = prepare.split(model)
+        self.models = (model,) if isinstance(model, Transformer) else tuple(model)
+        self.model = min(self.models, key=lambda each: each.config.longest)
+        self.tokenizer, longest = tokenizer, self.model.config.longest
         self.generation_config = generation_config or GenerationConfig()
         self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
         self.tokens_per_batch = tokens_per_batch
-        self.split_model = prepare.split(model)
 
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         weights: str = "auto",
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        precision: str | None = None,
         **options: Any,
     ) -> "Translator":
         """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
 
-        ``weights``, languages and errors are those of :func:`jax_transformer.load`, and a folder
-        without a tokenizer raises InputError. ``options``, named as those of a call, change the
-        folder's generation config.
+        Several paths are an ensemble, with the generation config of the first. ``precision`` is the
+        dtype to compute in, such as ``bfloat16``; None is that of the files. ``weights``, languages
+        and errors are those of :func:`jax_transformer.load`, and a folder without a tokenizer
+        raises InputError. ``options``, named as those of a call, change the generation config.
         """
-        opened = pretrained.open(path, weights)
-        return cls.from_opened(opened, source_lang=source_lang, target_lang=target_lang, **options)
+        paths = [path] if isinstance(path, str | Path) else path
+        return cls.from_opened(
+            *(pretrained.open(each, weights) for each in paths),
+            source_lang=source_lang,
+            target_lang=target_lang,
+            precision=precision,
+            **options,
+        )
 
     @classmethod
     def from_opened(
         cls,
         opened: Pretrained,
-        *,
+        *others: Pretrained,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        precision: str | None = None,
         **options: Any,
     ) -> "Translator":
-        """The translator of what :func:`jax_transformer.pretrained.open` has opened.
+        """The translator of what :func:`jax_transformer.pretrained.open` has opened; with
+        ``others``, of their ensemble.
 
-        Raises ConfigError for wrong ``options`` before any weights are read.
+        Raises ConfigError for wrong ``options``, and for tokenizers that differ, before any weights
+        are read.
         """
         tokenizer = opened.tokenizer(source_lang, target_lang)
         generation_config = opened.generation_config(tokenizer).overridden(options)
         if opened.config is not None:
             longest = opened.config.longest
             prepare.max_new_tokens(opened.config, longest, generation_config.max_new_tokens)
-        return cls(opened.model(), tokenizer, generation_config, widths=opened.widths)
+        for other in others:
+            if other.tokenizer(source_lang, target_lang).hash != tokenizer.hash:
+                raise ConfigError(
+                    f"{other.path}: its tokenizer is not that of {opened.path}; "
+                    "the models of an ensemble have one tokenizer"
+                )
+        models = [_model(each, precision) for each in (opened, *others)]
+        return cls(models, tokenizer, generation_config, widths=opened.widths)
 
     @overload
     def __call__(
@@ -256,6 +279,14 @@ class Translator:
 def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
     """The translation of an empty line."""
     return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
+
+
+def _model(opened: Pretrained, precision: str | None) -> Transformer:
+    """The model with weights and arithmetic in ``precision``; as in its files if None."""
+    if precision is None or opened.config is None:
+        return opened.model()
+    config = dataclasses.replace(opened.config, compute_dtype=precision)
+    return transformer.unflatten(config, transformer.flatten(opened.model(dtype=precision)))
 
 
 def without_cache(config: TransformerConfig) -> str | None:

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 
 from jax_transformer.cli import streams, translate
-from jax_transformer.cli.arguments import Command, Inline
-from jax_transformer.cli.translate import SearchOptions
+from jax_transformer.cli.arguments import Command, Inline, Repeatable
+from jax_transformer.cli.translate import Precision, SearchOptions
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class EvaluateOptions:
     """Reference translations, line by line, plain or gzip."""
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    ensemble: Repeatable[tuple[str, ...]] = ()
+    """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
+    precision: Precision | None = None
+    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     architecture: str | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: str | None = None
@@ -35,6 +39,7 @@ class EvaluateOptions:
     """Print one JSON object instead of lines."""
 
 
+@translate.with_precision
 def run(options: EvaluateOptions) -> int:
     """Print the scores and return the exit code."""
     from jax_transformer.training import devices, evaluation
@@ -50,6 +55,8 @@ def run(options: EvaluateOptions) -> int:
         weights=options.weights,
         bootstrap=options.bootstrap,
         languages=(options.source_lang, options.target_lang),
+        ensemble=options.ensemble,
+        precision=options.precision,
     )
     if options.hypotheses is not None:
         with streams.output(options.hypotheses) as file:
@@ -66,7 +73,7 @@ COMMAND = Command(
     EvaluateOptions,
     run,
     groups={
-        "model": "run weights architecture",
+        "model": "run weights ensemble precision architecture",
         "input and output": "source target source_lang target_lang hypotheses bootstrap json",
         "decoding": "*",
     },

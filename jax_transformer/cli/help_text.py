@@ -14,8 +14,8 @@ from jax_transformer.cli.arguments import Command, Option, Parser
 METAVARS = {
     "N": "top_k",
     "NAME": "preset model.preset model.tying model.norm_placement data.dataset_config wandb",
-    "PATH": """run config init input output attention html source target hypotheses batch python
-        compilation_cache data.train data.valid data.tokenizer
+    "PATH": """run ensemble config init input output attention html source target hypotheses batch
+        python compilation_cache data.train data.valid data.tokenizer
         data.target_tokenizer data.train_source data.train_target data.valid_source
         data.valid_target data.dataset""",
     "TAG": "source_lang target_lang data.source_lang data.target_lang",

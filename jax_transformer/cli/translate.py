@@ -1,14 +1,17 @@
 """``jax-transformer translate``: lines in, translations out."""
 
 import dataclasses
+import enum
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.cli import streams
-from jax_transformer.cli.arguments import Command, Inline
+from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
@@ -16,6 +19,14 @@ from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
     from jax_transformer.translation import Line, Translator
+
+
+class Precision(enum.StrEnum):
+    """A dtype to compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,10 @@ class TranslateOptions:
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    ensemble: Repeatable[tuple[str, ...]] = ()
+    """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
+    precision: Precision | None = None
+    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     architecture: str | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: str | None = None
@@ -86,6 +101,20 @@ class TranslateOptions:
     sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
 
 
+def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Return a command that runs with JAX's 64 bits if its ``precision`` is float64."""
+
+    @wraps(run)
+    def wrapped(options: Any) -> int:
+        import jax
+
+        with jax.enable_x64(True) if options.precision is Precision.FLOAT64 else nullcontext():
+            return run(options)
+
+    return wrapped
+
+
+@with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
     from jax_transformer import alignment, pretrained, translation
@@ -95,11 +124,18 @@ def run(options: TranslateOptions) -> int:
     overrides = generation_options(options.search, options.sampling) | {"n_best": options.n_best}
     streams.check_output(options.output)
     streams.check_output(options.attention)
+    if options.attention is not None and options.ensemble:
+        raise ConfigError("--attention shows the weights of one model: leave out --ensemble")
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
     opened = pretrained.open(options.run, options.weights)
     translator = translation.Translator.from_opened(
-        opened, source_lang=options.source_lang, target_lang=options.target_lang, **overrides
+        opened,
+        *(pretrained.open(other, options.weights) for other in options.ensemble),
+        source_lang=options.source_lang,
+        target_lang=options.target_lang,
+        precision=options.precision,
+        **overrides,
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
@@ -175,7 +211,7 @@ COMMAND = Command(
     TranslateOptions,
     run,
     groups={
-        "model": "run weights architecture",
+        "model": "run weights ensemble precision architecture",
         "input and output": "input output buffer too_long attention source_lang target_lang",
         "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
         "repetition_penalty min_new_tokens",

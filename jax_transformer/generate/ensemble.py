@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import Cache, Prefix
-from jax_transformer.shapes import SourceIds
+from jax_transformer.shapes import Logits, SourceIds, TargetIds
 from jax_transformer.transformer import Transformer
 
 _SHARED = (
@@ -40,6 +40,11 @@ class Ensemble(NamedTuple):
     """Models that decode together; it has the methods of a Transformer that a loop calls."""
 
     models: tuple[Transformer, ...]
+
+    def __call__(self, source: SourceIds, target: TargetIds) -> Logits:
+        """Log-probabilities (b, t, v) of the token after each target position."""
+        logits = [model(source, target) for model in self.models]
+        return mean_log_probs([each for each in logits if isinstance(each, jax.Array)])
 
     def init_cache(self, source: SourceIds, length: int, beams: int = 1) -> EnsembleCache:
         """Encode ``source`` with each model, see :meth:`Transformer.init_cache`."""

@@ -3,17 +3,21 @@ one on a test set."""
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jax_transformer import pretrained, transformer, translation
 from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
 from jax_transformer.training.corpus import Corpus
@@ -147,6 +151,8 @@ def evaluate(
     weights: str = "auto",
     bootstrap: int = 0,
     languages: tuple[str | None, str | None] = (None, None),
+    ensemble: Sequence[str] = (),
+    precision: str | None = None,
 ) -> Evaluation:
     """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on two files of lines.
 
@@ -163,10 +169,17 @@ def evaluate(
         weights: see :func:`jax_transformer.pretrained.open`.
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
+        ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
+        precision: see :meth:`Translator.load`.
     """
     opened = pretrained.open(run, weights)
     translator = translation.Translator.from_opened(
-        opened, source_lang=languages[0], target_lang=languages[1], **(overrides or {})
+        opened,
+        *(pretrained.open(other, weights) for other in ensemble),
+        source_lang=languages[0],
+        target_lang=languages[1],
+        precision=precision,
+        **(overrides or {}),
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
@@ -181,6 +194,7 @@ def evaluate(
     report = {
         "weights": opened.weights,
         "step": opened.step,
+        **({"ensemble": list(ensemble)} if ensemble else {}),
         "pairs": len(pairs),
         "dropped_empty": parallel.dropped_empty,
         **score(translated, [t for _, t in pairs], names=tuple(METRICS), bootstrap=bootstrap),
@@ -218,13 +232,30 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
     except InputError:  # none fits
         return 0.0, 0, 0
     widths = translator.widths
-    arrays = transformer.flatten(translator.model, nnx.Param) | transformer.flatten(
-        translator.model, Frozen
-    )
-    loss_sum = step.make_evaluation(config)
+    loss_sum = _loss_sum(translator)
     groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
-    sums = np.array(jax.device_get([loss_sum(arrays, batch) for _, batch in groups])).sum(axis=0)
+    sums = np.array(jax.device_get([loss_sum(batch) for _, batch in groups])).sum(axis=0)
     return float(sums[0]), int(sums[1]), len(encoded.sources)
+
+
+def _loss_sum(translator: Translator) -> Callable[[Batch], tuple[jax.Array, jax.Array]]:
+    """The summed loss and the target tokens of a batch, for one model or an ensemble."""
+    model, split = translator.model, translator.split_model
+    if len(translator.models) > 1:
+        pad_id = model.config.target_pad_id
+        return lambda batch: _ensemble_loss_sum(split.structure, split.arrays, batch, pad_id)
+    loss_sum = step.make_evaluation(model.config)
+    arrays = transformer.flatten(model, nnx.Param) | transformer.flatten(model, Frozen)
+    return lambda batch: loss_sum(arrays, batch)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _ensemble_loss_sum(
+    structure: ModelStructure, arrays: list[jax.Array], batch: Batch, pad_id: int
+) -> tuple[jax.Array, jax.Array]:
+    log_probs = structure.merge(arrays)(batch.source, batch.target_in)
+    assert isinstance(log_probs, jax.Array), "without return_attention"
+    return step.cross_entropy(log_probs, jnp.asarray(batch.target_out), pad_id=pad_id)
 
 
 def _in_place(sources: Sequence[str], targets: Sequence[str], translated: list[str]) -> list[str]:

@@ -42,9 +42,9 @@ FLAGS = {
         --optimizer.accumulate --optimizer.ema
         --lora.rank --lora.alpha --lora.targets""".split(),
     "translate": """
-        --run --weights --architecture --source-lang --target-lang --input --output
-        --buffer --too-long --attention --max-length --beam --length-penalty --penalty
-        --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
+        --run --weights --ensemble --precision --architecture --source-lang --target-lang
+        --input --output --buffer --too-long --attention --max-length --beam --length-penalty
+        --penalty --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
         --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
     "serve": """
         --weights --architecture --source-lang --target-lang --host --port
@@ -54,8 +54,8 @@ FLAGS = {
         --repetition-penalty --min-new-tokens --sample --no-sample --temperature --top-k
         --top-p --seed""".split(),
     "evaluate": """
-        --run --source --target --weights --architecture --source-lang --target-lang
-        --max-length --beam --length-penalty --penalty --early-stopping
+        --run --source --target --weights --ensemble --precision --architecture
+        --source-lang --target-lang --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap
         --hypotheses --json --no-json""".split(),
     "convert": """

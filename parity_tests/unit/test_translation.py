@@ -1,6 +1,7 @@
 """Lines of text are translated in their order, batched by length, by each search."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax_transformer import convert, generate, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import GenerationConfig, beam_search, decoding
+from jax_transformer.training import evaluation
 from jax_transformer.translation import Translator
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import shapes, tiny
@@ -264,17 +266,23 @@ def test_options_of_a_call_win_over_the_generation_config(echo):
         translator("one")
 
 
+def save(path: Path, seed: int) -> transformer.Transformer:
+    """Save a run of a random model, and return the model."""
+    config = tiny("lesson10", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
+    arrays = transformer.flatten(loud(config, seed))
+    model = transformer.unflatten(
+        config, {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
+    )
+    convert.save(model, path)
+    TOKENIZER.save(path / "tokenizer.json")
+    (path / "data.json").write_text(json.dumps({"widths": [4, 8]}))
+    return model
+
+
 def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
     """Batches are padded as in training, which matters here: the decoder attends to padding."""
-    config = tiny("lesson10", vocab_size=TOKENIZER.vocab_size, max_length=16, num_layers=1)
-    arrays = transformer.flatten(loud(config, 0))
     with runs.as_a_user(tmp_path):
-        model = transformer.unflatten(
-            config, {name: np.asarray(array, np.float32) for name, array in arrays.items()}
-        )
-        convert.save(model, tmp_path / "run")
-        TOKENIZER.save(tmp_path / "run" / "tokenizer.json")
-        (tmp_path / "run" / "data.json").write_text(json.dumps({"widths": [4, 8]}))
+        model = save(tmp_path / "run", seed=0)
         translator = jt.Translator.load(tmp_path / "run")
         command = ("translate", "--run", tmp_path / "run")
         stdin = "".join(line + "\n" for line in LINES).encode()
@@ -288,6 +296,63 @@ def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
             assert (code, out) == (0, "".join(line + "\n" for line in lines))
         assert translator.widths == (4, 8, 16)
         assert Translator(model, TOKENIZER)(LINES) != translator(LINES)
+
+
+def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
+    lines = LINES[:3]
+    stdin = "".join(line + "\n" for line in lines).encode()
+    with runs.as_a_user(tmp_path):
+        a, b = tmp_path / "a", tmp_path / "b"
+        models = [save(a, 0), save(b, 1)]
+        console = runs.Console(capsys, monkeypatch)
+        command = ("translate", "--run", a, "--ensemble", b)
+        together = jt.Translator.load([a, b], beam_size=2)(lines)
+        alone = [Translator(m, TOKENIZER, widths=(4, 8))(lines, beam_size=2) for m in models]
+        assert together == Translator(models, TOKENIZER, widths=(4, 8))(lines, beam_size=2)
+        assert together not in alone
+        code, out, _ = console.say(*command, "--beam", "2", stdin=stdin)
+        expected = [text.replace("\n", " ") + "\n" for text in together]
+        assert (code, out) == (0, "".join(expected))
+        console.refused(2, ["--ensemble"], *command, "--attention", tmp_path / "x.html")
+        other = Tokenizer.train(["none"] * 9, 262, pad_id=PAD, bos_id=BOS, eos_id=EOS)
+        other.save(b / "tokenizer.json")
+        console.refused(2, [f"{b}: its tokenizer is not that of {a}"], *command, stdin=stdin)
+
+
+def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
+    pairs = [("one two", "seven"), ("three", "eight nine")]
+    with runs.as_a_user(tmp_path):
+        models = [save(tmp_path / name, seed) for seed, name in enumerate("ab")]
+        total = 0.0
+        for source, target in pairs:
+            ids = [np.array([[*TOKENIZER.encode(text), EOS]]) for text in (source, target)]
+            padded = np.full((1, 8), PAD)
+            padded[:, : ids[0].shape[1]] = ids[0]
+            shifted = np.array([[BOS, *ids[1][0, :-1]]])
+            mean = np.mean([jax.nn.softmax(m(padded, shifted)) for m in models], axis=0)
+            total -= np.log(mean[0, np.arange(ids[1].shape[1]), ids[1][0]]).sum()
+        translator = Translator(models, TOKENIZER, widths=(8,))
+        assert evaluation.loss(translator, pairs)[0] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_another_precision(precision, tmp_path, capsys, monkeypatch):
+    lines, stdin = ["one", "two"], b"one\ntwo\n"
+    with runs.as_a_user(tmp_path):
+        save(tmp_path / "run", 0)
+        console = runs.Console(capsys, monkeypatch)
+        flags = ("--run", tmp_path / "run", "--beam", "2", "--n-best", "2")
+        _, usual, _ = console.say("translate", *flags, stdin=stdin)
+        code, out, _ = console.say("translate", *flags, "--precision", precision, stdin=stdin)
+        with jax.enable_x64(precision == "float64"):
+            translator = jt.Translator.load(tmp_path / "run", precision=precision)
+            logits = translator.model(np.ones((1, 4), int), np.ones((1, 3), int))
+            assert str(logits.dtype) == precision
+            assert {str(x.dtype) for x in translator.split_model.arrays} == {precision}
+            (ready,) = translator.stream([lines], 9, beam_size=2, num_hypotheses=2)
+    expected = [text for line in ready for text in translation.n_best_lines(line)]
+    expected = [text.replace("\n", " ") for text in expected]
+    assert code == 0 and out.split("\n") == [*expected, ""] and out != usual
 
 
 @pytest.mark.parametrize(
