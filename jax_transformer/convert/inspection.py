@@ -97,8 +97,8 @@ def inspect(path: str | Path) -> Contents:
 def _pt(path: Path) -> Contents:
     from jax_transformer.storage import pt
 
-    leaves = dict(pt.leaves(pt.describe(path)))
-    pt.verify(path)
+    described = pt.describe(path)
+    leaves = dict(pt.leaves(described))
     tensors = {
         name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
         for name, leaf in leaves.items()
@@ -110,8 +110,8 @@ def _pt(path: Path) -> Contents:
         Kind.PT.value,
         tensors,
         values,
-        pt.ties(path),
-        {path.name: checkpoint.sha256(path)},
+        pt.tied(described),
+        {path.name: pt.verify(path)},
     )
 
 

@@ -116,16 +116,14 @@ def write(
     extra = extra_files or ExtraFiles()
     with (atomic.file if kind.is_file else atomic.folder)(target) as temporary:
         if kind is Kind.SAFETENSORS:
-            safetensors.write(temporary, state)
-            read_back = safetensors.read(temporary)
+            read_back = safetensors.save(temporary, state, target=target)
         elif kind is Kind.PT:
-            from jax_transformer.storage import pt, pt_writer
+            from jax_transformer.storage import pt_writer
 
-            pt_writer.write(temporary, dict(state))
-            read_back = pt.read(temporary)
+            read_back = pt_writer.save(temporary, dict(state), target=target)
         elif kind is Kind.HUGGINGFACE:
-            folders.write(temporary, state, extra.files, shard_size=extra.shard_size)
-            read_back = folders.read(folders.find(temporary))
+            read_back = folders.write(temporary, state, extra.files, shard_size=extra.shard_size)
+            folders.describe(folders.find(temporary))
             _compare_files(target, temporary, extra.files)
         else:
             read_back = _write_checkpoint(temporary, kind, target, state, config, frozen)

@@ -246,9 +246,10 @@ def write(
     extra_files: Mapping[str, bytes],
     *,
     shard_size: int = SHARD_SIZE,
-) -> None:
+) -> dict[str, np.ndarray]:
     """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
-    bytes, and the other files by their names.
+    bytes, and the other files by their names. Returns the tensors, which are read back and
+    compared.
 
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
@@ -259,8 +260,10 @@ def write(
         if len(parts) == 1
         else [_shard(number, len(parts)) for number in range(len(parts))]
     )
+    read_back: dict[str, np.ndarray] = {}
     for name, part in zip(names, parts, strict=True):
-        safetensors.write(path / name, {tensor: state[tensor] for tensor in part})
+        tensors_of_part = {tensor: state[tensor] for tensor in part}
+        read_back |= safetensors.save(path / name, tensors_of_part, target=path / name)
     if len(parts) > 1:
         total = {
             "total_parameters": sum(array.size for array in state.values()),
@@ -271,6 +274,7 @@ def write(
             to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
         )
     write_files(path, extra_files)
+    return read_back
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:

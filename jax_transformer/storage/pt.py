@@ -60,10 +60,12 @@ def describe(path: str | Path) -> Any:
         return _parsed(archive)[0]
 
 
-def verify(path: str | Path) -> None:
-    """Read every byte. Raises InputError if a checksum of the file does not hold."""
+def verify(path: str | Path) -> str:
+    """Read every byte and return the file's SHA-256. Raises InputError if a checksum in the file
+    does not hold.
+    """
     with _open(path) as archive:
-        archive.verify()
+        return archive.verify()
 
 
 def ties(path: str | Path) -> list[tuple[str, ...]]:

@@ -29,14 +29,23 @@ def write(path: str | Path, value: Any) -> None:
         InputError: something is neither an array of a dtype that PyTorch has nor a plain container
             or value.
     """
-    path = Path(path)
-    pickler = _Pickler(str(path))
+    with atomic.file(Path(path)) as temporary:
+        save(temporary, value, target=path)
+
+
+def save(path: Path, value: Any, *, target: str | Path) -> Any:
+    """Write the new file ``path`` and return its content, which is read back and compared.
+
+    Raises as :func:`write`, naming ``target``, which the file will become.
+    """
+    pickler = _Pickler(str(target))
     records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    with atomic.file(path) as temporary:
-        with open(temporary, "wb") as file:
-            zipped.write(file, _members(records, pickler.storages))
-        if not _same(value, pt.read(temporary)):
-            raise InputError(f"{path}: reads back different from what was written")
+    with open(path, "wb") as file:
+        zipped.write(file, _members(records, pickler.storages))
+    again = pt.read(path)
+    if not _same(value, again):
+        raise InputError(f"{target}: reads back different from what was written")
+    return again
 
 
 def _members(

@@ -96,21 +96,29 @@ def write(
     """Write a file, complete or not at all, and verify it before it gets its name. ``metadata``
     goes into the header.
     """
-    path = Path(path)
+    with atomic.file(Path(path)) as temporary:
+        save(temporary, state, metadata, target=path)
+
+
+def save(
+    path: Path,
+    state: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    target: str | Path,
+) -> dict[str, np.ndarray]:
+    """Write the new file ``path`` and return its content, which is read back and compared.
+
+    Raises InputError naming ``target``, which the file will become, if they differ.
+    """
     # The library writes wrong bytes for strided arrays (safetensors#825)
     contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
-    with atomic.file(path) as temporary:
-        safetensors.numpy.save_file(
-            contiguous, temporary, metadata={"format": "pt"} | dict(metadata or {})
-        )
-        again = read(temporary)
-        for name, array in contiguous.items():
-            if (
-                again[name].dtype != array.dtype
-                or again[name].shape != array.shape
-                or again[name].tobytes() != array.tobytes()
-            ):
-                raise InputError(f"{path}: {name} reads back different from what was written")
+    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"} | dict(metadata or {}))
+    again = read(path)
+    wrong = [name for name, array in contiguous.items() if not tensors.same(array, again[name])]
+    if wrong:
+        raise InputError(f"{target}: {wrong[0]} reads back different from what was written")
+    return again
 
 
 def metadata(path: str | Path) -> dict[str, str]:

@@ -92,8 +92,12 @@ def is_index(path: str | Path) -> bool:
     path = Path(path)
     if not path.is_file() or path.stat().st_size > LONGEST_JSON:
         return False
-    content = path.read_bytes()
-    return content.lstrip()[:1] == b"{" and b"\0" not in content[:8] and b'"weight_map"' in content
+    with open(path, "rb") as file:
+        begin = file.read(8)
+        if b"\0" in begin:
+            return False
+        content = begin + file.read()
+    return content.lstrip()[:1] == b"{" and b'"weight_map"' in content
 
 
 def weight_map(path: Path) -> dict[str, str]:

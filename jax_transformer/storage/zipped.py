@@ -5,6 +5,7 @@ with nothing between them.
 other program sees other content in the same file.
 """
 
+import hashlib
 import os
 import struct
 import zlib
@@ -80,14 +81,21 @@ class Archive:
         self._check_crc(name, zlib.crc32(content.data))
         return content
 
-    def verify(self) -> None:
-        """Read every member. Raises InputError if a checksum is wrong."""
-        for name, member in self.members.items():
-            crc = 0
-            for start in range(0, member.size, _CHUNK):
-                offset, length = member.start + start, min(_CHUNK, member.size - start)
-                crc = zlib.crc32(self._at(offset, length), crc)
+    def verify(self) -> str:
+        """Read the file once and return its SHA-256. Raises InputError if the checksum of a member
+        is wrong.
+        """
+        digest, at = hashlib.sha256(), 0
+        for name, member in sorted(self.members.items(), key=lambda item: item[1].start):
+            digest.update(self._at(at, member.start - at))
+            crc, at = 0, member.start + member.size
+            for start in range(member.start, at, _CHUNK):
+                chunk = self._at(start, min(_CHUNK, at - start))
+                digest.update(chunk)
+                crc = zlib.crc32(chunk, crc)
             self._check_crc(name, crc)
+        digest.update(self._at(at, self.size - at))
+        return digest.hexdigest()
 
     def _check_crc(self, name: str, crc: int) -> None:
         if crc != self.members[name].crc:

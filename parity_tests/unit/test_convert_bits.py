@@ -170,3 +170,26 @@ def test_the_same_weights_are_the_same_bytes(config, weights, config_file, tmp_p
         convert(weights, tmp_path / f"run{i}", description=description).sha256 for i in range(2)
     }
     assert len(hashes) == 2 and len(folders) == 1
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files, also those that were in memory."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize(("kind", "to"), [("safetensors", "pt"), ("pt", "safetensors")])
+def test_no_file_is_read_more_often_than_needed(console, tmp_path, kind, to):
+    """The source is read once, the result twice: to compare it, and for its SHA-256."""
+    state = {"a": np.zeros(1 << 20, np.float32), "b": np.ones(1 << 20, np.float32)}
+    first, source = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    save = pt_writer.write if kind == "pt" else write
+    save(first, {"a": np.zeros(3, np.float32)})
+    save(source, state)
+    assert console.say("convert", first, tmp_path / f"first.{to}")[0] == 0  # loads the modules
+    before = bytes_read()
+    assert console.say("convert", source, tmp_path / f"again.{to}")[0] == 0
+    size = source.stat().st_size
+    assert 2 * size < bytes_read() - before < 3.5 * size
+    before = bytes_read()
+    assert console.say("inspect", source)[0] == 0
+    assert bytes_read() - before < 1.5 * size

@@ -343,7 +343,7 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
     before = files(out)
 
     def faulty(path, state, extra_files, **more):
-        real(path, state, dict(extra_files) | {"spiece.model": b"another"}, **more)
+        return real(path, state, dict(extra_files) | {"spiece.model": b"another"}, **more)
 
     real = huggingface.write
     monkeypatch.setattr(huggingface, "write", faulty)

@@ -382,7 +382,7 @@ OF_RUNS = {"atomic", "checkpoint", "kinds", "run_folder"}
 def test_no_reader_can_run_code():
     """Check their imports, and the names they call."""
     harmless = (
-        "__future__ collections contextlib dataclasses enum functools itertools json math "
+        "__future__ collections contextlib dataclasses enum functools hashlib itertools json math "
         "ml_dtypes numpy os pathlib re safetensors struct typing zlib"
     )
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]
