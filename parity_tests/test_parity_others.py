@@ -12,7 +12,7 @@ from torch import nn
 
 import jax_transformer as jt
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import Report
+from jax_transformer.parity import Report, comparison
 
 
 class StopGradient(nnx.Linear):
@@ -143,7 +143,12 @@ def test_models_that_cannot_be_compared_are_refused(sequential):
             {"rules_or_pairs": {"0": "frist"}},
             "the Flax model has no module 'frist' (did you mean 'first'?)",
         ),
-        (model, {"rules_or_pairs": {"3": "first"}}, "the PyTorch model has no module '3'"),
+        (
+            model,
+            {"rules_or_pairs": {"3": "first", "{i}": "norm", "0": "frist"}},
+            "the PyTorch model has no module '3'; the rule '{i}': 'norm' has different placeholders"
+            " on its two sides; the Flax model has no module 'frist' (did you mean 'first'?)",
+        ),
         (
             model,
             {"rules_or_pairs": RULES, "dtype": "float8"},
@@ -163,6 +168,30 @@ def test_models_that_cannot_be_compared_are_refused(sequential):
         with pytest.raises(ConfigError) as error:
             compare(flax_model, sequential, batch(), gradients=False, **options)
         assert message in str(error.value)
+
+
+def test_a_batch_may_be_one_array_and_is_not_a_dict(sequential):
+    x = batch()[0]
+    report = compare(ported(sequential), sequential, x, RULES, gradients=False)
+    assert report.agrees and report.about["batch"] == [[3, 5, 4]]
+    with pytest.raises(
+        ConfigError, match="the batch is a dict: pass a list of arrays in the order"
+    ):
+        comparison.arguments({"x": x})
+    with pytest.raises(ConfigError, match="argument 1 of the batch is not an array of numbers"):
+        comparison.arguments([x, {"x": x}])
+
+
+def test_train_mode_is_named_if_the_models_differ_and_stays(sequential):
+    """A forgotten eval(), with dropout that the Flax model does not have."""
+    dropping = nn.Sequential(*sequential, nn.Dropout(0.5))
+    model = ported(sequential)
+    hint = "; the PyTorch module is in train mode: call its eval() unless that is meant"
+    report = compare(model, dropping.train(), batch(), RULES, gradients=False)
+    assert dropping.training and report.summary().endswith(hint)
+    assert list(report.lines())[-1].endswith(hint)
+    report = compare(model, dropping.eval(), batch(), RULES, gradients=False)
+    assert report.agrees and not dropping.training and "train mode" not in report.summary()
 
 
 def test_a_pytorch_module_without_a_floating_point_output_is_refused(sequential):

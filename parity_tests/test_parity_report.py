@@ -185,6 +185,21 @@ def test_documents_agree_if_the_batch_is_as_long_as_the_sequence(name):
     )
 
 
+def test_inputs_of_another_kind_and_calls_in_another_order_are_not_differences():
+    """One table embeds both texts, the target first in PyTorch, and the stacks add positions only
+    in one of the models: everything agrees in a batch of equal lengths.
+    """
+    sizes = dict(vocab_size=11, d_model=8, num_heads=2, num_layers=1, d_ff=12, max_length=7)
+    both = pair(jt.preset("small", **sizes), source=5, target=5)
+    report = jt.parity.compare(both.flax, both.torch, (both.source, both.target), gradients=False)
+    report.check()
+    embedded = [entry for entry in report.entries if entry.ours == "target_embedding"]
+    assert [entry.call for entry in embedded] == [0, 1]
+    assert all(entry.output.agrees for entry in embedded)
+    assert {"encoder", "decoder"} <= {entry.ours for entry in report.entries}
+    assert not [line for line in report.lines() if "DIFFERS" in line or "compared" in line]
+
+
 def compare_family(both: huggingface.Pair, ours: jt.Transformer) -> Report:
     """Return the report on one of transformers' models."""
     source, target = huggingface.batch(both.config, source=7, target=5)

@@ -23,6 +23,7 @@ from jax_transformer.weights.rules import Table
 
 Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
 """Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
+_TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 """Records a PyTorch model for a dtype, a seed and a batch, in this process or in another one."""
 
@@ -30,7 +31,7 @@ TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 def compare(
     flax_model: Any,
     torch_module: Any,
-    batch: Sequence[np.ndarray],
+    batch: Sequence[np.ndarray] | np.ndarray,
     rules_or_pairs: Patterns | None = None,
     *,
     dtype: str | None = None,
@@ -49,8 +50,8 @@ def compare(
         flax_model: an NNX module, or a Linen module as ``(module, variables)``. The modules of this
             project's models are paired by the weight table.
         torch_module: the PyTorch module with the corresponding weights, in the mode (train, eval)
-            that it is meant to run in.
-        batch: the arguments of both models' calls, as NumPy arrays.
+            that it is meant to run in; if the models differ, train mode is named.
+        batch: the arguments of both models' calls, as NumPy arrays; one array for one argument.
         rules_or_pairs: ``{"encoder.layer.{i}": "encoder.layers_{i}"}``: names of PyTorch modules to
             names of Flax modules; each ``{word}`` stands for one part of a name. Required for
             models that have no weight table.
@@ -63,15 +64,15 @@ def compare(
             ``flax_model.config.architecture`` if None. Only for this project's models.
 
     Raises:
-        ConfigError: modules cannot be paired, the models' outputs differ in shape, or the dtype is
-            not one of float64, float32, float16 and bfloat16.
+        ConfigError: modules cannot be paired, the batch is not one of arrays, the models' outputs
+            differ in shape, or the dtype is not one of float64, float32, float16 and bfloat16.
     """
     from jax_transformer import torch_bridge
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
         return torch_bridge.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
 
-    return compare_recorded(
+    report = compare_recorded(
         flax_model,
         record,
         batch,
@@ -82,12 +83,15 @@ def compare(
         call=call_flax,
         architecture=architecture,
     )
+    if torch_module.training and not report.agrees:
+        report = dataclasses.replace(report, notes=(*report.notes, _TRAIN_MODE))
+    return report
 
 
 def compare_recorded(
     flax_model: Any,
     recorder: TorchRecorder,
-    batch: Sequence[np.ndarray],
+    batch: Sequence[np.ndarray] | np.ndarray,
     rules_or_pairs: Patterns | None = None,
     *,
     dtype: str | None = None,
@@ -106,7 +110,7 @@ def compare_recorded(
     if native_dtype not in difference.DTYPES:
         raise ConfigError(f"dtype {native_dtype!r}: must be one of {', '.join(difference.DTYPES)}")
     gradient_seed = seed if gradients else None
-    batch = [np.asarray(array) for array in batch]
+    batch = arguments(batch)
     runs: dict[str, tuple[Recording, Any]] = {}
     for kind in dict.fromkeys(("float64", "float32", native_dtype)):
         with _precision(kind):
@@ -127,6 +131,24 @@ def compare_recorded(
         },
         notes=_notes(runs["float64"][0]),
     )
+
+
+def arguments(batch: Any) -> list[np.ndarray]:
+    """Return the arrays of a batch, which may be a single one.
+
+    Raises:
+        ConfigError: the batch is a dict, or holds something else than arrays.
+    """
+    if isinstance(batch, Mapping):
+        raise ConfigError(
+            "the batch is a dict: pass a list of arrays in the order of the models' arguments, and"
+            " call_flax= and call_torch= if a model takes them by name"
+        )
+    arrays = [np.asarray(array) for array in ([batch] if hasattr(batch, "shape") else batch)]
+    for i, array in enumerate(arrays):
+        if array.dtype == object:
+            raise ConfigError(f"argument {i} of the batch is not an array of numbers")
+    return arrays
 
 
 def _notes(wide: Recording) -> tuple[str, ...]:

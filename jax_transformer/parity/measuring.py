@@ -1,6 +1,8 @@
 """Measurements of two models' recordings: the arrays of each pair of calls, compared."""
 
+import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +16,9 @@ from jax_transformer.parity.pairs import Pair
 from jax_transformer.parity.parameters import Getter, GradientGetters
 from jax_transformer.parity.recording import Recording
 
-_ANOTHER_INPUT = "its input is of another kind in the two models: its output is not compared"
+_ANOTHER_INPUT = "input of another kind: its output is not compared"
+_NEARER = 1e-3
+"""Only numbers that are closer by this factor tell which axis or call corresponds to which."""
 
 
 class PairedRuns:
@@ -49,19 +53,57 @@ class PairedRuns:
     def entries(self, pairs: Sequence[Pair], getters: GradientGetters) -> Iterator[Entry]:
         """An entry for each call of a paired module, in the order in which the calls ended."""
         by_name = {pair.ours: pair for pair in pairs}
-        their_calls = set(self.theirs.order)
+        their_calls = {pair.ours: self._corresponding_calls(pair) for pair in pairs}
+        outputs_agree = True
         for key in self.ours.order:
             name, _, number = key.rpartition("#")
             if name not in by_name:
                 continue
-            pair, their_key = by_name[name], f"{by_name[name].theirs}#{number}"
-            if their_key not in their_calls:
-                note = "called more often by the Flax model than by the PyTorch model"
+            pair, their_key = by_name[name], their_calls[name].get(key)
+            if their_key is None:
+                note = "called more often than in the PyTorch model"
                 yield Entry(*pair, int(number), note=note)
                 continue
             gradients = self._parameters(getters.get(name, {})) if number == "0" else {}
             has_paired_parts = any(other.ours.startswith(f"{name}.") for other in pairs)
-            yield self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
+            entry = self._entry(pair, int(number), (key, their_key), gradients, has_paired_parts)
+            if entry.output is not None:
+                outputs_agree &= entry.output.agrees
+                if outputs_agree and entry.input is not None and not entry.input.agrees:
+                    # All agrees up to here, so its caller does another part of the work on each
+                    # side: an encoder that adds positions itself takes embeddings without them
+                    entry = dataclasses.replace(entry, input=None, input_gradient=None)
+            yield entry
+
+    def _corresponding_calls(self, pair: Pair) -> dict[str, str]:
+        """The PyTorch model's call for each call of the Flax module.
+
+        They correspond in order, unless the shapes or numbers of another one fit: models that embed
+        source and target with one table do so in either order.
+        """
+        ours, free = (
+            sorted((key for key in order if key.rpartition("#")[0] == name), key=_number)
+            for order, name in ((self.ours.order, pair.ours), (self.theirs.order, pair.theirs))
+        )
+        calls = {}
+        for key in ours[: len(free)]:
+            in_order = next((call for call in free if _number(call) == _number(key)), free[0])
+            calls[key] = in_order
+            if len(free) > 1:
+                nearest = min(free, key=lambda call: self._distance(key, call))
+                if self._distance(key, nearest) < _NEARER * self._distance(key, in_order):
+                    calls[key] = nearest
+            free.remove(calls[key])
+        return calls
+
+    def _distance(self, ours: str, theirs: str) -> float:
+        """The largest difference of two calls' inputs, or of their outputs if these take ids."""
+        for kind in ("input", "output"):
+            a, b = self.ours.get(f"{ours}/{kind}"), self.theirs.get(f"{theirs}/{kind}")
+            if a is not None and b is not None:
+                aligned = _aligned(a, b)
+                return math.inf if aligned is None else difference.difference(aligned, b).max_abs
+        return math.inf
 
     def _entry(
         self,
@@ -133,7 +175,7 @@ class PairedRuns:
         a, b = self.ours.get(ours), self.theirs.get(theirs)
         if a is None or b is None or _aligned(a, b) is not None:
             return ""
-        return f"outputs of shapes {a.shape} and {b.shape} are not compared"
+        return f"outputs {a.shape} and {b.shape} are not compared"
 
     def _measure(self, get_ours: Getter, get_theirs: Getter) -> Measurement | None:
         ours, theirs = get_ours(self.ours), get_theirs(self.theirs)
@@ -186,5 +228,9 @@ def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
 def _nearer(one: np.ndarray, other: np.ndarray, theirs: np.ndarray) -> bool:
     return (
         difference.difference(one, theirs).max_abs
-        < 1e-3 * difference.difference(other, theirs).max_abs
+        < _NEARER * difference.difference(other, theirs).max_abs
     )
+
+
+def _number(call: str) -> int:
+    return int(call.rpartition("#")[2])

@@ -68,31 +68,35 @@ def from_patterns(
 ) -> list[Pair]:
     """The pairs that patterns such as ``{"their.layers.{i}": "our.blocks.{i}"}`` name.
 
-    Each ``{word}`` stands for one part of a dotted name, the same on both sides. Raises ConfigError
-    if a pattern matches no module, with the nearest name.
+    Each ``{word}`` stands for one part of a dotted name, the same on both sides. Raises one
+    ConfigError that lists every pattern that matches no module, with the nearest name.
     """
     pairs: list[Pair] = []
+    problems: list[str] = []
     for torch_pattern, flax_pattern in (
         patterns.items() if isinstance(patterns, Mapping) else patterns
     ):
         placeholders = re.findall(r"\{(\w+)\}", torch_pattern)
         if sorted(placeholders) != sorted(re.findall(r"\{(\w+)\}", flax_pattern)):
-            raise ConfigError(
+            problems.append(
                 f"the rule {torch_pattern!r}: {flax_pattern!r} has different placeholders on its"
                 " two sides"
             )
+            continue
         regex = re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^.]+)", re.escape(torch_pattern)))
         matches = [match for match in map(regex.fullmatch, theirs) if match]
         if not matches:
-            raise ConfigError(
+            problems.append(
                 f"the PyTorch model has no module {torch_pattern!r}"
                 f"{nearest(torch_pattern, sorted(theirs))}"
             )
         for match in matches:
             name = flax_pattern.format(**match.groupdict())
             if name not in ours:
-                raise ConfigError(
+                problems.append(
                     f"the Flax model has no module {name!r}{nearest(name, sorted(ours))}"
                 )
             pairs.append(Pair(name, match.string))
+    if problems:
+        raise ConfigError("; ".join(problems))
     return pairs

@@ -37,7 +37,7 @@ class Parity:
         self,
         flax_model: Any,
         torch_module: Any = None,
-        batch: Sequence[Any] | None = None,
+        batch: Any = None,
         rules: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
         *,
         torch_factory: str | None = None,
@@ -63,9 +63,7 @@ class Parity:
             dtype, gradients, seed, call_flax, call_torch, architecture: as for
                 :func:`jax_transformer.parity.compare`.
         """
-        import numpy as np
-
-        from jax_transformer.parity import compare, compare_recorded
+        from jax_transformer.parity import comparison
 
         options: dict[str, Any] = {
             "dtype": dtype,
@@ -77,16 +75,16 @@ class Parity:
             if batch is None or torch_factory is not None or golden is not None:
                 raise pytest.UsageError(_USAGE)
             options |= {"call_flax": call_flax, "call_torch": call_torch}
-            report = compare(flax_model, torch_module, batch, rules, **options)
+            report = comparison.compare(flax_model, torch_module, batch, rules, **options)
         else:
             if call_torch is not None:
                 raise pytest.UsageError(
                     "parity: call_torch cannot cross to another process: let the factory return a"
                     " module that takes the batch"
                 )
-            arrays = None if batch is None else [np.asarray(array) for array in batch]
+            arrays = None if batch is None else comparison.arguments(batch)
             recorder, arrays = self._recorder(torch_factory, torch_python, arrays, golden, seed)
-            report = compare_recorded(
+            report = comparison.compare_recorded(
                 flax_model, recorder, arrays, rules, **options, call=call_flax
             )
         if not report.agrees:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -100,13 +101,14 @@ class Report:
             raise DifferentError(self.summary())
 
     def summary(self) -> str:
-        """The verdict in one line."""
+        """The verdict in one line, with the notes if the models differ."""
         if self.agrees:
             return (
                 f"the models agree: largest difference {self.result.wide.max_abs:.2g} in float64,"
                 f" {_times(self.result.times)} rounding"
             )
-        return self._gradient_summary() if self._same_outputs else self._output_summary()
+        summary = self._gradient_summary() if self._same_outputs else self._output_summary()
+        return "; ".join((summary, *self.notes))
 
     def _output_summary(self) -> str:
         fault = self.first_fault
@@ -172,9 +174,10 @@ class Report:
         )
         faults = self.first_fault, self.first_gradient_fault
         for entry in self.entries:
-            yield _row(entry, "<" if any(entry is fault for fault in faults) else " ")
+            yield from _rows(entry, "<" if any(entry is fault for fault in faults) else " ")
         yield f"{'result':<48}{_verdict(self.result):>8}{'':>8}{_figures(self.result)}"
-        yield from self.notes
+        if self.agrees:
+            yield from self.notes
         yield self.summary()
 
     def to_json(self) -> str:
@@ -240,14 +243,17 @@ def _difference(measurement: Measurement) -> str:
     )
 
 
-def _row(entry: Entry, mark: str) -> str:
+def _rows(entry: Entry, mark: str) -> Iterator[str]:
     name = entry.ours + (f" #{entry.call + 1}" if entry.call else "")
     name = name if len(name) < 40 else "…" + name[-38:]
     if entry.note:
-        return f"{name:<40}{'  ' + entry.note}"[:100]
+        for line in textwrap.wrap(entry.note, 58):
+            yield f"{name:<40}  {line}"
+            name = ""
+        return
     columns = entry.input, entry.output, entry.gradients
     verdicts = "".join(f"{_verdict(measurement):>8}" for measurement in columns)
-    return f"{name:<40}{verdicts}{_figures(entry.output)} {mark}".rstrip()
+    yield f"{name:<40}{verdicts}{_figures(entry.output)} {mark}".rstrip()
 
 
 def _figures(measurement: Measurement | None) -> str:

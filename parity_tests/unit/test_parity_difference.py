@@ -11,6 +11,8 @@ from jax_transformer.parity import difference as differences
 from jax_transformer.parity import page, pairs
 from jax_transformer.parity.difference import difference
 from jax_transformer.parity.entries import Entry, Measurement
+from jax_transformer.parity.measuring import PairedRuns
+from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 
 NAN, INF = math.nan, math.inf
@@ -222,13 +224,39 @@ def test_a_nan_on_one_side_in_the_narrow_dtype_is_a_difference():
     assert measured(0.0).agrees and not measured(0.0, nan=NAN).agrees
 
 
+def recorded(*calls: tuple[str, np.ndarray]) -> dict[str, Recording]:
+    """Return the recordings, by dtype, of modules with these outputs."""
+    return {
+        dtype: Recording(
+            [call for call, _ in calls],
+            {f"{call}/output": array.astype(dtype) for call, array in calls},
+            result=np.zeros(1),
+        )
+        for dtype in ("float64", "float32")
+    }
+
+
+def test_calls_of_one_module_correspond_by_shape_and_numbers():
+    random = np.random.default_rng(0)
+    first, second, third = (random.normal(size=size) for size in ((2, 3), (2, 3), (4, 3)))
+    ours = recorded(("a#0", first), ("a#1", second + 1e-4), ("a#2", third), ("a#3", first))
+    theirs = recorded(("b#0", third), ("b#1", second), ("b#2", first))
+    runs = PairedRuns({dtype: (ours[dtype], theirs[dtype]) for dtype in ours}, "float32", ())
+    entries = list(runs.entries([pairs.Pair("a", "b")], {}))
+    assert [entry.call for entry in entries] == [0, 1, 2, 3]
+    assert [entry.output and entry.output.agrees for entry in entries] == [True, False, True, None]
+    assert entries[1].output.wide.max_abs == pytest.approx(1e-4), "a fault, not another call"
+    assert entries[3].note == "called more often than in the PyTorch model"
+
+
 def test_the_table_fits_100_columns_and_marks_the_first():
     compared = report(
         entry("a" * 90, GOOD, BAD),
-        entry("b", note="outputs of shapes (3, 4) and (4, 5) are not compared " * 3),
+        entry("b", note="outputs (3, 4) and (4, 5) are not compared " * 3),
     )
     *rows, summary = compared.lines()
     assert max(map(len, rows)) <= 100 and summary == compared.summary()
+    assert " ".join(row[40:].strip() for row in rows[3:-1]).count("are not compared") == 3
     assert [row[0] for row in rows if row.endswith("<")] == ["…"]
 
 
