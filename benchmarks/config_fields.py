@@ -60,9 +60,12 @@ line. [Options of training](#options-of-training) come last.
 
 
 def references() -> dict[str, TransformerConfig]:
-    """Return the configuration of each preset and each family, by a short name."""
-    configs = {name: jt.preset(name) for name in jt.preset_names()}
+    """Return the configuration of each preset of no family and each family, by a short name."""
     families = huggingface.families()
+    presets = {name: jt.preset(name) for name in jt.preset_names()}
+    configs = {
+        name: config for name, config in presets.items() if config.architecture not in families
+    }
     for family in families.values():
         title = re.split(r"[,(]", family.title)[0].strip()
         configs[title] = family.to_transformer_config(family.complete(family.defaults))

@@ -74,6 +74,7 @@ TOKENS = {
     "cls_token": "<s>",
     "mask_token": "<mask>",
 }
+_READ_BY_OTHERS = ("normalize_before", "normalize_embedding")
 _LINEARS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 _ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
 
@@ -159,6 +160,8 @@ class BartFamily(HuggingFaceFamily):
             "attention_dropout": config.attention_dropout,
             "activation_dropout": config.activation_dropout,
             "scale_embedding": config.embedding_scale is EmbeddingScale.SQRT_D_MODEL,
+            # Not read by transformers, but by ct2-transformers-converter, as in published files
+            **{name: self.fixed[name] for name in _READ_BY_OTHERS if name in self.fixed},
         }
 
 
@@ -243,28 +246,44 @@ def _output(config: TransformerConfig) -> Table:
     return [Alias("lm_head.weight", tied)]
 
 
+FAMILY = BartFamily(
+    model_type="bart",
+    title="BART",
+    model_class="BartForConditionalGeneration",
+    base_class="BartModel",
+    defaults=DEFAULTS,
+    fixed=fixed(embedding_norm=True),
+    stack={"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True},
+    tokenizers=(
+        TokenizerRecipe(
+            name="Bart",
+            other_classes=("RobertaTokenizer",),
+            algorithm=Algorithm.BYTE_BPE,
+            files=("vocab.json", "merges.txt"),
+            tokens=TOKENS,
+            before=("cls_token",),
+            after=("sep_token",),
+        ),
+    ),
+)
+
 ARCHITECTURE = Architecture(
     name="bart",
     source="Lewis et al. 2020, BART (transformers' bart)",
     weight_table=weight_table,
-    huggingface=BartFamily(
-        model_type="bart",
-        title="BART",
-        model_class="BartForConditionalGeneration",
-        base_class="BartModel",
-        defaults=DEFAULTS,
-        fixed=fixed(embedding_norm=True),
-        stack={"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True},
-        tokenizers=(
-            TokenizerRecipe(
-                name="Bart",
-                other_classes=("RobertaTokenizer",),
-                algorithm=Algorithm.BYTE_BPE,
-                files=("vocab.json", "merges.txt"),
-                tokens=TOKENS,
-                before=("cls_token",),
-                after=("sep_token",),
-            ),
-        ),
-    ),
+    presets={
+        "bart": huggingface_config.preset(
+            FAMILY,
+            "BART base (Lewis et al. 2020), whose translations begin with <s> here, not with </s>.",
+            d_model=768,
+            encoder_layers=6,
+            encoder_ffn_dim=3072,
+            encoder_attention_heads=12,
+            decoder_layers=6,
+            decoder_ffn_dim=3072,
+            decoder_attention_heads=12,
+            decoder_start_token_id=0,
+        )
+    },
+    huggingface=FAMILY,
 )

@@ -31,18 +31,26 @@ class Preset:
     source: str
     multiples: Mapping[str, int] = field(default_factory=dict)
     """Sizes that the source gives as a multiple of ``d_model``, such as ``{"d_ff": 4}``."""
+    last_ids: tuple[str, ...] = ()
+    """Special ids that are the last of their vocabulary, whatever its size: ``target_pad_id``."""
 
     def with_sizes(self, **sizes: Any) -> TransformerConfig:
         """Return the configuration with fields changed as by ``TransformerConfig.with_sizes``.
 
-        A size that is not given keeps the number of the source, or its multiple of ``d_model``.
+        A size that is not given keeps the number of the source, or its multiple of ``d_model``; a
+        special id, the number of the source or the last of its vocabulary.
         """
         d_model = sizes.get("d_model", self.config.d_model)
-        derived = (
+        derived: dict[str, Any] = (
             {size: multiple * d_model for size, multiple in self.multiples.items()}
             if isinstance(d_model, Integral)
             else {}
         )
+        for name in self.last_ids:
+            vocabulary = "source_vocab_size" if name.startswith("source") else "target_vocab_size"
+            size = sizes.get(vocabulary, sizes.get("vocab_size"))
+            if isinstance(size, Integral):
+                derived[name] = size - 1
         return self.config.with_sizes(**(derived | sizes))
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jax_transformer.architectures import huggingface, huggingface_state
+from jax_transformer.architectures.base import Preset
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.config import Activation, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError, nearest
@@ -233,6 +234,25 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
         }
         fields |= {f"{name}.{field}": value for field, value in own.items()}
     return fields
+
+
+# Presets
+
+
+def preset(
+    family: HuggingFaceFamily, source: str, last_ids: tuple[str, ...] = (), **attributes: Any
+) -> Preset:
+    """Return a preset for training from scratch: the family's model with these attributes.
+
+    Both stacks take their heads and inner widths from the model, so that one number changes both.
+    ``source`` and ``last_ids`` are those of :class:`.base.Preset`.
+    """
+    config = family.to_transformer_config(family.complete({**family.defaults, **attributes}))
+    encoder, decoder = (
+        replace(stack, num_heads=None, d_ff=None) for stack in (config.encoder, config.decoder)
+    )
+    config = replace(config, head_dim=None, encoder=encoder, decoder=decoder)
+    return Preset(config, source, last_ids=last_ids)
 
 
 # Attributes

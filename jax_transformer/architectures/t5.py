@@ -285,16 +285,25 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     ]
 
 
+FAMILY = T5Family(
+    model_type="t5",
+    title="T5, T5 v1.1, Flan-T5",
+    model_class="T5ForConditionalGeneration",
+    base_class="T5Model",
+    older_classes=("T5WithLMHeadModel",),
+    derived=DERIVED | {"scale_decoder_outputs": True},
+)
+
 ARCHITECTURE = Architecture(
     name="t5",
     source="Raffel et al. 2020, T5 (transformers' t5)",
     weight_table=weight_table,
-    huggingface=T5Family(
-        model_type="t5",
-        title="T5, T5 v1.1, Flan-T5",
-        model_class="T5ForConditionalGeneration",
-        base_class="T5Model",
-        older_classes=("T5WithLMHeadModel",),
-        derived=DERIVED | {"scale_decoder_outputs": True},
-    ),
+    presets={
+        "t5": huggingface_config.preset(
+            FAMILY,
+            "T5 small (Raffel et al. 2020), with heads of d_model / num_heads, and no limit of"
+            " positions.",
+        )
+    },
+    huggingface=FAMILY,
 )

@@ -140,8 +140,9 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": tokenizer.PAD,
-        "bos_token": tokenizer.BOS,
+        **({} if own.bos_id == own.pad_id else {"bos_token": tokenizer.BOS}),
         "eos_token": tokenizer.EOS,
+        "unk_token": tokenizer.EOS,  # never met: every byte is a token
         "model_max_length": usual_length(config),
         "clean_up_tokenization_spaces": False,
     }

@@ -301,8 +301,13 @@ def _with_language(
 def _plain_ends(
     files: TokenizerFiles, vocabulary: SubwordVocabulary, after: tuple[str, ...]
 ) -> LineEnds:
-    before, ends = (
-        tuple(files.role_id(vocabulary, role) for role in roles)
-        for roles in (files.settings.recipe.before, after)
+    """The ids around a line. A tokenizer of the generic class may name no token that begins a line,
+    or none that ends it but ``eos_token``.
+    """
+    named = files.settings.special_tokens
+    begins = [role for role in files.settings.recipe.before if role in named]
+    ends = [role if role in named else "eos_token" for role in after]
+    prefix, suffix = (
+        tuple(files.role_id(vocabulary, role) for role in roles) for roles in (begins, ends)
     )
-    return LineEnds(before, ends)
+    return LineEnds(prefix, suffix)

@@ -35,7 +35,7 @@ class Tokenizer:
 
     def __init__(self, model: tokenizers.Tokenizer) -> None:
         vocabulary = model.get_vocab(with_added_tokens=True)
-        missing = [text for text in (PAD, BOS, EOS) if text not in vocabulary]
+        missing = [text for text in (PAD, EOS) if text not in vocabulary]
         if missing:
             raise errors.InputError(f"the tokenizer has no token {', '.join(missing)}")
         # Not part of the saved file: without it, "<eos>" in a line would become the end-of-sentence
@@ -45,7 +45,9 @@ class Tokenizer:
         model.no_truncation()
         model.no_padding()
         self._model = model
-        self.pad_id, self.bos_id, self.eos_id = (vocabulary[text] for text in (PAD, BOS, EOS))
+        self.pad_id, self.eos_id = vocabulary[PAD], vocabulary[EOS]
+        # Without a token of its own for that, a target begins with padding, as in Marian and T5
+        self.bos_id = vocabulary.get(BOS, self.pad_id)
         self.vocab_size = max(vocabulary.values()) + 1
         # In byte-level BPE each character of a token is one byte of text; a normalizer may shrink
         # text first
@@ -58,14 +60,20 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn merges from ``lines``, digits apart and language tags whole.
 
-        Ids below the largest special that no special takes become ``<unused0>`` and so on.
+        Ids below the largest special that no special takes become ``<unused0>`` and so on. If
+        ``bos_id`` is ``pad_id``, there is no token for it. If ``pad_id`` is the last id, it is
+        added after what was learned, which may be less than ``vocab_size``.
         """
-        specials = {pad_id: PAD, bos_id: BOS, eos_id: EOS}
-        if len(specials) < 3 or min(specials) < 0:
+        specials = {bos_id: BOS, pad_id: PAD, eos_id: EOS}
+        if eos_id in (pad_id, bos_id) or min(specials) < 0:
             raise errors.ConfigError(
-                f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct and not"
-                " negative"
+                f"pad_id={pad_id}, bos_id={bos_id} and eos_id={eos_id} must be distinct, unless"
+                " targets begin with padding, and not negative"
             )
+        pad_is_last = pad_id == vocab_size - 1
+        if pad_is_last:
+            del specials[pad_id]
+            vocab_size -= 1
         least = max(specials) + 1 + BYTES
         if vocab_size < least:
             raise errors.ConfigError(
@@ -86,6 +94,8 @@ class Tokenizer:
             show_progress=False,
         )
         model.train_from_iterator((line[:TRAINING_CHARACTERS_PER_LINE] for line in lines), trainer)
+        if pad_is_last:
+            model.add_special_tokens([PAD])
         return cls(model)
 
     def encode(self, line: str) -> list[int]:

@@ -110,7 +110,9 @@ def read(folder: Path) -> TokenizerSettings:
             for text, index in _object(folder, "added_tokens.json").items()
         }
     by_text = {token.content: token for token in added.values()}
-    roles = dict(recipe.tokens) | {
+    # The generic class, which reads tokenizer.json as it is, has no tokens of its own
+    is_generic = values.get("tokenizer_class") in _GENERIC and (folder / "tokenizer.json").exists()
+    roles = ({} if is_generic else dict(recipe.tokens)) | {
         role: named[role] for role in ROLES if named.get(role) is not None
     }
     special_tokens = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.config import TransformerConfig, Tying
+from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import (
     batches,
     encoding,
@@ -22,7 +22,7 @@ from jax_transformer.data.batches import BatchPlan
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
-from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic
 from jax_transformer.storage.huggingface import IN_RUN, write_files
@@ -206,6 +206,11 @@ def _model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Trans
             "eos_id": target.eos_id,
         }
         model = options.model.config(source.vocab_size, target.vocab_size, **ids)
+        if target.bos_id == target.pad_id and Mask.TARGET_PADDING in model.decoder.self_mask:
+            raise ConfigError(
+                f"the tokenizer has no {BOS}: its targets begin with padding, which preset "
+                f"{options.model.preset} masks"
+            )
     if data.vocabularies is Vocabularies.SHARED:
         if model.source_pad_id != model.target_pad_id:
             raise ConfigError(

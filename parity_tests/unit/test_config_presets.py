@@ -99,7 +99,7 @@ def test_with_sizes_accepts_python_types():
             {},
             f"unknown preset 'deepdive' (did you mean 'deep_dive'?); known: {', '.join(NAMES)}",
         ),
-        ("bert", {}, f"unknown preset 'bert'; known: {', '.join(NAMES)}"),
+        ("gpt-neox", {}, f"unknown preset 'gpt-neox'; known: {', '.join(NAMES)}"),
         (
             "lesson10",
             dict(d_modle=8),

@@ -95,7 +95,7 @@ def test_special_tokens_are_dropped_when_decoding():
     )
 
 
-@pytest.mark.parametrize("ids", [(0, 0, 1), (0, 1, 1), (-1, 0, 1)])
+@pytest.mark.parametrize("ids", [(0, 1, 0), (0, 1, 1), (-1, 0, 1), (0, 0, 0)])
 def test_invalid_special_ids_are_refused(ids):
     with pytest.raises(errors.ConfigError, match="distinct"):
         train(pad_id=ids[0], bos_id=ids[1], eos_id=ids[2])
