@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import convert, evaluate, golden, inspect, parity, serve, train, translate
+from jax_transformer.cli import (
+    completion,
+    convert,
+    evaluate,
+    golden,
+    inspect,
+    parity,
+    serve,
+    train,
+    translate,
+)
 from jax_transformer.cli.arguments import Command, flags, parse
 from jax_transformer.cli.help_text import help_text
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
@@ -27,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": inspect.COMMAND,
     "parity": parity.COMMAND,
     "golden": golden.COMMAND,
+    "completion": completion.COMMAND,
 }
 
 
@@ -77,7 +88,9 @@ def process(*before: str) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
@@ -89,7 +102,7 @@ def _run(arguments: list[str]) -> int:
             f"known: {', '.join(COMMANDS)}"
         )
     name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
-    if "--help" in rest or "-h" in rest:
+    if {"--help", "-h", "--help-all"} & {*rest}:
         print(help_text(name, command, rest), end="")
         return 0
     options: Any = parse(name, command.kind, rest)
@@ -106,7 +119,7 @@ def _usage() -> str:
         lines.append(f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}")
     lines += [
         "",
-        "jax-transformer COMMAND --help lists the options of a command.",
+        "jax-transformer help COMMAND, or COMMAND --help, lists the options of a command.",
         "--version prints the version; --debug shows the traceback of an error.",
     ]
     return "\n".join(lines)

@@ -25,6 +25,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn, TypeVar
 
+from jax_transformer.cli.suggestion import did_you_mean
 from jax_transformer.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ class Command:
     Options of no group come last."""
     examples: tuple[str, ...]
     """Arguments of example calls."""
+    rare: str = ""
+    """Dotted option names that ``--help`` lists without their meaning; ``--help-all`` has that."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,12 @@ def _value(text: str) -> Any:
 
 
 def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with today's flags, in dashes. Raises ConfigError if one is unknown."""
-    known = [*flags(kind), "--help"]
+    """Return the arguments with today's flags, in dashes. Raises ConfigError naming every unknown
+    one.
+    """
+    names = {flag: option.name for option in listed(kind) for flag in option.flags}
     new_flags = {flag(old): flag(new) for old, new in renamed(kind).items()}
-    dashed = []
+    dashed, unknown = [], []
     for argument in arguments:
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")
@@ -143,13 +148,18 @@ def _dashed(command: str, kind: type, arguments: Sequence[str]) -> list[str]:
             if name in new_flags:
                 print(f"{name} is now called {new_flags[name]}", file=sys.stderr)
                 name = new_flags[name]
-            if name not in known:
-                raise ConfigError(
-                    f"unknown option {name}{nearest(name, known)}; "
-                    f"jax-transformer {command} --help lists them"
-                )
+            if name not in names and name not in unknown:
+                unknown.append(name)
             argument = name + equals + value
         dashed.append(argument)
+    if unknown:
+        shown = {name: flag for flag, name in reversed(names.items())}
+        known = list(dict.fromkeys(names.values()))
+        each = [f"{name}{did_you_mean(name[2:], known, shown)}" for name in unknown]
+        raise ConfigError(
+            f"unknown option{'s' if len(each) > 1 else ''} {', '.join(each)}; "
+            f"jax-transformer {command} --help lists them"
+        )
     return dashed
 
 
@@ -201,7 +211,7 @@ class _Switch(argparse.Action):
 
 
 def add(
-    parser: "Parser | argparse._ArgumentGroup", option: Option, **settings: Any
+    parser: "argparse.ArgumentParser | argparse._ArgumentGroup", option: Option, **settings: Any
 ) -> argparse.Action:
     """Add an option to a parser or to one of its groups."""
     if option.type is bool:

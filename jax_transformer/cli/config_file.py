@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import yaml
 
 from jax_transformer.cli import arguments
+from jax_transformer.cli.suggestion import did_you_mean
 from jax_transformer.config import codec
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -28,8 +29,12 @@ def read(cls: type[T], path: str | Path) -> T:
     """
     data = _load(path)
     try:
-        keys = _Keys(codec.names(cls), arguments.renamed(cls))
-        return codec.from_dict(cls, _checked(data, keys), checked=False)
+        keys = _Keys(codec.names(cls), arguments.renamed(cls), [])
+        checked = _checked(data, keys)
+        if keys.unknown:
+            several = "s" if len(keys.unknown) > 1 else ""
+            raise ConfigError(f"unknown key{several} {', '.join(keys.unknown)}")
+        return codec.from_dict(cls, checked, checked=False)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -62,12 +67,14 @@ class _Keys(NamedTuple):
     names: list[str]
     renamed: dict[str, str]
     """Keys of earlier versions, and the keys that replaced them."""
+    unknown: list[str]
+    """The unknown keys of a file, each with a suggestion."""
 
 
 def _checked(data: Any, keys: _Keys, section: str = "") -> Any:
     """Return the data of a section under today's keys, without empty sections.
 
-    Raises ConfigError naming an unknown key and the nearest known one.
+    Unknown keys are added to ``keys.unknown``.
     """
     if not isinstance(data, dict):
         return data
@@ -80,8 +87,13 @@ def _checked(data: Any, keys: _Keys, section: str = "") -> Any:
         is_section = any(known.startswith(f"{name}.") for known in keys.names)
         if name not in keys.names and not is_section:
             sections = sorted({known.rpartition(".")[0] for known in keys.names} - {""})
-            similar = sections if isinstance(value, dict) else keys.names
-            raise ConfigError(f"unknown key {name!r}{nearest(name, similar)}")
+            hint = (
+                nearest(name, sections)
+                if isinstance(value, dict)
+                else did_you_mean(name, keys.names)
+            )
+            keys.unknown.append(f"{name!r}{hint}")
+            continue
         if "." in str(key):
             parent, _, child = str(key).rpartition(".")
             raise ConfigError(f"{name!r} has a dot: write {child!r} under {parent!r}")

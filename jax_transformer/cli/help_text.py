@@ -3,6 +3,7 @@
 import argparse
 import enum
 import shutil
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from fnmatch import fnmatchcase
@@ -39,9 +40,14 @@ _METAVAR = {name: metavar for metavar, names in METAVARS.items() for name in nam
 
 
 def help_text(name: str, command: Command, words: Sequence[str]) -> str:
-    """Return the help of a command, with the defaults of ``--config FILE`` if it is given."""
+    """Return the help of a command, with the defaults of ``--config FILE`` if it is given.
+
+    ``words`` are those after the command; rare options are explained with ``--help-all``.
+    """
     default, _ = arguments.from_file(command.kind, words)
     known = list(arguments.listed(command.kind, default))
+    patterns = [] if "--help-all" in words else command.rare.split()
+    rare = [x for x in known if any(fnmatchcase(x.name, pattern) for pattern in patterns)]
     parser = Parser(
         name,
         usage=" ".join(["%(prog)s", *_usage(known), "[options]"]),
@@ -51,11 +57,15 @@ def help_text(name: str, command: Command, words: Sequence[str]) -> str:
         ),
         formatter_class=_Formatter,
     )
-    for title, options in _grouped(known, command.groups):
+    for title, options in _grouped([x for x in known if x not in rare], command.groups):
         group = parser.add_argument_group(title)
         for option in options:
             added = arguments.add(group, option, help=_text(option).replace("%", "%%"))
             added.option = option  # type: ignore[attr-defined]
+    if rare:
+        names = " ".join(arguments.flag(option.name) for option in rare)
+        more = textwrap.fill(names, _width() - 2, break_on_hyphens=False)
+        parser.add_argument_group("more options (--help-all explains them)", more)
     return parser.format_help()
 
 
@@ -74,8 +84,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """One line for an option if its text is short: ``--flag METAVAR   text (default: value)``."""
 
     def __init__(self, prog: str) -> None:
-        width = min(shutil.get_terminal_size().columns, 100)
-        super().__init__(prog, max_help_position=37, width=width)
+        super().__init__(prog, max_help_position=37, width=_width())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = getattr(action, "option", None)
@@ -87,6 +96,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if option.type is bool:
             return flag.replace("--", "--[no-]") if option.default is True else flag
         return f"{flag} {metavar(option)}{' ...' if option.several else ''}"
+
+
+def _width() -> int:
+    """Return the number of columns of help."""
+    return min(shutil.get_terminal_size().columns, 100)
 
 
 def _grouped(

@@ -50,4 +50,8 @@ COMMAND = Command(
         "train --steps 400",
         "train --config run.yaml --optimizer.learning-rate 1e-3",
     ),
+    rare="architecture compilation_cache average average_of samples model.*_dropout "
+    "model.norm_placement model.tying data.dataset* data.*_split data.*_field data.*_lang "
+    "data.buckets data.target_tokenizer optimizer.beta? optimizer.epsilon optimizer.momentum "
+    "optimizer.nesterov",
 )

@@ -53,7 +53,7 @@ def of(path: Path) -> Kind:
     known kind.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
+        raise InputError(f"{path}: no such file or folder{_hub_hint(path)}")
     if path.is_dir():
         return _of_folder(path)
     if not path.is_file():
@@ -137,6 +137,13 @@ def to_write(path: Path, to: str | None = None) -> Kind:
 
 
 # Models on the hub
+
+
+def _hub_hint(path: Path) -> str:
+    """A question for the hub's model of that name, if a missing path looks like one."""
+    is_file = path.suffix in (*_PT_SUFFIXES, ".safetensors", ".json")
+    may_be = "/" in str(path) and _HUB_NAME.fullmatch(str(path)) and not path.parent.exists()
+    return f" (did you mean {HUB}{path}?)" if may_be and not is_file else ""
 
 
 def is_hub_name(path: str) -> bool:

@@ -1,6 +1,7 @@
 """The command line: its output, its exit codes, and its errors, one line without a traceback."""
 
 import ast
+import fnmatch
 import inspect
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import safetensors.numpy
 
 import jax_transformer
 from jax_transformer import cli
-from jax_transformer.cli import translate
+from jax_transformer.cli import suggestion, translate
 from jax_transformer.cli.arguments import flag, listed, renamed
 from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
@@ -69,6 +70,7 @@ FLAGS = {
         --no-gradients --lengths --seed --html --json --no-json""".split(),
     "golden": """
         --batch --weights --architecture --python --seed""".split(),
+    "completion": [],
 }
 """Flags, by command."""
 FLAGS_0_1 = {
@@ -165,6 +167,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     positive += ["--no-repeat-ngram-size"] if "--no-repeat-ngram-size" in FLAGS[command] else []
     positive_only = printed.replace("--[no-]", "--")
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
+    printed = " ".join(console.say(command, "--help-all")[1].split())
     nested = {
         "train": [options, data_options],
         "evaluate": [translate],
@@ -186,7 +189,11 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
 def test_help_fits_two_screens_and_names_the_kind_of_every_value(console, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
     lines = console.say(command, "--help")[1].splitlines()
-    assert len(lines) <= 112 and max(map(len, lines)) <= 100
+    assert len(lines) <= 92 and max(map(len, lines)) <= 100
+    rare = cli.COMMANDS[command].rare
+    assert ("--help-all explains" in "\n".join(lines)) == bool(rare)
+    names = [option.name for option in listed(cli.COMMANDS[command].kind)]
+    assert not [pattern for pattern in rare.split() if not fnmatch.filter(names, pattern)]
     assert f"  jax-transformer {command} " in "\n".join(lines[lines.index("examples:") :])
     metavars = {metavar(option) for option in listed(cli.COMMANDS[command].kind)}
     assert not metavars & {"TEXT", "STR", "INT"} and not [m for m in metavars if "None" in m]
@@ -215,6 +222,31 @@ def test_no_command_lists_the_commands(console):
         exit_code, out, err = console.say(*arguments)
         assert exit_code == code
         assert not [name for name in FLAGS if f"  {name} " not in out + err]
+
+
+def test_help_of_a_command(console):
+    assert console.say("help") == console.say("--help")
+    assert console.say("help", "inspect") == console.say("inspect", "--help")
+    console.refused(2, ["unknown command 'inspct'", "did you mean 'inspect'?"], "help", "inspct")
+
+
+def test_every_synonym_is_of_an_option():
+    known = {o.name for command in cli.COMMANDS.values() for o in listed(command.kind)}
+    assert not suggestion.SYNONYMS.keys() - known
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_options_and_choices(console, shell):
+    code, out, err = console.say("completion", shell)
+    assert (code, err) == (0, "")
+    words = ["translate", "optimizer.schedule", "inverse_sqrt"]
+    assert not [word for word in words if word not in out]
+
+
+def test_a_completion_needs_its_package_and_a_known_shell(console, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    console.refused(2, ["pip install shtab"], "completion", "bash")
+    console.refused(2, ["did you mean 'fish'?"], "completion", "fihs")
 
 
 def test_version_prints_the_version(console):
@@ -313,6 +345,18 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
         ("train --stepz 3", ["--stepz", "did you mean '--steps'?"]),
         ("train --learning_rate 1", ["did you mean '--optimizer.learning-rate'?"]),
         ("train --d_model 16", ["did you mean '--model.d-model'?"]),
+        ("train --leaning-rate 1", ["did you mean '--optimizer.learning-rate'?"]),
+        (
+            "train --lr 1 --batch-size 8 --output_dir a --stepz=3 --zzz",
+            [
+                "unknown options --lr (did you mean '--optimizer.learning-rate'?)",
+                "--batch-size (did you mean '--data.tokens-per-batch'?)",
+                "--output-dir (did you mean '--run'?)",
+                "--stepz (did you mean '--steps'?), --zzz; ",
+            ],
+        ),
+        ("train --num_train_epochs 3", ["did you mean '--steps'?"]),
+        ("translate --beams 3", ["did you mean '--beam'?"]),
         ("train --steps x", ["--steps", "'x'"]),
         ("train --steps", ["--steps"]),
         ("train --steps 0", ["steps=0"]),

@@ -330,6 +330,7 @@ def test_a_terminal_is_told_that_it_is_read(console, run, monkeypatch):
 
 def test_a_path_that_is_no_run_is_refused(console, run, tmp_path):
     console.refused(3, [tmp_path / "none"], "translate", "--run", tmp_path / "none")
+    console.refused(3, ["did you mean hf:owner/name?"], "translate", "--run", "owner/name")
     console.refused(3, [tmp_path, "config.json"], "translate", "--run", tmp_path)
     shutil.copy(run / "config.json", tmp_path)
     console.refused(5, [tmp_path / "checkpoints"], "translate", "--run", tmp_path, stdin=b"a\n")

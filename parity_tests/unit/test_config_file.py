@@ -168,6 +168,12 @@ def test_yaml_text_stays_text(write, text):
             "unknown key 'model.learning_rate' (did you mean 'optimizer.learning_rate'?)",
         ),
         ("optimiser: {beta1: 0.5}", "unknown key 'optimiser' (did you mean 'optimizer'?)"),
+        ("lr: 3", "unknown key 'lr' (did you mean 'optimizer.learning_rate'?)"),
+        (
+            "stepz: 3\nmodel: {d_modle: 3}\nzzz: 1",
+            "unknown keys 'stepz' (did you mean 'steps'?), "
+            "'model.d_modle' (did you mean 'model.d_model'?), 'zzz'",
+        ),
         ("config: other.yaml", "unknown key 'config'"),
         ("1: 2", "unknown key '1'"),
         ("model.d_model: 3", "'model.d_model' has a dot: write 'd_model' under 'model'"),

@@ -1,0 +1,67 @@
+"""``jax-transformer completion``: the completion of commands and options in a shell."""
+
+import argparse
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from jax_transformer.cli import arguments, help_text
+from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.errors import ConfigError, nearest
+
+_SHELLS = ["bash", "zsh", "fish"]
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Print the script that completes commands, options and paths in a shell."""
+
+    shell: Positional[str]
+    """bash, zsh or fish."""
+
+
+def run(options: CompletionOptions) -> int:
+    """Print the script of a shell and return the exit code."""
+    if options.shell not in _SHELLS:
+        raise ConfigError(
+            f"completion {options.shell}: must be one of {', '.join(_SHELLS)}"
+            f"{nearest(options.shell, _SHELLS)}"
+        )
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ConfigError("completion needs shtab: pip install shtab") from None
+    print(shtab.complete(_parser(shtab.FILE), shell=options.shell))
+    return 0
+
+
+def _parser(file: Any) -> argparse.ArgumentParser:
+    """Return a parser of all commands; ``file`` marks options that are paths."""
+    from jax_transformer import cli
+
+    root = argparse.ArgumentParser("jax-transformer")
+    root.add_argument("--version", action="store_true", help="Print the version")
+    commands = root.add_subparsers()
+    for name, command in cli.COMMANDS.items():
+        summary = (command.kind.__doc__ or "").partition("\n")[0]
+        parser = commands.add_parser(name, help=summary, description=summary)
+        for option in arguments.listed(command.kind):
+            text = option.text.replace("%", "%%")
+            action = arguments.add(parser, option, help=text)
+            if option.type is not bool and issubclass(option.type, enum.Enum):
+                action.choices = [str(member.value) for member in option.type]
+            elif help_text.metavar(option) == "PATH" or option.positional:
+                action.complete = file  # type: ignore[attr-defined]
+    return root
+
+
+COMMAND = Command(
+    CompletionOptions,
+    run,
+    groups={},
+    examples=(
+        "completion bash > ~/.local/share/bash-completion/completions/jax-transformer",
+        "completion zsh > ~/.zfunc/_jax-transformer",
+        "completion fish > ~/.config/fish/completions/jax-transformer.fish",
+    ),
+)
