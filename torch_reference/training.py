@@ -82,6 +82,8 @@ def read(folder: Path) -> Run:
             raise ValueError(
                 f"{folder}: {name} is {now}, but was {recorded[name]} when the run began"
             )
+    if data.bpe_dropout:
+        raise ValueError(f"{folder}: data.bpe_dropout={data.bpe_dropout} is not known here")
     limits = (
         length or config.longest for length in (data.max_source_length, data.max_target_length)
     )

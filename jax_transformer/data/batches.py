@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from jax_transformer import errors
+from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
 
 
@@ -284,17 +285,19 @@ def train_stream(
     start_step: int = 0,
     stop_step: int | None = None,
     *,
+    dropped: DroppedPairs | None = None,
     num_threads: int = 1,
     prefetch_buffer_size: int = 16,
 ) -> Iterator[Batch]:
     """The batches of steps ``start_step`` up to ``stop_step`` (endless without one), made ahead by
     Grain's threads.
 
-    Closing the stream, or dropping it, ends the threads.
+    With ``dropped``, the pairs have the tokens of BPE dropout. Closing the stream, or dropping it,
+    ends the threads.
     """
     import grain  # takes a second, and only training needs it
 
-    steps = grain.MapDataset.source(_Steps(encoded, plan))[start_step:stop_step]
+    steps = grain.MapDataset.source(_Steps(encoded, plan, dropped))[start_step:stop_step]
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_buffer_size)
     iterator = iter(steps.to_iter_dataset(options))
     try:
@@ -309,13 +312,18 @@ class _Steps:
 
     encoded: EncodedPairs
     plan: BatchPlan
+    dropped: DroppedPairs | None
 
     def __len__(self) -> int:
         return sys.maxsize
 
     def __getitem__(self, step: int) -> Batch:
         bucket, indices = self.plan.batch_indices(step)
-        return make_batch(self.encoded, indices, self.plan.widths[bucket], self.plan.rows[bucket])
+        width, rows = self.plan.widths[bucket], self.plan.rows[bucket]
+        if self.dropped is None:
+            return make_batch(self.encoded, indices, width, rows)
+        drawn = self.dropped.at(step, indices, width)
+        return make_batch(drawn, np.arange(len(indices)), width, rows)
 
 
 def eval_batches(

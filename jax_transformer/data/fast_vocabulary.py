@@ -39,6 +39,11 @@ class FastVocabulary:
         is_bpe = isinstance(model.model, models.BPE)
         self._cleans_up = settings.flag("clean_up_tokenization_spaces") and not is_bpe
 
+    @property
+    def bpe(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer of the library, if its model is byte-pair encoding."""
+        return self._model if isinstance(self._model.model, models.BPE) else None
+
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line."""
         return self.encode_batch([line])[0]

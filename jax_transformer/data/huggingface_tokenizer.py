@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, SupportsInt
 
+import tokenizers
+
 from jax_transformer.architectures.huggingface import LanguagePlace, TargetStart
 from jax_transformer.data import tokenizer_files
+from jax_transformer.data.fast_vocabulary import FastVocabulary
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.data.tokenizer_files import TokenizerFiles
@@ -45,6 +48,12 @@ class SideTokenizer(Tokenizer):
         self._vocabulary, self._line_ends, self._digest = vocabulary, line_ends, digest
         self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
         self.vocab_size = vocabulary.size
+
+    @property
+    def bpe(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer of the library, if its model is byte-pair encoding."""
+        vocabulary = self._vocabulary
+        return vocabulary.bpe if isinstance(vocabulary, FastVocabulary) else None
 
     @property
     def prefix(self) -> tuple[int, ...]:

@@ -90,6 +90,8 @@ class DataOptions:
     """tokenizer.json to use instead of training one."""
     target_tokenizer: str | None = None
     """tokenizer.json of the target, if there are two."""
+    bpe_dropout: float = 0.0
+    """Probability of dropping each merge of training text (Provilkov et al. 2020)."""
     source_lang: str | None = None
     """Source language of --init's tokenizer: en_XX, eng_Latn, en."""
     target_lang: str | None = None
@@ -116,6 +118,8 @@ class DataOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"data.{name}={value} must be at least {least}")
+        if not 0 <= self.bpe_dropout < 1:
+            raise ConfigError(f"data.bpe_dropout={self.bpe_dropout} must be at least 0 and below 1")
         self._check_one_kind()
         self._check_complete()
         self._check_all_used()

@@ -131,6 +131,11 @@ class Tokenizer:
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
     @property
+    def bpe(self) -> tokenizers.Tokenizer | None:
+        """The tokenizer of the library, if its model is byte-pair encoding."""
+        return self._model if isinstance(self._model.model, models.BPE) else None
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """The ids before those of a line in a batch: none."""
         return ()

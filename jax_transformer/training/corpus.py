@@ -11,6 +11,7 @@ import numpy as np
 from jax_transformer.config import Mask, TransformerConfig, Tying
 from jax_transformer.data import (
     batches,
+    bpe_dropout,
     encoding,
     hub,
     pair_files,
@@ -19,6 +20,7 @@ from jax_transformer.data import (
     run_tokenizer,
 )
 from jax_transformer.data.batches import BatchPlan
+from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs
 from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocabularies
 from jax_transformer.data.parallel_text import Pairs
@@ -47,6 +49,8 @@ class Corpus:
     """The content of data.json: hashes, counts, and the shapes of the batches."""
     init_source: InitSource | None = None
     """The model that the run starts from. None: random weights."""
+    dropped: DroppedPairs | None = None
+    """``train`` with the tokens of BPE dropout."""
 
 
 def prepare(
@@ -72,12 +76,18 @@ def prepare(
     encoded = encoding.encode_pairs(
         train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
     )
-    widths = batches.choose_widths(encoded.lengths.max(axis=1), data.buckets, config.longest)
+    dropped, lengths = None, encoded.lengths
+    if data.bpe_dropout:
+        dropped = bpe_dropout.dropped_pairs(
+            data.bpe_dropout, encoded, train.pairs, words.source, words.target, options.seed
+        )
+        lengths = dropped.lengths(config.longest)
+    widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
     rows = _recorded_rows(folder, widths, rows_multiple) or batches.rows_per_batch(
         widths, data.tokens_per_batch, rows_multiple
     )
-    plan = BatchPlan(encoded.lengths, widths, rows, options.seed, weights(data, train, encoded))
+    plan = BatchPlan(lengths, widths, rows, options.seed, weights(data, train, encoded))
     _check_one_batch(plan, rows_multiple)
     about = {
         "train_pairs": len(encoded.sources),
@@ -95,7 +105,7 @@ def prepare(
         **({"init_sha256": source.sha256} if source else {}),
     }
     valid_pairs = [valid.pairs[i] for i in encoded_valid.indices]
-    return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source)
+    return Corpus(words, config, encoded, encoded_valid, valid_pairs, plan, about, source, dropped)
 
 
 # Text

@@ -183,7 +183,9 @@ class Run:
 def _groups(corpus: Corpus, began: int, options: TrainOptions) -> Iterator[list[Batch]]:
     """The batches of each update after step ``began``."""
     each = options.optimizer.accumulate
-    stream = batches.train_stream(corpus.train, corpus.plan, began * each, options.steps * each)
+    stream = batches.train_stream(
+        corpus.train, corpus.plan, began * each, options.steps * each, dropped=corpus.dropped
+    )
     try:
         while group := list(itertools.islice(stream, each)):
             yield group

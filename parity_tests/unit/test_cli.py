@@ -34,6 +34,7 @@ FLAGS = {
         --data.train --data.train-weights --data.valid --data.dataset --data.dataset-config
         --data.train-split --data.valid-split --data.source-field --data.target-field
         --data.vocabularies --data.vocab-size --data.tokenizer --data.target-tokenizer
+        --data.bpe-dropout
         --data.source-lang --data.target-lang --data.max-source-length
         --data.max-target-length --data.too-long --data.tokens-per-batch --data.buckets
         --optimizer.name --optimizer.learning-rate --optimizer.schedule
