@@ -135,11 +135,8 @@ def stopped_at_question(when: int, run: Path | None, text: list[str]) -> runs.Co
     ("when", "step", "validated"),
     [
         pytest.param(44, 40, False, marks=pytest.mark.slow),
-        (
-            104,
-            100,
-            False,
-        ),  # at a step before a validation, which the resumed run makes
+        # At a step before a validation, which the resumed run makes
+        pytest.param(104, 100, False, marks=pytest.mark.slow),
         (107, 100, True),  # during validation and saving
         pytest.param(108, 101, False, marks=pytest.mark.slow),
     ],
