@@ -77,15 +77,15 @@ def test_no_line_outgrows_its_batch():
 
 def test_a_stream_that_begins_later_has_the_same_batches():
     plan = batches.BatchPlan(dropped(0.3).lengths(40), (16, 40), (4, 2), 0)
-    whole, later = (
+    complete, later = (
         list(batches.train_stream(ENCODED, plan, start, 12, dropped=dropped(0.3)))
         for start in (0, 5)
     )
-    assert len(whole[5:]) == len(later)
-    for one, other in zip(whole[5:], later, strict=True):
+    assert len(complete[5:]) == len(later)
+    for one, other in zip(complete[5:], later, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
     without = next(batches.train_stream(ENCODED, plan, 0, 1))
-    assert not np.array_equal(whole[0].source, without.source)
+    assert not np.array_equal(complete[0].source, without.source)
 
 
 def test_text_that_was_cut_keeps_its_tokens():
