@@ -15,7 +15,7 @@ from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.serve.requests import RequestError
 from jax_transformer.translation import Hypothesis, Translator
 
-_STEP = 8
+_STEP = 4
 """Each number of rows is this many times the one before."""
 _PAGE_BEAM = 4
 
@@ -96,7 +96,7 @@ class Engine:
         ]
 
     def rows(self, group: Group) -> tuple[int, ...]:
-        """The numbers of rows that a batch can have, ascending: 1, 8, 64 and so on."""
+        """The numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
         index = self.translator.widths.index(group.width)
         most = min(self.batch_rows, self.translator.rows_per_batch(group.config)[index])
         rows = [1]
