@@ -326,14 +326,19 @@ def known_flags() -> str:
     paths = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "torch_reference").glob("*.py")]
     paths += [ROOT / "jax_transformer/parity/plugin.py", ROOT / "pyproject.toml"]
     own = [flag for command in cli.COMMANDS.values() for flag in cli.flags(command.kind)]
-    return " ".join([*own, "--help", "--debug", "--version", *map(Path.read_text, paths)]) + " "
+    return (
+        " ".join(
+            [*own, "--help", "--help-all", "--debug", "--version", *map(Path.read_text, paths)]
+        )
+        + " "
+    )
 
 
 OTHERS = set(
     """--extra-index-url --wheel --no-cache --logdir --strict --inplace --execute
-    --xla_gpu_deterministic_ops""".split()
+    --coalesce-streams --output_dir --quantization --xla_gpu_deterministic_ops""".split()
 )
-"""Flags of pip, build, import-linter, tensorboard, mkdocs, nbconvert and XLA."""
+"""Flags of pip, build, import-linter, tensorboard, mkdocs, nbconvert, CTranslate2 and XLA."""
 
 
 @pytest.mark.parametrize("page", PAGES)

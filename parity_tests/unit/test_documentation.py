@@ -1,5 +1,6 @@
 """README, the pages of docs/ and the workflows agree with the package."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -52,3 +53,20 @@ def test_the_page_of_fields_is_that_of_the_code():
 def test_every_member_of_an_enum_is_found():
     for kind in config_fields.enums():
         assert list(config_fields.members(kind)) == [member.value for member in kind]
+
+
+NOTEBOOKS = sorted((runs.ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_as_they_ran(path: Path):
+    """In order, without an error. `.ci/run` executes them again."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert outputs and "error" not in {output["output_type"] for output in outputs}
+
+
+def test_there_is_a_notebook_for_each_of_the_first_three_guides():
+    assert [path.stem for path in NOTEBOOKS] == ["huggingface", "your_model", "your_text"]
