@@ -69,7 +69,8 @@ def split(model: Models) -> SplitModel:
     if isinstance(model, SplitModel):
         return model
     models = (model,) if isinstance(model, Transformer) else tuple(model)
-    config = common_config([each.config for each in models])
+    configs = [each.config for each in models]
+    config = common_config(configs) if len(configs) > 1 else configs[0]
     graphdefs, states = zip(*map(nnx.split, models), strict=True)
     arrays, treedef = jax.tree.flatten(states)
     return SplitModel(config, ModelStructure(graphdefs, treedef), arrays)
