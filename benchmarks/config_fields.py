@@ -218,7 +218,9 @@ def page() -> str:
     for kind in enums():
         lines += values(kind)
     lines += ["## Options of training", ""]
-    lines += ["`jax-transformer train --help` prints the same list. In a file of options the dots"]
+    lines += [
+        "`jax-transformer train --help-all` prints the same list. In a file of options the dots"
+    ]
     lines += ["are levels ([configuration](configuration.md)).", *options()]
     return "\n".join(lines) + "\n"
 
