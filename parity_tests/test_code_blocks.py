@@ -172,9 +172,9 @@ def test_blocks_of_python_run(page: str, folder: Path, monkeypatch, tmp_path):
         if "jax_enable_x64" in block.text:
             exec(code, names)  # in the tests' own 64 bits
         else:
-            with runs.as_a_user(tmp_path):
+            with runs.as_a_user():
                 exec(code, names)
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         AFTER.get(page, lambda names: None)(names)
 
 

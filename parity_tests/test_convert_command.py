@@ -107,7 +107,7 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A trained run to copy, with the moments of 200 updates."""
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+    with runs.as_a_user():
         yield runs.trained(tmp_path_factory.getbasetemp()).path
 
 

@@ -260,7 +260,7 @@ def tuned(tmp_path_factory) -> tuple[Path, runs.CommandResult, list[str]]:
     module.save_pretrained(folder / "model")
     (folder / "model" / "LICENSE").write_text("as the model's\n")
     arguments = ["--init", str(folder / "model"), *runs.write_text(folder), *ARGUMENTS]
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+    with runs.as_a_user():
         result = runs.train("--run", folder / "run", *arguments)
         assert result.code == 0, result.err
         yield folder, result, arguments

@@ -484,7 +484,7 @@ def test_python_translates_as_the_command_and_as_transformers(tmp_path, capsys, 
         else ""
         for line in lines
     ]
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         translator = jt.Translator.load(folder, source_lang="en", target_lang="de")
         assert translator(lines) == expected and len(set(expected)) > 2
         best = translator(["the"], num_hypotheses=2)[0]
@@ -504,7 +504,7 @@ def test_flags_change_the_settings_of_the_folder(name, tmp_path, capsys, monkeyp
     module.save_pretrained(folder)
     languages = dict(zip(("source_lang", "target_lang"), case.languages or (), strict=False))
     flags = [f"--{key.replace('_', '-')}={code}" for key, code in languages.items()]
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         console = runs.Console(capsys, monkeypatch)
         command, lines = ("translate", "--run", folder, *flags), ["a red house", "\t", "the"]
         stdin = "".join(line + "\n" for line in lines).encode()

@@ -459,7 +459,7 @@ def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
     )
     before = list(loop.losses(N))
     torch.save(loop.state(), tmp_path / "n.pt")
-    with as_a_user(tmp_path):
+    with as_a_user():
         assert main("convert", tmp_path / "n.pt", run, "--training") == 0
         recipe.train(dataclasses.replace(flight.options, run=str(run), log_every=1))
         assert main("convert", run, tmp_path / "end.pt", "--training") == 0

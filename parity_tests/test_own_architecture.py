@@ -31,8 +31,8 @@ GERMAN = "die Katze Hund sieht eine rote Haus kleine Vogel und".split()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_a_user(tmp_path_factory):
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+def _as_a_user():
+    with runs.as_a_user():
         yield
 
 

@@ -69,7 +69,7 @@ def with_option(arguments: list[str], name: str, value: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def as_a_user(temporary: Path) -> Iterator[None]:
+def as_a_user() -> Iterator[None]:
     """Configure JAX as the command line does, without the tests' strictness and 64 bits."""
     with (
         jax.enable_x64(False),

@@ -268,7 +268,7 @@ def console(capsys, monkeypatch, tmp_path, tokenizer):
     monkeypatch.setattr(
         translation.Translator, "from_opened", lambda opened, **languages: translator
     )
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         yield runs.Console(capsys, monkeypatch)
 
 

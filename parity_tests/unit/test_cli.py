@@ -118,8 +118,8 @@ FLAGS_0_1 = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_a_user(tmp_path_factory):
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+def _as_a_user():
+    with runs.as_a_user():
         yield
 
 

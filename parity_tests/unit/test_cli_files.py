@@ -17,8 +17,8 @@ SMALL = ["--preset", "small", "--set", *TINY]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_a_user(tmp_path_factory):
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+def _as_a_user():
+    with runs.as_a_user():
         yield
 
 

@@ -16,8 +16,8 @@ FEW = ["--steps", "6", "--eval-every", "6", "--data.buckets", "1", "--optimizer.
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_a_user(tmp_path_factory):
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+def _as_a_user():
+    with runs.as_a_user():
         yield
 
 

@@ -28,7 +28,7 @@ OPTIONS = [
 @pytest.fixture(scope="module")
 def before(tmp_path_factory) -> runs.Trained:
     """The run that others start from."""
-    with runs.as_a_user(tmp_path_factory.getbasetemp()):
+    with runs.as_a_user():
         yield runs.trained(tmp_path_factory.getbasetemp())
 
 

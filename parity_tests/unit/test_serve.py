@@ -433,7 +433,7 @@ def posted(port: int, fields: dict[str, Any]) -> dict[str, Any]:
 
 def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
     temporary = tmp_path_factory.getbasetemp()
-    with runs.as_a_user(temporary):
+    with runs.as_a_user():
         run = runs.trained(temporary).path
         expected = Translator.load(run)([f"the {word}" for word in runs.WORDS])
         process = runs.start(

@@ -95,8 +95,8 @@ def test_adapters_and_frozen_names_exclude_each_other():
 
 
 @pytest.fixture
-def _as_a_user(tmp_path):
-    with runs.as_a_user(tmp_path):
+def _as_a_user():
+    with runs.as_a_user():
         yield
 
 
@@ -108,7 +108,7 @@ def adapted(tmp_path_factory):
     for name, value in (("--steps", 4), ("--eval-every", 2), ("--optimizer.warmup-steps", 1)):
         flags = runs.with_option(flags, name, value)
     base, path = temporary / "base", temporary / "adapted"
-    with runs.as_a_user(temporary):
+    with runs.as_a_user():
         assert runs.train("--run", base, *flags).code == 0
         flags = [
             flag

@@ -281,7 +281,7 @@ def save(path: Path, seed: int) -> transformer.Transformer:
 
 def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
     """Batches are padded as in training, which matters here: the decoder attends to padding."""
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         model = save(tmp_path / "run", seed=0)
         translator = jt.Translator.load(tmp_path / "run")
         command = ("translate", "--run", tmp_path / "run")
@@ -301,7 +301,7 @@ def test_python_translates_as_the_command(tmp_path, capsys, monkeypatch):
 def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
     lines = LINES[:3]
     stdin = "".join(line + "\n" for line in lines).encode()
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         a, b = tmp_path / "a", tmp_path / "b"
         models = [save(a, 0), save(b, 1)]
         console = runs.Console(capsys, monkeypatch)
@@ -321,7 +321,7 @@ def test_an_ensemble_of_runs(tmp_path, capsys, monkeypatch):
 
 def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
     pairs = [("one two", "seven"), ("three", "eight nine")]
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         models = [save(tmp_path / name, seed) for seed, name in enumerate("ab")]
         total = 0.0
         for source, target in pairs:
@@ -338,7 +338,7 @@ def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
 @pytest.mark.parametrize("precision", ["bfloat16", "float64"])
 def test_another_precision(precision, tmp_path, capsys, monkeypatch):
     lines, stdin = ["one", "two"], b"one\ntwo\n"
-    with runs.as_a_user(tmp_path):
+    with runs.as_a_user():
         save(tmp_path / "run", 0)
         console = runs.Console(capsys, monkeypatch)
         flags = ("--run", tmp_path / "run", "--beam", "2", "--n-best", "2")
