@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from jax_transformer.cli import streams, translate
 from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.cli.translate import Precision, SearchOptions
+from jax_transformer.data import pair_files
+from jax_transformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -14,10 +16,18 @@ class EvaluateOptions:
 
     run: str
     """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
-    source: str
+    source: str | None = None
     """Lines to translate, plain or gzip."""
-    target: str
+    target: str | None = None
     """Reference translations, line by line, plain or gzip."""
+    pairs: str | None = None
+    """A .tsv or .jsonl file in place of --source and --target, plain or gzip."""
+    source_field: str = "source"
+    """Field of the source in .jsonl, as translation.de."""
+    target_field: str = "target"
+    """Field of the reference in .jsonl, as translation.en."""
+    reference: Repeatable[tuple[str, ...]] = ()
+    """More references, line by line. Repeatable."""
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     ensemble: Repeatable[tuple[str, ...]] = ()
@@ -33,10 +43,22 @@ class EvaluateOptions:
     search: Inline[SearchOptions] = field(default_factory=SearchOptions)
     bootstrap: int = 1000
     """Resamples for the 95 % confidence intervals of the scores (0: no intervals)."""
+    comet: str | None = None
+    """Also score with this COMET checkpoint, a pickle that you trust; needs unbabel-comet."""
     hypotheses: str | None = None
     """Also write the translations to this file, line by line."""
     json: bool = False
     """Print one JSON object instead of lines."""
+
+    def __post_init__(self) -> None:
+        lines = (self.source is not None, self.target is not None)
+        if any(lines) if self.pairs is not None else not all(lines):
+            raise ConfigError("evaluate needs either --source and --target, or --pairs")
+        if self.pairs is not None and pair_files.suffix(self.pairs) is None:
+            known = ", ".join(pair_files.SUFFIXES)
+            raise ConfigError(
+                f"--pairs {self.pairs}: must end with one of {known}, or with .gz after"
+            )
 
 
 @translate.with_precision
@@ -52,6 +74,10 @@ def run(options: EvaluateOptions) -> int:
         options.source,
         options.target,
         overrides,
+        pairs=options.pairs,
+        fields=(options.source_field, options.target_field),
+        references=options.reference,
+        comet=options.comet,
         weights=options.weights,
         bootstrap=options.bootstrap,
         languages=(options.source_lang, options.target_lang),
@@ -74,8 +100,12 @@ COMMAND = Command(
     run,
     groups={
         "model": "run weights ensemble precision architecture",
-        "input and output": "source target source_lang target_lang hypotheses bootstrap json",
+        "input and output": "source target pairs *_field reference source_lang target_lang comet "
+        "hypotheses bootstrap json",
         "decoding": "*",
     },
-    examples=("evaluate --run runs/de-en --source test.de.gz --target test.en.gz --beam 4",),
+    examples=(
+        "evaluate --run runs/de-en --source test.de.gz --target test.en.gz --beam 4",
+        "evaluate --run runs/de-en --pairs test.jsonl --source-field de --target-field en",
+    ),
 )

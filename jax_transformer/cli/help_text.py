@@ -15,13 +15,13 @@ from jax_transformer.cli.arguments import Command, Option, Parser
 METAVARS = {
     "N": "top_k",
     "NAME": "preset model.preset model.tying model.norm_placement data.dataset_config wandb",
-    "PATH": """run ensemble config init input output attention html source target hypotheses batch
-        python compilation_cache data.train data.valid data.tokenizer
+    "PATH": """run ensemble config init input output attention html source target hypotheses
+        pairs comet reference batch python compilation_cache data.train data.valid data.tokenizer
         data.target_tokenizer data.train_source data.train_target data.valid_source
         data.valid_target data.dataset""",
     "TAG": "source_lang target_lang data.source_lang data.target_lang",
     "SPLIT": "data.train_split data.valid_split",
-    "FIELD": "data.source_field data.target_field",
+    "FIELD": "source_field target_field data.source_field data.target_field",
     "WHICH": "weights",
     "KIND": "to",
     "DTYPE": "dtype",

@@ -16,7 +16,12 @@ def suffix(path: str) -> str | None:
 
 
 def read_pairs(path: str, source_field: str, target_field: str) -> parallel_text.Pairs:
-    """The pairs of a file; the fields are those of a ``.jsonl`` object.
+    """The pairs of a file without those with an empty side, see :func:`read_all`."""
+    return parallel_text.checked(read_all(path, source_field, target_field), path)
+
+
+def read_all(path: str, source_field: str, target_field: str) -> list[tuple[str, str]]:
+    """A pair for each line of a file; the fields are those of a ``.jsonl`` object.
 
     A blank line is a pair with two empty sides.
 
@@ -33,7 +38,7 @@ def read_pairs(path: str, source_field: str, target_field: str) -> parallel_text
         else:
             value = _parsed(line, where)
             pairs.append((field(value, source_field, where), field(value, target_field, where)))
-    return parallel_text.checked(pairs, path)
+    return pairs
 
 
 def field(value: Any, name: str, where: str) -> str:

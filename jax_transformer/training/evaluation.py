@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jax_transformer import pretrained, transformer, translation
-from jax_transformer.data import batches, encoding, parallel_text
+from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate.prepare import ModelStructure
@@ -32,7 +33,7 @@ METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
 def score(
     hypotheses: Sequence[str],
     references: Sequence[str],
-    *,
+    *others: Sequence[str],
     names: Sequence[str] = ("bleu", "chrf"),
     bootstrap: int = 0,
 ) -> dict[str, Any]:
@@ -40,6 +41,8 @@ def score(
 
     Args:
         hypotheses, references: one string per line, equally many of both.
+        others: more references of each line, of which empty ones do not count. A line is exactly
+            right if it is equal to one of its references.
         names: any of ``bleu``, ``chrf`` (0 to 100, higher is better) and ``ter`` (edits per 100
             words, lower is better). BLEU and chrF are cased, TER is not; BLEU uses tokenizer 13a.
         bootstrap: number of resamplings of the lines for a 95 % interval of each figure
@@ -56,14 +59,13 @@ def score(
         raise InputError("there are no translations to score")
     if bootstrap < 0 or bootstrap == 1:
         raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
-    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    exact = sum(h in several for h, *several in zip(hypotheses, references, *others, strict=True))
     figures: dict[str, Any] = {}
     signatures, confidence = {}, {}
     for name in names:
         metric = getattr(sacrebleu.metrics, METRICS[name])()
-        result = metric.corpus_score(
-            list(hypotheses), [list(references)], n_bootstrap=max(1, bootstrap)
-        )
+        streams = [list(lines) for lines in (references, *others)]
+        result = metric.corpus_score(list(hypotheses), streams, n_bootstrap=max(1, bootstrap))
         figures[name] = result.score
         signatures[name] = str(metric.get_signature())
         if bootstrap:
@@ -144,17 +146,21 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     run: str,
-    source: str,
-    target: str,
+    source: str | None,
+    target: str | None,
     overrides: Mapping[str, Any] | None = None,
     *,
+    pairs: str | None = None,
+    fields: tuple[str, str] = ("source", "target"),
+    references: Sequence[str] = (),
+    comet: str | None = None,
     weights: str = "auto",
     bootstrap: int = 0,
     languages: tuple[str | None, str | None] = (None, None),
     ensemble: Sequence[str] = (),
     precision: str | None = None,
 ) -> Evaluation:
-    """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on two files of lines.
+    """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on a test set.
 
     Every pair counts for the scores, so a source that is too long is an error; pairs with an empty
     side are left out and counted. The loss leaves out pairs whose reference is longer than the
@@ -163,7 +169,10 @@ def evaluate(
 
     Args:
         run: a run or model folder.
-        source, target: files with one sentence per line.
+        source, target: files with one sentence per line, or both None.
+        pairs: a .tsv or .jsonl file in their place, with these ``fields`` in .jsonl.
+        references: files of more references, line by line. The loss is that of ``target``.
+        comet: a checkpoint of COMET, see :func:`load_comet`.
         overrides: changes to the folder's generation config, see
             :meth:`GenerationConfig.overridden`.
         weights: see :func:`jax_transformer.pretrained.open`.
@@ -172,6 +181,7 @@ def evaluate(
         ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
         precision: see :meth:`Translator.load`.
     """
+    comet_score = None if comet is None else load_comet(comet)
     opened = pretrained.open(run, weights)
     translator = translation.Translator.from_opened(
         opened,
@@ -183,26 +193,60 @@ def evaluate(
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
-    # Read each file once: it may be a pipe
-    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)
-    parallel = parallel_text.paired(sources, targets, source, target)
-    longest = translator.model.config.longest
-    encoding.encode_sources(sources, translator.tokenizer, longest, f"{source}: ")
-    pairs = parallel.pairs
-    translated = translator([s for s, _ in pairs])
-    total, tokens, counted = loss(translator, pairs)
+    if pairs is not None:
+        name, both = pairs, pair_files.read_all(pairs, *fields)
+    else:
+        name, both = source or "", _read_lines(source or "", target or "")
+    complete = parallel_text.checked(both, name)
+    others = [_of_complete(both, _read_references(path, len(both), name)) for path in references]
+    encoding.encode_sources(
+        [s for s, _ in both], translator.tokenizer, translator.model.config.longest, f"{name}: "
+    )
+    translated = translator([s for s, _ in complete.pairs])
+    total, tokens, counted = loss(translator, complete.pairs)
     report = {
         "weights": opened.weights,
         "step": opened.step,
         **({"ensemble": list(ensemble)} if ensemble else {}),
-        "pairs": len(pairs),
-        "dropped_empty": parallel.dropped_empty,
-        **score(translated, [t for _, t in pairs], names=tuple(METRICS), bootstrap=bootstrap),
+        "pairs": len(complete.pairs),
+        "dropped_empty": complete.dropped_empty,
+        **score(
+            translated,
+            [t for _, t in complete.pairs],
+            *others,
+            names=tuple(METRICS),
+            bootstrap=bootstrap,
+        ),
+        **({"comet": comet_score(complete.pairs, translated)} if comet_score else {}),
         "loss": total / tokens if tokens else None,
         "perplexity": math.exp(total / tokens) if tokens else None,
-        "left_out_of_loss": len(pairs) - counted,
+        "left_out_of_loss": len(complete.pairs) - counted,
     }
-    return Evaluation(report, _in_place(sources, targets, translated))
+    return Evaluation(report, _in_place(both, translated))
+
+
+def load_comet(path: str) -> Callable[[Sequence[tuple[str, str]], Sequence[str]], float]:
+    """The function from pairs and translations to COMET's score of all (Rei et al. 2020).
+
+    ``path`` is a checkpoint on disk, which is loaded as a pickle: only from a source that you
+    trust. Raises ConfigError if the package is not installed, InputError if there is no such file.
+    """
+    try:
+        from comet import load_from_checkpoint
+    except ImportError:
+        raise ConfigError("COMET needs its package: pip install unbabel-comet") from None
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such file: give the .ckpt file of a COMET model")
+    model = load_from_checkpoint(path)
+
+    def comet_score(pairs: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
+        data = [
+            {"src": source, "mt": translation, "ref": reference}
+            for (source, reference), translation in zip(pairs, translations, strict=True)
+        ]
+        return float(model.predict(data, batch_size=8, gpus=0, progress_bar=False).system_score)
+
+    return comet_score
 
 
 def readable(report: dict[str, Any]) -> Iterator[str]:
@@ -258,9 +302,27 @@ def _ensemble_loss_sum(
     return step.cross_entropy(log_probs, jnp.asarray(batch.target_out), pad_id=pad_id)
 
 
-def _in_place(sources: Sequence[str], targets: Sequence[str], translated: list[str]) -> list[str]:
-    """A line for each source line: its translation, or nothing if a side is empty."""
+def _read_lines(source: str, target: str) -> list[tuple[str, str]]:
+    """The pairs of two files of lines, each of which is read once: it may be a pipe."""
+    sources, targets = parallel_text.read_lines(source), parallel_text.read_lines(target)
+    parallel_text.paired(sources, targets, source, target)  # as many lines, and not the same
+    return list(zip(sources, targets, strict=True))
+
+
+def _read_references(path: str, count: int, name: str) -> list[str]:
+    """The lines of one more file of references, as many as the test set ``name`` has."""
+    lines = parallel_text.read_lines(path)
+    if len(lines) != count:
+        raise InputError(f"{name} has {count} lines and {path} has {len(lines)}")
+    return lines
+
+
+def _of_complete(pairs: Sequence[tuple[str, str]], lines: Sequence[str]) -> list[str]:
+    """The lines next to pairs that have no empty side."""
+    return [x for (s, t), x in zip(pairs, lines, strict=True) if s.strip() and t.strip()]
+
+
+def _in_place(pairs: Sequence[tuple[str, str]], translated: list[str]) -> list[str]:
+    """A line for each pair: its translation, or nothing if a side is empty."""
     left = iter(translated)
-    return [
-        next(left) if s.strip() and t.strip() else "" for s, t in zip(sources, targets, strict=True)
-    ]
+    return [next(left) if s.strip() and t.strip() else "" for s, t in pairs]

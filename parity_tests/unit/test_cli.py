@@ -56,9 +56,10 @@ FLAGS = {
         --repetition-penalty --min-new-tokens --sample --no-sample --temperature --top-k
         --top-p --seed""".split(),
     "evaluate": """
-        --run --source --target --weights --ensemble --precision --architecture
+        --run --source --target --pairs --source-field --target-field --reference
+        --weights --ensemble --precision --architecture
         --source-lang --target-lang --max-length --beam --length-penalty --penalty --early-stopping
-        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap
+        --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --comet
         --hypotheses --json --no-json""".split(),
     "convert": """
         --to --config --preset --architecture --set --dtype --weights --key
@@ -383,6 +384,8 @@ def test_the_module_and_train_py_run_the_command(tmp_path):
         ("translate", ["--run"]),
         ("translate --run a --beam two", ["--beam", "two"]),
         ("evaluate --run a --source b", ["--target"]),
+        ("evaluate --run a --source b --target c --pairs d.tsv", ["either --source", "--pairs"]),
+        ("evaluate --run a --pairs d.txt", ["d.txt", ".tsv, .jsonl"]),
         ("convert a", ["convert needs DESTINATION"]),
         ("convert a b c", ["unexpected arguments: c"]),
         ("inspect", ["inspect needs PATH"]),

@@ -2,15 +2,17 @@
 counted.
 """
 
+import json
 import math
 import os
+import sys
 import types
 
 import pytest
 
 from jax_transformer import pretrained, translation
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.training import evaluation
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny
@@ -121,3 +123,51 @@ def test_a_source_that_is_too_long_is_named_by_its_line(evaluate):
         InputError, match=r"source: line 2 is 21 tokens long, over the model's max_length=16$"
     ):
         evaluate(["one two", LONG], ["two one", "x"])
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl"])
+def test_files_of_pairs_are_scored_as_files_of_lines(evaluate, tmp_path, suffix):
+    expected = evaluate(SOURCES, TARGETS)
+    path = tmp_path / f"pairs.{suffix}"
+    rows = list(zip(SOURCES, TARGETS, strict=True))
+    objects = [json.dumps({"en": {"a": s}, "b": t}) for s, t in rows]
+    lines = objects if suffix == "jsonl" else ["\t".join(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines))
+    result = evaluation.evaluate("run", None, None, pairs=str(path), fields=("en.a", "b"))
+    assert result == expected
+
+
+def test_several_references_are_those_of_sacrebleu(evaluate, tmp_path):
+    report, hypotheses = evaluate(SOURCES, TARGETS)
+    (tmp_path / "more").write_text("".join(line + "\n" for line in hypotheses))
+    more = evaluate(SOURCES, TARGETS, references=[str(tmp_path / "more")])
+    assert more.report["exact_match"] == 100 > report["exact_match"]
+    assert more.report["chrf"] > report["chrf"] and more.report["loss"] == report["loss"]
+    assert "nrefs:2" in more.report["signatures"]["bleu"] and more.hypotheses == hypotheses
+    (tmp_path / "more").write_text("one\n")
+    with pytest.raises(InputError, match=rf"source has {len(SOURCES)} lines and .*more has 1$"):
+        evaluate(SOURCES, TARGETS, references=[str(tmp_path / "more")])
+
+
+def test_comet_scores_what_is_translated(evaluate, tmp_path, monkeypatch):
+    """The package is replaced by a stub with its documented functions."""
+    calls = []
+
+    def predict(data, *, batch_size, gpus, progress_bar):
+        calls.append(data)
+        return types.SimpleNamespace(system_score=0.5)
+
+    comet = types.SimpleNamespace(
+        load_from_checkpoint=lambda path: types.SimpleNamespace(predict=predict)
+    )
+    monkeypatch.setitem(sys.modules, "comet", comet)
+    path = tmp_path / "model.ckpt"
+    with pytest.raises(InputError, match=r"model\.ckpt: no such file"):
+        evaluate(SOURCES, TARGETS, comet=str(path))
+    path.touch()
+    assert evaluate(SOURCES, TARGETS, comet=str(path)).report["comet"] == 0.5
+    assert calls[0][0] == {"src": "one two", "mt": "two one", "ref": TARGETS[0]}
+    assert len(calls[0]) == 3
+    monkeypatch.setitem(sys.modules, "comet", None)
+    with pytest.raises(ConfigError, match="pip install unbabel-comet"):
+        evaluate(SOURCES, TARGETS, comet=str(path))
