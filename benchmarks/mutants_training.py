@@ -199,7 +199,9 @@ MUTANTS = [
         "scale = (summed.tokens / more.tokens).astype(more.loss.dtype)\n"
         "        gradients = jax.tree.map(\n"
         "            lambda a, b: a + b * scale, summed.gradients, more.gradients\n        )\n"
-        "        return Sums(gradients, summed.loss + more.loss, summed.tokens + more.tokens)",
+        "        summed = summed._replace(gradients=gradients)\n"
+        "        more = more._replace(gradients=jax.tree.map(jnp.zeros_like, gradients))\n"
+        "        return jax.tree.map(jnp.add, summed, more)",
         (f"{_STEPS}::test_accumulated_batches_equal_one_batch",),
         met="gradient accumulation weighs batches, not tokens",
     ),

@@ -104,7 +104,7 @@ def make_optimizer(
     options: OptimizerOptions, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The run's optimizer by torch.optim. Raises ValueError if PyTorch has none that is equal."""
-    common = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+    common = {"lr": options.rate.learning_rate, "weight_decay": options.weight_decay}
     adam: dict[str, Any] = {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
     match options.name:
         case OptimizerName.ADAMW:
@@ -141,7 +141,7 @@ class Loop:
 
     def __init__(self, run: Run, module: nn.Module):
         options = run.options.optimizer
-        schedule = options.schedule, options.warmup_steps, run.options.steps
+        schedule = options.rate.schedule, options.rate.warmup_steps, run.options.steps
         self.run, self.module, self.step = run, module, 0
         self.optimizer = make_optimizer(
             options, [parameter for parameter in module.parameters() if parameter.requires_grad]

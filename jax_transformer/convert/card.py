@@ -241,6 +241,7 @@ def _training(folder: RunFolder, step: int) -> Training:
         for group in ("model", "optimizer")
         for name, value in _dotted(group, options.get(group))
         if value is not None
+        and (init is None or name != "model.preset")  # the model is that of init
     }
     flags |= {name: options[name] for name in ("steps", "seed") if options.get(name) is not None}
     counts = {

@@ -116,10 +116,12 @@ class RunFolder:
 
 def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list[int]:
     """Steps by their validation figures, best first: the lowest loss, or the highest score. Of
-    equal ones the earlier first.
+    equal scores that of the lowest loss, then the earlier first.
     """
     sign = 1 if criterion == LOSS else -1
-    return sorted(figures, key=lambda step: (sign * figures[step][criterion], step))
+    return sorted(
+        figures, key=lambda step: (sign * figures[step][criterion], figures[step][LOSS], step)
+    )
 
 
 def _parsed_line(line: str, where: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from jax_transformer.storage import atomic
 
 # Okabe and Ito's colours for the colour-blind: https://jfly.uni-koeln.de/color/
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 SCORES = (
     ("bleu", "BLEU", BLUE, "o"),
     ("chrf", "chrF", ORANGE, "s"),
@@ -116,7 +116,10 @@ def figure(entries: list[dict[str, Any]], title: str) -> Any:
 
 def _loss(axes: Any, entries: list[dict[str, Any]]) -> None:
     axes.set(title="Loss", ylabel="nats a target token")
-    _line(axes, _points(entries, "loss"), "training", BLUE)
+    loss, nll_loss = _points(entries, "loss"), _points(entries, "nll_loss")
+    if nll_loss and nll_loss != loss:
+        _line(axes, loss, "training, label smoothing included", GREY)
+    _line(axes, nll_loss or loss, "training", BLUE)
     _validated(axes, entries, "valid_loss", "validation", ORANGE, "o", best=min, digits=3)
     _legend(axes)
 

@@ -84,9 +84,13 @@ class MetricsLogger:
         self.wait(now)
         values, self.values = self.values, []
         tokens = np.array([value["tokens"] for value in values])
+        losses = [name for name in ("loss", "nll_loss") if all(name in value for value in values)]
         entry = {
             "step": now,
-            "loss": float(np.average([value["loss"] for value in values], weights=tokens)),
+            **{
+                name: float(np.average([value[name] for value in values], weights=tokens))
+                for name in losses  # a step that version 0.1 made has no nll_loss
+            },
             "gradient_norm": float(values[-1]["gradient_norm"]),
             "learning_rate": float(self.schedule(now - 1)),
             "tokens_per_second": float(tokens.sum() / (time.monotonic() - self.since)),
@@ -132,15 +136,15 @@ class Progress:
     def show(self, entry: dict[str, Any]) -> None:
         """Show a training line of metrics.jsonl."""
         speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
+        loss, nll_loss = f"loss {entry['loss']:.3f}", entry.get("nll_loss", entry["loss"])
+        if nll_loss != entry["loss"]:
+            loss += f" ({nll_loss:.3f} without label smoothing)"
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {entry['loss']:.3f}, {speed}")
+            self.bar.set_postfix_str(f"{loss}, {speed}")
             return
         per_step = (time.monotonic() - self.began) / max(1, self.step - self.start)
-        minutes, seconds = divmod(round(per_step * (self.steps - self.step)), 60)
-        self.say(
-            f"step {entry['step']}/{self.steps}  loss {entry['loss']:.3f}  {speed}  "
-            f"{minutes}:{seconds:02} left"
-        )
+        left = tqdm.format_interval(per_step * (self.steps - self.step))
+        self.say(f"step {entry['step']}/{self.steps}  {loss}  {speed}  {left} left")
 
     def say(self, message: str) -> None:
         """Print a line."""

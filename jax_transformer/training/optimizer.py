@@ -20,7 +20,7 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
 
     It rises linearly to its peak at step ``warmup_steps``, then goes on as the options say.
     """
-    peak, warmup = options.learning_rate, options.warmup_steps
+    peak, kind, warmup = options.rate
     start, remaining = float(max(1, warmup)), max(1, steps - warmup)
     after = {
         Schedule.CONSTANT: optax.constant_schedule(peak),
@@ -32,7 +32,7 @@ def schedule(options: OptimizerOptions, steps: int) -> optax.Schedule:
         Schedule.INVERSE_SQRT: lambda count: (
             peak * jnp.sqrt(start / (jnp.maximum(count, 0).astype(float) + start))
         ),
-    }[options.schedule]
+    }[kind]
     if not warmup:
         return after
     # Step 0 takes a first small step instead of none

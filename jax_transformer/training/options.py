@@ -4,7 +4,7 @@ that flag's help."""
 import dataclasses
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, codec
@@ -134,18 +134,32 @@ USED_BY: dict[str, tuple[OptimizerName, ...]] = {
 """The options that only some optimizers have. Every other option is for all of them."""
 
 
+class LearningRate(NamedTuple):
+    """A learning rate that rises linearly to its peak, then follows a schedule."""
+
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+
+
+FROM_SCRATCH = LearningRate(3e-3, Schedule.COSINE, 200)
+"""The defaults for random weights: small models, AdamW."""
+FINE_TUNING = LearningRate(5e-5, Schedule.LINEAR, 100)
+"""The defaults with ``init``: a higher rate would undo the training of those weights."""
+
+
 @dataclass(frozen=True)
 class OptimizerOptions:
     """Optimizer, learning rate and loss."""
 
     name: OptimizerName = OptimizerName.ADAMW
     """Optimizer; each needs another learning rate."""
-    learning_rate: float = 3e-3
-    """Highest learning rate, after warm-up."""
-    schedule: Schedule = Schedule.COSINE
-    """Learning rate after warm-up."""
-    warmup_steps: int = 200
-    """Steps of linear warm-up."""
+    learning_rate: float | None = None
+    """Highest learning rate; 5e-5 with --init."""
+    schedule: Schedule | None = None
+    """Schedule after warm-up; linear with --init."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; 100 with --init."""
     beta1: float = 0.9
     """Decay of the mean gradient (adamw, adam, lion)."""
     beta2: float = 0.98
@@ -169,7 +183,7 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
         for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
             if not 0 <= getattr(self, name) < 1:
@@ -179,9 +193,20 @@ class OptimizerOptions:
         if self.accumulate < 1:
             raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
         for name in ("learning_rate", "epsilon"):
-            if not getattr(self, name) > 0:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
         self._check_used()
+
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate; of training from scratch for what is not given."""
+        return self.rate_over(FROM_SCRATCH)
+
+    def rate_over(self, default: LearningRate) -> LearningRate:
+        """The learning rate, with the defaults for what is not given."""
+        values = {name: getattr(self, name) for name in LearningRate._fields}
+        return default._replace(**{k: v for k, v in values.items() if v is not None})
 
     def _check_used(self) -> None:
         """Raise ConfigError if an option is set that the optimizer does not have."""
@@ -286,6 +311,13 @@ class TrainOptions:
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
         self._check_init()
+        rate = self.optimizer.rate_over(self.default_rate)._asdict()
+        object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
+
+    @property
+    def default_rate(self) -> LearningRate:
+        """The learning rate for what ``optimizer`` leaves out."""
+        return FROM_SCRATCH if self.init is None else FINE_TUNING
 
     def _check_init(self) -> None:
         """Raise ConfigError for options that contradict ``init``, or need it."""
@@ -319,31 +351,7 @@ class TrainOptions:
                 f"init={self.init}; {can} can be"
             )
 
-    def differences(self, other: "TrainOptions") -> dict[str, str]:
-        """The dotted fields that differ, each with ``name (other's value -> own value)``."""
-        mine, theirs = _flat(dataclasses.asdict(self)), _flat(dataclasses.asdict(other))
-        return {
-            name: f"{name} ({_shown(theirs[name])} -> {_shown(mine[name])})"
-            for name in mine
-            if mine[name] != theirs[name]
-        }
-
 
 def read_options(folder: RunFolder) -> TrainOptions:
     """The options of the run in ``folder``. Raises InputError naming the file."""
     return parsed(folder.train_config, lambda text: codec.from_json(TrainOptions, text))
-
-
-def _shown(value: Any) -> str:
-    return repr(value.value if isinstance(value, enum.Enum) else value)
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
-    return flat

@@ -1,6 +1,7 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import codec
@@ -38,7 +39,8 @@ def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
         devices = _devices(options)
         state = loop.start(options, data, devices, saved)
         trained = sum(array.size for array in state.params.values())
-        _introduce(options, data, folder, trained, saved)
+        for line in introduction(options, data, folder, trained, saved):
+            say(line)
         loop.Run(options, data, folder, devices, stop, int(state.step)).train(state)
     return folder
 
@@ -90,10 +92,14 @@ def _warn_of_changes(options: TrainOptions, folder: RunFolder, saved: Checkpoint
         )
 
 
-def _introduce(
-    options: TrainOptions, data: Corpus, folder: RunFolder, trained: int, saved: Checkpoint | None
-) -> None:
-    """Print the sizes of model and data, and the pairs that are left out."""
+def introduction(
+    options: TrainOptions,
+    data: Corpus,
+    folder: RunFolder,
+    trained: int,
+    saved: Checkpoint | None = None,
+) -> Iterator[str]:
+    """Yield the first lines of a run: its model, text and learning rate, and where it continues."""
     about, config, source = data.about, data.config, data.init_source
     shapes = ", ".join(
         f"{rows}x{width}" for rows, width in zip(data.plan.rows, data.plan.widths, strict=True)
@@ -106,18 +112,44 @@ def _introduce(
         size = f"{trained:,} parameters of adapters (rank {options.lora.rank}) are trained"
     elif options.freeze:
         size = f"{trained:,} parameters are trained, without {' '.join(options.freeze)}"
-    say(f"{folder.path}: {name}, {size}, vocabulary {vocabulary}")
-    for line in source.lines() if source is not None else ():
-        say(line)
-    say(f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full")
+    yield f"{folder.path}: {name}, {size}, vocabulary {vocabulary}"
+    if source is not None:
+        yield from source.lines()
+    elif options.data.tokenizer is None and min(sizes) < options.data.vocab_size:
+        yield (
+            f"warning: data.vocab_size={options.data.vocab_size} is not reached: the training text "
+            f"yields a vocabulary of {vocabulary}"
+        )
+    yield f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full"
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
-        say(
+        yield (
             f"dropped: {about['dropped_empty']} pairs with an empty side, "
             f"{about['dropped_long']} too long{cut}"
         )
-    if saved is not None:
-        say(f"continuing at step {saved.step}")
+    yield from _rate_lines(options)
+    if saved is not None and run.finished(options, folder):
+        yield f"finished at step {saved.step}: nothing is left to do (a higher --steps extends it)"
+    elif saved is not None:
+        yield f"continuing at step {saved.step}"
+
+
+def _rate_lines(options: TrainOptions) -> Iterator[str]:
+    """Yield the learning rate and its origin, and a warning if it does not reach its peak."""
+    rate, default = options.optimizer.rate._asdict(), options.default_rate._asdict()
+    changed = [f"optimizer.{name}" for name in rate if rate[name] != default[name]]
+    origin = "default" if options.init is None else "default for fine-tuning"
+    if len(changed) == len(rate):
+        origin = "as given"
+    elif changed:
+        origin = f"{' and '.join(changed)} as given, the rest by {origin}"
+    yield f"{', '.join(f'{name} {value}' for name, value in rate.items())} ({origin})"
+    peak, _, warmup = options.optimizer.rate
+    if warmup >= options.steps:
+        yield (
+            f"warning: the learning rate never reaches {peak:g}: optimizer.warmup_steps={warmup} "
+            f"are not fewer than steps={options.steps}"
+        )
 
 
 def say(message: str) -> None:

@@ -2,6 +2,8 @@
 since it began; the checkpoints that it keeps and averages; and requests to stop it."""
 
 import contextlib
+import dataclasses
+import enum
 import itertools
 import os
 import signal
@@ -128,7 +130,10 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
 def finished(options: TrainOptions, folder: RunFolder) -> bool:
     """True if the last step or the end of patience was reached, and the average is saved."""
     last = folder.last_step()
-    if last is None or not (last >= options.steps or stops_early(options, folder.validations())):
+    validations = folder.validations()
+    if last is None or last not in validations:  # the last validation may have been cut short
+        return False
+    if last < options.steps and not stops_early(options, validations):
         return False
     return not options.average or last in checkpoint.steps(folder.averaged)
 
@@ -165,16 +170,41 @@ def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], 
 
     Each is ``name (before -> now)``.
     """
-    changed = now.differences(before)
+    changed = differences(now, before)
     refused = [text for name, text in changed.items() if name not in FREE | WARNED]
     return refused, [text for name, text in changed.items() if name in WARNED]
+
+
+def differences(now: TrainOptions, before: TrainOptions) -> dict[str, str]:
+    """The options that differ by dotted name, each as ``name (before -> now)``."""
+    new, old = _flat(dataclasses.asdict(now)), _flat(dataclasses.asdict(before))
+    return {
+        name: f"{name} ({_shown(old[name])} -> {_shown(new[name])})"
+        for name in new
+        if new[name] != old[name]
+    }
+
+
+def _shown(value: Any) -> str:
+    return repr(value.value if isinstance(value, enum.Enum) else value)
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
+    return flat
 
 
 # Checkpoints: the best, those to keep and to average, and the end by patience
 
 
 def ranked(figures: Figures, by: Criterion) -> list[int]:
-    """The steps, best first; the earlier first among equals."""
+    """The steps, best first; among equal scores that of the lower loss, then the earlier."""
     return best_first(figures, by.value)
 
 

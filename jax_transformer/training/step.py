@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_transformer import transformer
@@ -111,15 +112,18 @@ def loss_sum(
 
     ``dropout`` is a key, another source of masks, or None for a deterministic model.
     """
-    model = transformer.unflatten(config, lora.merge(params | frozen))
+    logits = _logits(params | frozen, batch, config, dropout)
+    targets = jnp.asarray(batch.target_out)
+    return cross_entropy(
+        logits, targets, pad_id=config.target_pad_id, label_smoothing=label_smoothing
+    )
+
+
+def _logits(weights: Arrays, batch: Batch, config: TransformerConfig, dropout: Any) -> jax.Array:
+    model = transformer.unflatten(config, lora.merge(weights))
     logits = model(batch.source, batch.target_in, rngs=dropout)
     assert isinstance(logits, jax.Array), "without return_attention"
-    return cross_entropy(
-        logits,
-        jnp.asarray(batch.target_out),
-        pad_id=config.target_pad_id,
-        label_smoothing=label_smoothing,
-    )
+    return logits
 
 
 class Sums(NamedTuple):
@@ -127,6 +131,8 @@ class Sums(NamedTuple):
 
     gradients: Arrays
     loss: Float[Array, ""]
+    nll_loss: Float[Array, ""]
+    """The loss without label smoothing."""
     tokens: Int[Array, ""]
 
 
@@ -146,7 +152,11 @@ class TrainStep:
     def __call__(
         self, state: TrainState, batches: Sequence[Batch], key: PRNGKeyArray
     ) -> tuple[TrainState, Metrics]:
-        """The next state, and loss (nats per token), tokens, and gradient norm before clipping."""
+        """The next state, and its metrics.
+
+        They are ``loss`` and, without label smoothing, ``nll_loss`` (nats per token), ``tokens``,
+        and ``gradient_norm`` before clipping.
+        """
         if len(batches) == 1:
             return self.one(state, batches[0], key)
         sums = self.first(state, batches[0], key)
@@ -173,11 +183,17 @@ def make_step(
     """
 
     def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
-        def loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
-            return loss_sum(params, state.frozen, batch, config, label_smoothing, key)
+        def loss(params: Arrays) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            logits = _logits(params | state.frozen, batch, config, key)
+            targets, pad_id = jnp.asarray(batch.target_out), config.target_pad_id
+            nll_loss, tokens = cross_entropy(lax.stop_gradient(logits), targets, pad_id=pad_id)
+            total, _ = cross_entropy(
+                logits, targets, pad_id=pad_id, label_smoothing=label_smoothing
+            )
+            return total, (nll_loss, tokens)
 
-        (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return Sums(gradients, total, tokens)
+        (total, aux), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+        return Sums(gradients, total, *aux)
 
     def update(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
         count = jnp.maximum(summed.tokens, 1).astype(summed.loss.dtype)
@@ -190,6 +206,7 @@ def make_step(
         }
         metrics = {
             "loss": summed.loss / count,
+            "nll_loss": summed.nll_loss / count,
             "tokens": summed.tokens,
             "gradient_norm": optax.tree.norm(gradients),
         }

@@ -52,7 +52,7 @@ def to_checkpoint(
         {name: array.shape for name, array in state.params.items()},
     )
     position = optimizer_state.position(state.opt_state)
-    rate, peak = learning_rate(options, position), options.optimizer.learning_rate
+    rate, peak = learning_rate(options, position), options.optimizer.rate.learning_rate
     settings = {
         "lr": rate,
         "initial_lr": peak,
@@ -197,7 +197,7 @@ def _check_options(moments: Moments, options: TrainOptions, position: int) -> No
     ]
     ours = learning_rate(options, position)
     if (
-        abs(settings["lr"] - ours) > 1e-6 * here.learning_rate
+        abs(settings["lr"] - ours) > 1e-6 * here.rate.learning_rate
     ):  # schedules are often computed in float32
         different.append(
             f"the learning rate after {position} updates ({settings['lr']:.6g} there, {ours:.6g} "

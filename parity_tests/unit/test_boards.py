@@ -1,5 +1,5 @@
 """Trackers: their contents, no duplicates after a resume, and an early error for a missing
-package.
+package; and the lines of progress.
 """
 
 import importlib.util
@@ -221,3 +221,16 @@ def test_errors_of_weights_and_biases_are_one_line(tmp_path, wandb):
     (tmp_path / "wandb.json").write_text("{")
     with pytest.raises(InputError, match=r"wandb\.json: "):
         metrics_logger.Trackers(RunFolder(tmp_path), TrainOptions(wandb="project"))
+
+
+def test_progress_shows_both_losses_and_hours(capsys, monkeypatch):
+    monkeypatch.setattr(metrics_logger.time, "monotonic", lambda: 0.0)
+    progress = metrics_logger.Progress(0, 1001)
+    progress.advance()
+    monkeypatch.setattr(metrics_logger.time, "monotonic", lambda: 3.723)
+    progress.show(train(1) | {"nll_loss": 8.5})
+    progress.show(train(1) | {"loss": 8.5, "nll_loss": 8.5})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1/1001  loss 8.990 (8.500 without label smoothing)  4,000 tokens/s  1:02:03 left",
+        "step 1/1001  loss 8.500  4,000 tokens/s  1:02:03 left",
+    ]

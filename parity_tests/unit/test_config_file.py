@@ -175,6 +175,11 @@ def test_yaml_text_stays_text(write, text):
             "'model.d_modle' (did you mean 'model.d_model'?), 'zzz'",
         ),
         ("config: other.yaml", "unknown key 'config'"),
+        (
+            "stepz: 3\nmodel: {d_modle: 3}\nseed: 1",
+            "unknown keys 'stepz' (did you mean 'steps'?), 'model.d_modle' "
+            "(did you mean 'model.d_model'?)",
+        ),
         ("1: 2", "unknown key '1'"),
         ("model.d_model: 3", "'model.d_model' has a dot: write 'd_model' under 'model'"),
         ("model: 3", "model must be an object, not int"),

@@ -19,8 +19,8 @@ from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocab
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus
-from jax_transformer.training.options import ModelOptions, TrainOptions
+from jax_transformer.training import corpus, recipe
+from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
 
 WORDS = dict(
     zip(
@@ -493,3 +493,25 @@ def test_rows_of_a_damaged_record_are_ignored(tmp_path, lines, recorded, rows):
     recorded.data.write_text(json.dumps({**json.loads(recorded.data.read_text()), "rows": rows}))
     again = prepared(tmp_path, **lines)
     assert again.plan.rows == expected and corpus.changes(again, recorded)[0].startswith("rows (")
+
+
+# The first lines of a run
+
+
+def test_a_vocabulary_or_warm_up_that_is_not_reached_is_named(tmp_path, lines):
+    def warnings(optimizer: OptimizerOptions, **data) -> list[str]:
+        chosen = dataclasses.replace(options(**data), steps=20, optimizer=optimizer)
+        folder = RunFolder(tmp_path / "run")
+        corpus_of_run = corpus.prepare(chosen, folder)
+        introduction = recipe.introduction(chosen, corpus_of_run, folder, 0)
+        return [line for line in introduction if line.startswith("warning: ")]
+
+    short = OptimizerOptions(learning_rate=0.5, warmup_steps=19)
+    size = corpus.prepare(options(**lines, vocab_size=100_000), RunFolder(tmp_path)).config
+    assert warnings(OptimizerOptions(), **lines, vocab_size=100_000) == [
+        "warning: data.vocab_size=100000 is not reached: the training text yields a vocabulary of "
+        f"{size.source_vocab_size}",
+        "warning: the learning rate never reaches 0.003: optimizer.warmup_steps=200 are not fewer "
+        "than steps=20",
+    ]
+    assert warnings(short, **lines, vocab_size=size.source_vocab_size) == []

@@ -116,6 +116,16 @@ def test_every_metric_is_in_its_panel_and_the_best_is_named():
     )
 
 
+def test_the_training_loss_is_drawn_with_and_without_label_smoothing():
+    steps = [{"step": step, "loss": 3.0, "nll_loss": 2.0} for step in (50, 100)]
+    assert panels(steps)["Loss"] == {
+        "training, label smoothing included": ([50, 100], [3.0, 3.0]),
+        "training": ([50, 100], [2.0, 2.0]),
+    }
+    equal = [step | {"loss": 2.0} for step in steps]
+    assert panels(equal)["Loss"] == {"training": ([50, 100], [2.0, 2.0])}
+
+
 def test_the_best_and_the_averaged_are_marked():
     loss = curves.figure(entries(), "run").axes[0]
     marks = {

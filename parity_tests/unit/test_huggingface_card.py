@@ -9,7 +9,7 @@ import yaml
 from jax_transformer.config import codec
 from jax_transformer.convert import card
 from jax_transformer.data.options import DataOptions
-from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # noqa: F401
 
 
@@ -39,7 +39,8 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
         valid_source=("/home/v",),
         valid_target=("w",),
     )
-    (tmp_path / "run/train_config.json").write_text(codec.to_json(TrainOptions(data=data)))
+    options = TrainOptions(init="marian", data=data, model=ModelOptions(dropout=0.2))
+    (tmp_path / "run/train_config.json").write_text(codec.to_json(options))
     (tmp_path / "run/data.json").write_text(json.dumps({"train_pairs": 1200, "widths": [16]}))
     (tmp_path / "run/metrics.jsonl").write_text(
         json.dumps({"step": 0, "valid_loss": 1.5, "bleu": 31.234, "chrf": 55.5}) + "\n"
@@ -48,7 +49,8 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
     text = (tmp_path / "out/README.md").read_text()
     front, body = text.removeprefix("---\n").split("---\n", 1)
     assert body.startswith(
-        "\n# A model\n\n## Fine-tuning\n\n0 steps with jax-transformer on train.en, train.de.\n"
+        "\n# A model\n\n## Fine-tuning\n\n"
+        "0 steps with jax-transformer on train.en, train.de, from marian.\n"
     )
     metadata = yaml.safe_load(front)
     assert (metadata["license"], metadata["language"]) == (
@@ -69,8 +71,10 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
         "- train_pairs: 1,200" in text
         and "| BLEU | 31.23 |" in text
         and '"optimizer.learning_rate"' in text
+        and '"model.dropout": 0.2' in text
         and "/home" not in text
     )
+    assert "model.preset" not in text, "the model is that of init"
     assert json.loads((tmp_path / "out/config.json").read_text()) == T5
 
 

@@ -9,13 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import convert, pretrained, transformer
+from jax_transformer import cli, convert, pretrained, transformer
+from jax_transformer.cli.train import TrainCommand
+from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
-from jax_transformer.training.options import ModelOptions, TrainOptions
+from jax_transformer.training.options import (
+    FINE_TUNING,
+    FROM_SCRATCH,
+    ModelOptions,
+    Schedule,
+    TrainOptions,
+)
 from parity_tests.unit import runs
 
 OPTIONS = [
@@ -87,6 +95,10 @@ def test_it_resumes_bit_for_bit_without_the_init_folder(tuned, tmp_path):
     finally:
         gone.with_name("elsewhere").rename(gone)
     assert result.code == 0 and "continuing at step 10" in result.err, result.err
+    assert (
+        "learning_rate 0.001, schedule linear, warmup_steps 1 (optimizer.learning_rate and "
+        "optimizer.warmup_steps as given, the rest by default for fine-tuning)\n" in result.err
+    )
     assert not runs.differing(runs.arrays(run, 20), runs.arrays(again, 20))
     assert runs.metrics(run) == runs.metrics(again)
 
@@ -129,6 +141,23 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, befo
 def test_options_that_init_decides_are_refused(more, words):
     with pytest.raises(ConfigError, match=words):
         TrainOptions(init="somewhere", **more)
+
+
+def test_init_has_defaults_for_fine_tuning_and_options_win(tmp_path):
+    assert TrainOptions().optimizer.rate == FROM_SCRATCH
+    tuning = options(Path("somewhere"))
+    assert tuning.optimizer.rate == FINE_TUNING
+    assert codec.from_json(TrainOptions, codec.to_json(tuning)) == tuning
+    (tmp_path / "run.yaml").write_text("init: somewhere\noptimizer: {learning_rate: 3e-3}\n")
+    file = ["--config", str(tmp_path / "run.yaml")]
+    for more, expected in (
+        (["--init", "somewhere"], FINE_TUNING),
+        (file, FINE_TUNING._replace(learning_rate=3e-3)),
+        ([*file, "--optimizer.schedule", "cosine"], FINE_TUNING._replace(
+            learning_rate=3e-3, schedule=Schedule.COSINE)),
+        ([*file, "--optimizer.learning-rate", "1e-4"], FINE_TUNING._replace(learning_rate=1e-4)),
+    ):  # fmt: skip
+        assert cli.parse("train", TrainCommand, more).options.optimizer.rate == expected
 
 
 def test_languages_without_init_are_refused():

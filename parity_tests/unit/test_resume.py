@@ -17,6 +17,7 @@ import pytest
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError
 from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import devices
 from jax_transformer.training import run as run_module
 from jax_transformer.training.options import DataOptions, OptimizerName, Resume, TrainOptions
@@ -263,6 +264,7 @@ def test_another_version_is_named(finished, text, tmp_path, monkeypatch):
     )
     result = train("--run", run, *text)
     assert result.code == 0 and f"jax {now['versions']['jax']} -> 99" in result.err
+    assert "finished at step 200" in result.err and "continuing" not in result.err
 
 
 @pytest.mark.slow
@@ -290,9 +292,10 @@ def test_gzipped_text_trains_the_same_model(finished, text, tmp_path):
 
 
 def pretend(folder: str, options: TrainOptions, *saved: int) -> None:
-    """A run folder with empty checkpoints."""
+    """A run folder with empty checkpoints, each with its validation."""
     for number in saved:
         Path(folder, "checkpoints", str(number)).mkdir(parents=True)
+        RunFolder(Path(folder)).add_metrics({"step": number, "valid_loss": 1.0, "bleu": 0.0})
     Path(folder).mkdir(parents=True, exist_ok=True)
     Path(folder, "train_config.json").write_text(codec.to_json(options))
 
@@ -337,6 +340,8 @@ def test_otherwise_a_run_takes_the_next_number(tmp_path, monkeypatch):
     pretend("runs/text-009", TEXT, 30)
     assert (chosen(), chosen(steps=40)) == ("runs/phrases-008", "runs/phrases-008")
     assert chosen(TEXT) == "runs/text-010"
+    Path("runs/text-009/metrics.jsonl").unlink()
+    assert chosen(TEXT) == "runs/text-009", "stopped during its last validation"
 
 
 def test_a_run_locked_by_another_process_is_skipped(tmp_path, monkeypatch):

@@ -32,11 +32,11 @@ FIGURES = {
     [
         (Criterion.BLEU, [200, 400, 300, 100]),
         (Criterion.CHRF, [300, 400, 200, 100]),
-        (Criterion.EXACT_MATCH, [200, 300, 400, 100]),
+        (Criterion.EXACT_MATCH, [300, 200, 400, 100]),
         (Criterion.LOSS, [300, 200, 400, 100]),
     ],
 )
-def test_best_steps_come_first_and_ties_go_to_the_earlier(criterion, order):
+def test_best_steps_come_first_and_ties_go_to_the_lower_loss(criterion, order):
     assert run.ranked(FIGURES, criterion) == order
 
 

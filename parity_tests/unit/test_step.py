@@ -75,8 +75,11 @@ def test_accumulated_batches_equal_one_batch():
         == int(once_metrics["tokens"])
         == int((batch.target_out != config.target_pad_id).sum())
     )
-    for name in ("loss", "gradient_norm"):
+    for name in ("loss", "nll_loss", "gradient_norm"):
         np.testing.assert_allclose(once_metrics[name], parts_metrics[name], rtol=1e-13)
+    total, tokens = strict_off(step.loss_sum)(state.params, state.frozen, batch, config)
+    np.testing.assert_allclose(parts_metrics["nll_loss"], float(total) / int(tokens), rtol=1e-13)
+    assert parts_metrics["loss"] != parts_metrics["nll_loss"], "smoothed"
     assert int(parts.step) == 1
 
 

@@ -66,7 +66,8 @@ def test_metrics_have_the_documented_keys(finished):
     validations = [line for line in lines if "valid_loss" in line]
     assert [line["step"] for line in steps] == list(range(1, runs.STEPS + 1))
     assert all(
-        line.keys() == {"step", "loss", "gradient_norm", "learning_rate", "tokens_per_second"}
+        line.keys()
+        == {"step", "loss", "nll_loss", "gradient_norm", "learning_rate", "tokens_per_second"}
         for line in steps
     )
     assert [line["step"] for line in validations] == list(runs.CHECKPOINTS)
@@ -100,6 +101,8 @@ def test_progress_and_translated_samples_are_on_stderr(finished):
     assert result.err.count("validation loss") == len(runs.CHECKPOINTS)
     assert result.err.count("      -> ") == 3 * len(runs.CHECKPOINTS)
     assert "60 pairs in batches of" in result.err
+    assert " without label smoothing)  " in result.err
+    assert "learning_rate 0.01, schedule cosine, warmup_steps 20 (" in result.err
 
 
 def test_one_program_is_compiled_for_each_bucket(finished):

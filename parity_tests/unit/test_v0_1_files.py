@@ -109,7 +109,8 @@ def test_training_resumes_from_a_torch_file_of_v0_1(tmp_path, monkeypatch):
 
 def test_a_new_run_starts_from_a_run_of_v0_1(tmp_path, monkeypatch):
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
-    trained("from_run", after=0)
+    defaults = "--optimizer.schedule cosine --optimizer.warmup-steps 200".split()  # 0.1's
+    trained("from_run", *RECORDED["commands"]["from_run"], *defaults, after=0)
     assert Path("from_run/tokenizer.json").read_bytes() == Path("run/tokenizer.json").read_bytes()
 
 
