@@ -128,7 +128,9 @@ def maps(translator: Translator, line: str, hypothesis: Hypothesis) -> dict[str,
     room = config.longest - len(tokenizer.prefix) - len(tokenizer.suffix)
     source_ids = [*tokenizer.prefix, *tokenizer.encode(line)[:room], *tokenizer.suffix]
     target_ids = hypothesis.ids.tolist()
-    attention = _attention(translator, source_ids, [config.bos_id, *target_ids[:-1]])
+    start = translator.generation_config.decoder_start_token_id
+    start = config.bos_id if start is None else start
+    attention = _attention(translator, source_ids, [start, *target_ids[:-1]])
     source = pieces(tokenizer.source, source_ids)
     target = pieces(tokenizer.target, target_ids)
     return {

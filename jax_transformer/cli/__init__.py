@@ -11,34 +11,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import (
-    completion,
-    convert,
-    evaluate,
-    golden,
-    inspect,
-    parity,
-    serve,
-    train,
-    translate,
-)
+from jax_transformer.cli import commands, completion
 from jax_transformer.cli.arguments import Command, flags, parse
 from jax_transformer.cli.help_text import help_text
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 
-COMMANDS: dict[str, Command] = {
-    "train": train.COMMAND,
-    "translate": translate.COMMAND,
-    "serve": serve.COMMAND,
-    "evaluate": evaluate.COMMAND,
-    "convert": convert.COMMAND,
-    "inspect": inspect.COMMAND,
-    "parity": parity.COMMAND,
-    "golden": golden.COMMAND,
-    "completion": completion.COMMAND,
-}
+COMMANDS: dict[str, Command] = {**commands.COMMANDS, "completion": completion.COMMAND}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

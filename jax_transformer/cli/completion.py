@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.cli import arguments, help_text
+from jax_transformer.cli import arguments, commands, help_text
 from jax_transformer.cli.arguments import Command, Positional
 from jax_transformer.errors import ConfigError, nearest
 
@@ -37,14 +37,12 @@ def run(options: CompletionOptions) -> int:
 
 def _parser(file: Any) -> argparse.ArgumentParser:
     """Return a parser of all commands; ``file`` marks options that are paths."""
-    from jax_transformer import cli
-
     root = argparse.ArgumentParser("jax-transformer")
     root.add_argument("--version", action="store_true", help="Print the version")
-    commands = root.add_subparsers()
-    for name, command in cli.COMMANDS.items():
+    parsers = root.add_subparsers()
+    for name, command in {**commands.COMMANDS, "completion": COMMAND}.items():
         summary = (command.kind.__doc__ or "").partition("\n")[0]
-        parser = commands.add_parser(name, help=summary, description=summary)
+        parser = parsers.add_parser(name, help=summary, description=summary)
         for option in arguments.listed(command.kind):
             text = option.text.replace("%", "%%")
             action = arguments.add(parser, option, help=text)

@@ -19,6 +19,7 @@ from flax import nnx
 
 from jax_transformer import alignment, pretrained, transformer, translation
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.generate.generation_config import GenerationConfig
 from parity_tests.unit import helpers, runs
 
 TEXT = ["the red house", "a small bird sees the house", "das rote Haus", "é 12"]
@@ -98,6 +99,18 @@ def weights(shown: dict[str, Any]) -> np.ndarray:
 
 
 # Figures
+
+
+def test_the_decoder_begins_as_in_the_translation(tokenizer):
+    """mBART and others begin with a token that is not the model's ``bos_id``."""
+    maps, hypothesis = {}, translated(tokenizer)
+    for start in (None, tokenizer.bos_id, 7):
+        config = GenerationConfig(decoder_start_token_id=start)
+        translator = translation.Translator(model(), tokenizer, config, widths=(12,))
+        shown = alignment.maps(translator, LINE, hypothesis)["decoder"]
+        maps[start] = weights(shown)
+    assert np.array_equal(maps[None], maps[tokenizer.bos_id])
+    assert np.abs(maps[7] - maps[None]).max() > 0.01
 
 
 def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
