@@ -186,6 +186,7 @@ class Translator:
     ) -> Iterator[list[Line]]:
         """Yield the lines of ``windows`` with their hypotheses, in order, as soon as they are made.
 
+        After every batch and window comes a list of the lines that are ready, which may be empty.
         A window is translated before the next one is asked for. If it has ``window_size`` lines,
         more are expected at once, and those that fill no batch wait for the lines of the next
         window, but no longer. So batches are as full as if there were no windows.
@@ -205,10 +206,8 @@ class Translator:
                 if may_wait and len(lines) < len(source):
                     continue
                 self._translate(lines, source, config)
-                if queue[0].hypotheses:
-                    yield list(_ready(queue))
-            if queue and queue[0].hypotheses:
                 yield list(_ready(queue))
+            yield list(_ready(queue))
             start += len(window)
 
     def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> list[Line]:

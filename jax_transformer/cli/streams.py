@@ -121,13 +121,36 @@ def _standard_input() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, so that what is done is reported."""
+def interruptible() -> Iterator[threading.Event]:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt, and set an event.
+
+    The event is to be looked at now and then: Python drops an exception that a signal raises in a
+    callback of the garbage collector.
+    """
+    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can handle signals
+        yield asked  # only the main thread can handle signals
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(number: int, frame: Any) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    unraisable = sys.unraisablehook
+
+    def dropped(what: Any) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            unraisable(what)
+
+    before = {
+        number: signal.signal(number, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    sys.unraisablehook = dropped
     try:
-        yield
+        yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = unraisable
+        for number, handler in before.items():
+            signal.signal(number, handler)

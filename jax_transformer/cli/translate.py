@@ -170,7 +170,7 @@ def _translated(
     windows = streams.windows(path, options.buffer)
     count, too_long = 0, []
     try:
-        with streams.output(options.output) as file, streams.sigterm_as_ctrl_c():
+        with streams.output(options.output) as file, streams.interruptible() as asked:
             for lines in translator.stream(windows, options.buffer, too_long=options.too_long):
                 texts = [
                     n_best_lines(line) if as_list else [line.hypotheses[0].text] for line in lines
@@ -179,6 +179,8 @@ def _translated(
                 count += len(lines)
                 too_long += [str(line.number + 1) for line in lines if line.too_long]
                 yield from lines
+                if asked.is_set():
+                    raise KeyboardInterrupt
     except (KeyboardInterrupt, Refusal):
         if count:
             name = str(getattr(file, "name", ""))

@@ -305,6 +305,25 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     assert (tmp_path / "out").read_text().splitlines() == expected and not partial.exists()
 
 
+def test_an_interruption_that_python_drops_is_noticed_after_the_batch(console, run, monkeypatch):
+    """As in a callback of the garbage collector, which JAX has."""
+    translate = translation.Translator._translate
+
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    def interrupted(self, lines, source, config):
+        translate(self, lines, source, config)
+        Dropped()
+
+    monkeypatch.setattr(translation.Translator, "_translate", interrupted)
+    stdin = "\n".join(LINES).encode()
+    code, out, err = console.say("translate", "--run", run, "--buffer", "3", stdin=stdin)
+    assert code == 130 and 0 < out.count("\n") < len(LINES)
+    assert err.endswith("\njax-transformer: stopped at once\n") and "Traceback" not in err
+
+
 def test_long_lines_are_cut_or_skipped_as_told(console, run):
     stdin = "\n".join([*LINES, "cat " * 50]).encode()
     for choice, done in (("cut", "cut"), ("skip", "skipped")):

@@ -113,7 +113,7 @@ def test_a_full_window_leaves_incomplete_batches_to_the_next(echo, tokens, size,
     model, lines = transformer.abstract(SPEAKER), list("abcdefg")
     translator = Translator(model, TOKENIZER, widths=(4,), tokens_per_batch=tokens)
     windows = [lines[i : i + size] for i in range(0, len(lines), size)]
-    batches = list(translator.stream(windows, size))
+    batches = [batch for batch in translator.stream(windows, size) if batch]
     assert [line.hypotheses[0].text for batch in batches for line in batch] == lines
     assert [len(batch) for batch in batches] == ready and len(echo) == len(ready)
     assert [line.number for batch in batches for line in batch] == list(range(7))
@@ -349,7 +349,8 @@ def test_another_precision(precision, tmp_path, capsys, monkeypatch):
             logits = translator.model(np.ones((1, 4), int), np.ones((1, 3), int))
             assert str(logits.dtype) == precision
             assert {str(x.dtype) for x in translator.split_model.arrays} == {precision}
-            (ready,) = translator.stream([lines], 9, beam_size=2, num_hypotheses=2)
+            stream = translator.stream([lines], 9, beam_size=2, num_hypotheses=2)
+            (ready,) = (batch for batch in stream if batch)
     expected = [text for line in ready for text in translation.n_best_lines(line)]
     expected = [text.replace("\n", " ") for text in expected]
     assert code == 0 and out.split("\n") == [*expected, ""] and out != usual
