@@ -509,7 +509,7 @@ def test_flags_change_the_settings_of_the_folder(name, tmp_path, capsys, monkeyp
         command, lines = ("translate", "--run", folder, *flags), ["a red house", "\t", "the"]
         stdin = "".join(line + "\n" for line in lines).encode()
         translator = jt.Translator.load(folder, **languages, num_hypotheses=2)
-        (ready,) = translator.stream([lines], len(lines) + 1)
+        ready = [line for batch in translator.stream([lines], len(lines) + 1) for line in batch]
         expected = [text for line in ready for text in translation.n_best_lines(line)]
         assert len(expected) == 5, "a line of one tab is a blank line, with one hypothesis"
         code, out, _ = console.say(*command, "--n-best", "2", stdin=stdin)
