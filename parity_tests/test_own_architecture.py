@@ -17,10 +17,13 @@ import torch
 from safetensors.numpy import load_file
 
 import jax_transformer as jt
-from jax_transformer import cli, torch_bridge
+from jax_transformer import cli, pretrained, torch_bridge
 from jax_transformer.architectures import registry
+from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training import recipe
+from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import runs
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_translator"
@@ -215,6 +218,24 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert '"architecture": "my_translator"' in (tmp_path / "new" / "config.json").read_text()
+
+
+def test_python_trains_an_architecture_that_is_not_registered(folder, tmp_path):
+    random_module(folder)  # its folder can be imported from
+    mine = importlib.import_module("my_architecture").MY_TRANSLATOR
+    flags = runs.write_text(tmp_path)
+    text = {flags[i].removeprefix("--data.").replace("-", "_"): (flags[i + 1],)
+            for i in range(0, len(flags), 2)}  # fmt: skip
+    options = TrainOptions(
+        run=str(tmp_path / "run"),
+        steps=1,
+        eval_pairs=1,
+        model=ModelOptions("my_translator", 16, 2, 16, 1, 1),
+        data=DataOptions(**text, vocab_size=300, buckets=1, tokens_per_batch=64),
+    )
+    with runs.as_a_user():
+        trained = recipe.train(options, architecture=mine)
+    assert pretrained.open(trained.path).config.architecture == "my_translator"
 
 
 def test_nothing_is_imported_because_a_checkpoint_names_it(folder, spec, tmp_path, capsys):

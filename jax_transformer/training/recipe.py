@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from jax_transformer.architectures import registry
 from jax_transformer.config import codec
 from jax_transformer.storage import atomic, checkpoint, run_folder
 from jax_transformer.storage.checkpoint import Checkpoint
@@ -14,14 +15,29 @@ from jax_transformer.training.options import TrainOptions, read_options
 from jax_transformer.training.run import Stop
 
 if TYPE_CHECKING:
+    from jax_transformer.architectures.base import Architecture
     from jax_transformer.training.devices import Devices
 
 
-def train(options: TrainOptions, stop: Stop | None = None) -> RunFolder:
+def train(
+    options: TrainOptions,
+    stop: Stop | None = None,
+    *,
+    architecture: "Architecture | None" = None,
+) -> RunFolder:
     """Train from the start, or from the run's newest checkpoint, and return the run folder.
 
-    ``stop`` can request to save and stop.
+    Args:
+        options: what ``train --help`` lists.
+        stop: can request to save and stop.
+        architecture: registered for this process before ``options`` are used, so that
+            ``options.model.preset`` can be a preset of it.
+
+    Raises:
+        Refusal: options, text, folder or checkpoint cannot be used; or the loss is not finite.
     """
+    if architecture is not None:
+        registry.register(architecture)
     stop = stop or Stop()
     metrics_logger.check_trackers(options)
     with run.open_run(options) as folder:
