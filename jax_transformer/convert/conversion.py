@@ -102,6 +102,7 @@ def _size_lines(plan: Plan, preset_sizes: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "the preset's, as no shape shows it: "
             f"{', '.join(f'{name}={value}' for name, value in preset_sizes.items())}"
+            " (--set changes it)"
         )
 
 

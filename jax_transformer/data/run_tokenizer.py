@@ -51,7 +51,10 @@ def load_folder(path: str | Path) -> Tokenizer | TokenizerPair:
         return TokenizerPair(*(Tokenizer.load(folder / name) for name in SIDE_FILES))
     if _has_huggingface(folder):
         return _load_huggingface(folder)
-    raise InputError(f"{folder / SHARED_FILE}: cannot be read: No such file or directory")
+    raise InputError(
+        f"{folder / SHARED_FILE}: missing (a run converted from bare weights has none until its"
+        " tokenizer is copied there)"
+    )
 
 
 def save_folder(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:

@@ -227,7 +227,7 @@ def open_state(path: Path, key: str | None = None) -> StateFile:
     keys = _keys(path, content, key)
     state = _at(content, keys)
     views = _tensors(state)
-    notes = [Note(name, "next to the weights: not converted") for name in _siblings(content, keys)]
+    notes = [Note(name, "not part of the weights") for name in _siblings(content, keys)]
     notes += [
         Note(".".join([*keys, str(name)]), "no tensor") for name in state if name not in views
     ]

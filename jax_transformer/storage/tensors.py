@@ -195,8 +195,9 @@ def refusal(problems: Sequence[str], hint: str = "") -> InputError:
     shown = _some_of_each_kind(problems, _SHOWN)
     more = len(problems) - len(shown)
     rest = f"; and {more} more, which --debug and --json list" if more else ""
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     error = InputError(
-        f"the weights do not fit the model ({len(problems)} problems): {'; '.join(shown)}{rest}"
+        f"the weights do not fit the model ({count}): {'; '.join(shown)}{rest}"
         f"{'. ' + hint[0].upper() + hint[1:] if hint else ''}"
     )
     error.details = tuple(problems)

@@ -93,7 +93,7 @@ def test_without_a_preset_the_one_that_fits_is_named(console, tmp_path):
 def test_a_prefix_before_most_names_is_removed_and_said(console, tmp_path):
     path = write(tmp_path / "model.safetensors", LIGHTNING | STRAY)
     command = ["convert", path, tmp_path / "run", *PRESET, "--no-check"]
-    console.refused(3, ["unexpected criterion.weight", "--ignore NAME"], *command)
+    console.refused(3, ["(1 problem): unexpected criterion.weight", "--ignore NAME"], *command)
     code, out, _ = console.say(*command, "--ignore", "criterion.*", "--dry-run")
     assert code == 0 and "dropped criterion.weight: fits --ignore criterion.*" in out
     assert "names without the prefix 'transformer.', as with --strip-prefix transformer." in out
@@ -106,6 +106,15 @@ def test_a_prefix_before_most_names_is_removed_and_said(console, tmp_path):
     )
     loaded = convert.load(path, preset="lesson10", num_heads=3, ignore=["criterion.*"])
     assert loaded.config == model.config
+
+
+def test_a_size_of_the_preset_is_named_with_the_flag_that_changes_it(console, tmp_path):
+    config = config_of("lesson10", d_model=16, num_heads=4)
+    path = write(tmp_path / "model.safetensors", state_of(config))
+    code, out, _ = console.say(
+        "convert", path, tmp_path / "run", "--preset", "lesson10", "--dry-run"
+    )
+    assert code == 0 and "as no shape shows it: num_heads=8 (--set changes it)" in out
 
 
 def test_tensors_are_renamed_and_left_out_on_request(console, tmp_path):
