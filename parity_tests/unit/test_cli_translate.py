@@ -306,7 +306,7 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
 
 
 def test_an_interruption_that_python_drops_is_noticed_after_the_batch(console, run, monkeypatch):
-    """As in a callback of the garbage collector, which JAX has."""
+    """JAX has callbacks of the garbage collector, in which Python drops exceptions."""
     translate = translation.Translator._translate
 
     class Dropped:
