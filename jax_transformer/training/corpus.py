@@ -1,6 +1,7 @@
 """The training data: text, tokenizer, encoded pairs, batches, and the model's configuration."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,12 +242,24 @@ def _model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Trans
 def _recorded_rows(
     folder: RunFolder, widths: tuple[int, ...], rows_multiple: int
 ) -> tuple[int, ...] | None:
-    """The rows per batch in data.json, if today's devices can share them: batches stay the same."""
+    """Return the rows per batch in data.json, or None without: batches stay the same.
+
+    Raises ConfigError if today's devices cannot share them.
+    """
     rows = _read_about(folder).get("rows") if folder.data.exists() else None
     if not isinstance(rows, list) or len(rows) != len(widths):
         return None
-    usable = all(isinstance(n, int) and n > 0 and n % rows_multiple == 0 for n in rows)
-    return tuple(rows) if usable else None
+    if not all(isinstance(n, int) and n > 0 for n in rows):
+        return None
+    common = math.gcd(*rows)
+    if common % rows_multiple:
+        usable = max(n for n in range(1, rows_multiple) if common % n == 0)
+        raise ConfigError(
+            f"{folder.path}: {rows_multiple} devices cannot share this run's batches of "
+            f"{', '.join(map(str, rows))} rows: continue with --devices {usable}, or give "
+            "another --run"
+        )
+    return tuple(rows)
 
 
 def _check_one_batch(plan: BatchPlan, rows_multiple: int) -> None:

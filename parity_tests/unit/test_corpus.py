@@ -481,10 +481,8 @@ def test_a_run_keeps_its_rows_if_they_divide_over_other_devices(tmp_path, lines)
         again = prepared(tmp_path, **lines, rows_multiple=devices)
         assert again.plan.rows == six.plan.rows and corpus.changes(again, folder) == []
     assert prepared(tmp_path / "new", **lines).plan.rows != six.plan.rows
-    seven = prepared(tmp_path, **lines, rows_multiple=7)
-    assert all(rows % 7 == 0 for rows in seven.plan.rows)
-    # and other settings that follow from rows
-    assert corpus.changes(seven, folder)[0].startswith("rows (")
+    with pytest.raises(ConfigError, match=r"7 devices cannot share .* with --devices 6, or give"):
+        prepared(tmp_path, **lines, rows_multiple=7)
 
 
 @pytest.mark.parametrize("rows", [[], [6], ["6", "6"], [6, 0], None, "66"])
