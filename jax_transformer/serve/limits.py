@@ -41,6 +41,6 @@ class Limits:
                 raise ConfigError(f"{field.name}={value} must be at least {least} and finite")
         if self.max_lines > self.queue_size:
             raise ConfigError(
-                f"max_lines={self.max_lines} is over queue_size={self.queue_size}: "
-                "such a request would never fit the queue"
+                f"max_lines={self.max_lines} is over queue_size={self.queue_size}: such a request "
+                "would never fit the queue; lower the one or raise the other"
             )

@@ -292,7 +292,12 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     (tmp_path / "out").write_text("before")
     command = ["translate", "--run", run, "--buffer", "3", "--output", tmp_path / "out"]
     stdin = "\n".join(LINES).encode()
-    code, _, err = console.say(*command, stdin=stdin)
+    # A shell starts what runs in the background with SIGINT ignored, and so it stays
+    handler = signal.signal(number, signal.SIG_DFL)
+    try:
+        code, _, err = console.say(*command, stdin=stdin)
+    finally:
+        signal.signal(number, handler)
     partial = tmp_path / "out.partial"
     assert (code, err.splitlines()) == (
         130,

@@ -214,7 +214,7 @@ def test_tied_copies_that_differ_are_named():
         other = tied | {name: np.nextafter(tied[name], 9)}
         with pytest.raises(
             InputError,
-            match=rf"\(1 problems\): {name} differs from tgt_emb.weight, but the model ties them$",
+            match=rf"\(1 problem\): {name} differs from tgt_emb.weight, but the model ties them$",
         ):
             convert.from_torch(other, config)
     with pytest.raises(InputError, match=r"\(2 problems\)") as error:
