@@ -29,16 +29,12 @@ from benchmarks import train_step
 from benchmarks.train_step import cores, receive, start
 
 OURS = "JAX"
-CASES = {
-    "greedy × 64": (1, 64),
-    "beam 4 × 64": (4, 64),
-    "greedy × 1": (1, 1),
-    "beam 4 × 1": (4, 1),
-}  # (beam, rows in a batch)
-ROWS = 64  # lines
-SOURCE, FORCED = 20, 32  # with random weights: tokens of a source and of an output
+AGAIN = "JAX again"
+BEAM = 4
+LENGTHS = (20, 32)  # with random weights: tokens of a source and of an output
 SINGLE = 4  # lines that are also decoded one by one
 SAME_LOGITS = 1e-5
+MEMORY = "memory"
 PAUSE = 0.5  # seconds between turns: the threads of the one before spin for a while
 Batches = list[np.ndarray]
 
@@ -51,13 +47,25 @@ class Work(NamedTuple):
     max_length: int
     pad: int
     eos: int
+    rows: tuple[int, ...]
+    """Rows of the batches."""
+
+    @property
+    def cases(self) -> dict[str, tuple[int, int]]:
+        """The beam and the rows of each case."""
+        searches = {"greedy": 1, f"beam {BEAM}": BEAM}
+        return {
+            f"{name} × {rows}": (beam, rows)
+            for rows in self.rows
+            for name, beam in searches.items()
+        }
 
 
 def batches(work: Work, case: str) -> Batches:
     """The sources of a case, (rows, s) each, with end token, padded after it."""
     sources = np.load(f"{work.folder}/sources.npy")
-    rows = CASES[case][1]
-    return [sources] if rows > 1 else [sources[i : i + 1] for i in range(SINGLE)]
+    rows = work.cases[case][1]
+    return [sources[i : i + rows] for i in range(SINGLE if rows == 1 else 1)]
 
 
 def until_end(ids: Any, work: Work) -> list[int]:
@@ -72,7 +80,8 @@ class Jax:
         from benchmarks import decode_export
         from jax_transformer import generate
 
-        self.model, self.generate = decode_export.load(Path(work.folder)), generate
+        self.model = generate.split(decode_export.load(Path(work.folder)))
+        self.generate = generate
         self.max_length = work.max_length
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
@@ -142,9 +151,11 @@ class CTranslate2:
         return [[int(word) for word in result.hypotheses[0]] for result in results]
 
 
-def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
-    """Our decoder, and the others in every setting that may be their best."""
+def contenders(against_self: bool) -> dict[str, tuple[type, dict[str, Any]]]:
+    """Our decoder, and itself once more, or the others in every setting that may be their best."""
     settings_by_name: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
+    if against_self:
+        return settings_by_name | {AGAIN: (Jax, {})}
     settings_by_name |= {
         f"transformers, {precision}": (Transformers, {"precision": precision})
         for precision in ("highest", "medium")
@@ -157,75 +168,86 @@ def contenders() -> dict[str, tuple[type, dict[str, Any]]]:
     return settings_by_name
 
 
-def prepare(pipe: Any, folder: str, size: str, run: str | None, lines: list[str] | None) -> None:
+class Inputs(NamedTuple):
+    """The model and the lines of a comparison."""
+
+    size: str
+    """A size with random weights, or ``trained``."""
+    rows: tuple[int, ...]
+    lengths: tuple[int, int] = LENGTHS
+    run: str | None = None
+    lines: list[str] | None = None
+
+
+def prepare(pipe: Any, folder: str, inputs: Inputs, against_self: bool) -> None:
     """Export the model and the sources, and check that all three libraries compute the same."""
     from benchmarks import decode_export
 
     try:
+        rows, (width, forced) = max(*inputs.rows, SINGLE), inputs.lengths
         model, sources = (
-            decode_export.trained(run, lines, ROWS)
-            if run
-            else decode_export.random(train_step.SIZES[size], (ROWS, SOURCE))
+            decode_export.trained(inputs.run, inputs.lines, rows)
+            if inputs.run
+            else decode_export.random(
+                train_step.SIZES[inputs.size], (rows, width), max(128, *inputs.lengths)
+            )
         )
         decode_export.check(model.config)
         np.save(f"{folder}/sources.npy", sources)
         decode_export.save(model, Path(folder))
-        decode_export.to_ctranslate2(model, Path(folder) / "ctranslate2")
         config = model.config
         # With trained weights sentences end before that
-        max_length = min(config.max_length, 2 * sources.shape[1]) if run else FORCED
-        work = Work(folder, max_length, config.target_pad_id, config.eos_id)
-        pipe.send(
-            {
-                "work": work,
-                "off": decode_export.differences(model, sources, Path(folder) / "ctranslate2"),
-            }
-        )
+        length = min(config.max_length, 2 * sources.shape[1]) if inputs.run else forced
+        work = Work(folder, length, config.target_pad_id, config.eos_id, inputs.rows)
+        off = {}
+        if not against_self:
+            decode_export.to_ctranslate2(model, Path(folder) / "ctranslate2")
+            off = decode_export.differences(model, sources, Path(folder) / "ctranslate2")
+        pipe.send({"work": work, "off": off})
     except (Exception, SystemExit) as error:
         pipe.send({"failed": " ".join(str(error).split())[:300] or type(error).__name__})
 
 
-def serve(pipe: Any, name: str, work: Work) -> None:
+def serve(pipe: Any, contender: tuple[type, dict[str, Any]], work: Work) -> None:
     """Run a contender: build, decode everything once, print the result, then time rounds on
     request."""
     try:
-        kind, settings = contenders()[name]
-        contender = kind(work, settings)
+        kind, settings = contender
+        decoder = kind(work, settings)
         outputs = {}
-        for case, (beam, _) in CASES.items():
+        for case, (beam, _) in work.cases.items():
             outputs[case] = [
                 until_end(row, work)
                 for source in batches(work, case)
-                for row in contender.decode(source, beam)
+                for row in decoder.decode(source, beam)
             ]
         pipe.send({"outputs": outputs})
         while pipe.recv():
             taken = {}
-            for case, (beam, _) in CASES.items():
+            for case, (beam, _) in work.cases.items():
                 sources = batches(work, case)
-                contender.decode(sources[0][:1], beam)  # wakes threads and caches
+                decoder.decode(sources[0][:1], beam)  # wakes threads and caches
                 begin = time.perf_counter()
                 for source in sources:
-                    contender.decode(source, beam)
+                    decoder.decode(source, beam)
                 taken[case] = (time.perf_counter() - begin) / len(sources)
-            pipe.send(taken)
+            pipe.send(taken | {MEMORY: train_step.resident()})
     except Exception as error:
         pipe.send({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
 
-def compare(
-    name: str, folder: str, rounds: int, run: str | None = None, lines: list[str] | None = None
-) -> dict[str, Any]:
+def compare(folder: str, inputs: Inputs, rounds: int, against_self: bool) -> dict[str, Any]:
     """Prepare, start the contenders one after another, and time them in turns."""
-    prepared = receive(start(prepare, folder, name, run, lines))
+    name = inputs.size
+    prepared = receive(start(prepare, folder, inputs, against_self))
     if "failed" in prepared:
         raise SystemExit(f"{name}: {prepared['failed']}")
-    if not max(prepared["off"].values()) <= SAME_LOGITS:
+    if not max(prepared["off"].values(), default=0) <= SAME_LOGITS:
         raise SystemExit(f"{name}: not the same computation: {prepared['off']}")
     pipes, results = {}, {}
-    for contender in contenders():
+    for contender, settings in contenders(against_self).items():
         print(f"{name}: {contender} ...", file=sys.stderr)
-        pipes[contender] = start(serve, contender, prepared["work"])
+        pipes[contender] = start(serve, settings, prepared["work"])
         results[contender] = receive(pipes[contender])
         if "failed" in results[contender]:
             raise SystemExit(f"{contender}: {results[contender]['failed']}")
@@ -240,53 +262,65 @@ def compare(
             results[contender]["rounds"].append(received)
     for pipe in pipes.values():
         pipe.send(False)
-    return {"name": name, "off": prepared["off"], "contenders": results}
+    if not inputs.run:
+        name += f", {inputs.lengths[0]} + {inputs.lengths[1]} tokens"
+    cases = list(prepared["work"].cases)
+    return {"name": name, "off": prepared["off"], "cases": cases, "contenders": results}
 
 
 def table(compared: dict[str, Any]) -> str:
     """The figures of a model as markdown.
 
-    Milliseconds per batch, ratios of the best medians, and the number of equal outputs.
+    Milliseconds per batch (median, and quartiles), ratios of the best medians, and the number of
+    equal outputs.
     """
-    results = compared["contenders"]
+    results, cases = compared["contenders"], compared["cases"]
     off = ", ".join(
         f"{library} {difference:.0e}" for library, difference in compared["off"].items()
     )
-    rows = [
-        f"**{compared['name']}**; largest difference from ours over the largest figure: {off}\n"
+    agreement = f"; largest difference from ours over the largest figure: {off}" if off else ""
+    rows = [f"**{compared['name']}**{agreement}\n"]
+    rows += [
+        f"| ms per batch | {' | '.join(cases)} | memory, GB |",
+        "|---" * (len(cases) + 2) + "|",
     ]
-    rows += [f"| ms per batch | {' | '.join(CASES)} |", "|---" * (len(CASES) + 1) + "|"]
     times = {
-        name: {case: [turn[case] for turn in result["rounds"]] for case in CASES}
+        name: {case: [turn[case] for turn in result["rounds"]] for case in cases}
         for name, result in results.items()
     }
-    for name in results:
-        rows.append(
-            f"| {name} | "
-            + " | ".join(f"{1000 * statistics.median(times[name][case]):.0f}" for case in CASES)
-            + " |"
-        )
-    for library in ("transformers", "CTranslate2"):
+    for name, result in results.items():
+        cells = [spread([1000 * seconds for seconds in times[name][case]]) for case in cases]
+        memory = max(turn[MEMORY] for turn in result["rounds"])
+        rows.append(f"| {name} | {' | '.join(cells)} | {memory:.2f} |")
+    for library in (AGAIN, "transformers", "CTranslate2"):
+        theirs = [name for name in results if name.startswith(library)]
+        if not theirs:
+            continue
         speeds, shares = [], []
-        for case in CASES:
-            theirs = [name for name in results if name.startswith(library)]
+        for case in cases:
             best = min(theirs, key=lambda name: statistics.median(times[name][case]))
-            speeds.append(
-                statistics.median(
-                    b / t for b, t in zip(times[best][case], times[OURS][case], strict=True)
-                )
-            )
+            ratios = [b / t for b, t in zip(times[best][case], times[OURS][case], strict=True)]
+            speeds.append(spread(ratios, "**{}**"))
             pairs = zip(results[best]["outputs"][case], results[OURS]["outputs"][case], strict=True)
             shares.append(statistics.mean(a == b for a, b in pairs))
-        rows.append(
-            f"| **speed of ours, the best {library} = 1** | "
-            + " | ".join(f"**{speed:.2f}**" for speed in speeds)
-            + " |"
-        )
-        rows.append(
-            f"| outputs equal to that one's | {' | '.join(f'{share:.1%}' for share in shares)} |"
-        )
+        title = library if library == AGAIN else f"the best {library}"
+        rows.append(f"| **speed of ours, {title} = 1** | {' | '.join(speeds)} | |")
+        share = " | ".join(f"{share:.1%}" for share in shares)
+        rows.append(f"| outputs equal to that one's | {share} | |")
     return "\n".join(rows) + "\n"
+
+
+def spread(figures: list[float], form: str = "{}") -> str:
+    """The median of some figures, and their quartiles."""
+    if len(figures) < 2:
+        return form.format(digits(figures[0]))
+    low, median, high = map(digits, statistics.quantiles(figures, n=4, method="inclusive"))
+    return f"{form.format(median)} ({low}–{high})"
+
+
+def digits(figure: float) -> str:
+    """A figure with three digits."""
+    return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
 def main() -> None:
@@ -305,6 +339,18 @@ def main() -> None:
     parser.add_argument(
         "--source", help="a file of lines for the run to translate; without it, the built-in task's"
     )
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 1], help="rows of the batches")
+    parser.add_argument(
+        "--length",
+        type=int,
+        nargs="+",
+        help="with random weights: tokens of sources and outputs (default: 20 and 32)",
+    )
+    parser.add_argument(
+        "--against-self",
+        action="store_true",
+        help="time ours twice and nothing else: the ratios are the noise of the machine",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--json", help="also write every round and output to this file")
     args = parser.parse_args()
@@ -313,7 +359,7 @@ def main() -> None:
         for name in ("torch", "transformers", "ctranslate2")
         if importlib.util.find_spec(name) is None
     ]
-    if missing:
+    if missing and not args.against_self:
         raise SystemExit(
             f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-seq2seq[bench]'"
         )
@@ -332,15 +378,21 @@ def main() -> None:
                 str(args.steps),
             ]
             subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
-        for name in (*(("big", "small") if args.size == "both" else (args.size,)), "trained"):
-            os.mkdir(f"{folder}/{name}")
-            inputs = (run, lines) if name == "trained" else ()
-            compared.append(compare(name, f"{folder}/{name}", args.rounds, *inputs))
+        rows = tuple(args.batch)
+        lengths = [(n, n) for n in args.length] if args.length else [LENGTHS]
+        sizes = ("big", "small") if args.size == "both" else (args.size,)
+        todo = [Inputs(size, rows, each) for size in sizes for each in lengths]
+        todo.append(Inputs("trained", rows, run=run, lines=lines))
+        for number, inputs in enumerate(todo):
+            os.mkdir(f"{folder}/{number}")
+            compared.append(compare(f"{folder}/{number}", inputs, args.rounds, args.against_self))
             print(table(compared[-1]), flush=True)
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("transformers", "ctranslate2")
+    versions = "".join(
+        f", {name} {metadata.version(name)}"
+        for name in ("transformers", "ctranslate2")
+        if not args.against_self
     )
-    print(f"{train_step.machine('cpu')}, {versions}; load average before: {load:.1f}")
+    print(f"{train_step.machine('cpu')}{versions}; load average before: {load:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(compared, indent=1))
 

@@ -47,13 +47,15 @@ NORMS = {
 
 
 def random(
-    sizes: dict[str, int], shape: tuple[int, int]
+    sizes: dict[str, int], shape: tuple[int, int], max_length: int
 ) -> tuple[transformer.Transformer, np.ndarray]:
     """A post-norm model with random weights that never ends a sentence, and sources (rows, s).
 
     The end token's logit is 0, below the best.
     """
-    model = jt.Transformer(jt.preset("vaswani2017_base", max_length=128, **sizes), rngs=nnx.Rngs(0))
+    model = jt.Transformer(
+        jt.preset("vaswani2017_base", max_length=max_length, **sizes), rngs=nnx.Rngs(0)
+    )
     table = model.target_embedding.embedding
     table[...] = table[...].at[model.config.eos_id].set(0)
     sources = (

@@ -19,9 +19,12 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.nn import sharding
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.transformer import Transformer
 
+TOKENS_PER_BATCH = 4096
+"""Positions of the source in a batch, by default."""
 _CACHE_POSITIONS = 8
 """Positions in the cache of translations, at most, for each position of the sources in a batch."""
 
@@ -51,6 +54,15 @@ class Line:
     """Its translations, best first; empty before they are made."""
 
 
+class _Batch(NamedTuple):
+    """Lines that are translated together."""
+
+    lines: list[Line]
+    width: int
+    rows: int
+    full: bool
+
+
 class Translator:
     """Translates lines of text with a model, its tokenizer, and its folder's own generation config.
 
@@ -61,8 +73,8 @@ class Translator:
 
     Lines are batched by length and padded to ``widths``, the widths that the model was trained
     with, or to the longest source that it reads. All beams of a batch together take at most
-    ``tokens_per_batch`` positions of the source, and eight times as many of the cache. The model is
-    split for the compiled loops once, here: later changes of it are not seen.
+    ``tokens_per_batch`` positions of the source, and eight times as many of the caches of all
+    models. The model is split for the compiled loops once, here: later changes of it are not seen.
 
     Several models are an ensemble: at each step, the mean of their probabilities decides.
     ``model`` is then the one that reads the shortest sequences.
@@ -75,8 +87,10 @@ class Translator:
         generation_config: GenerationConfig | None = None,
         *,
         widths: Sequence[int] = (),
-        tokens_per_batch: int = 4096,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
     ):
+        if tokens_per_batch < 1:
+            raise ConfigError(f"tokens_per_batch={tokens_per_batch} must be at least 1")
         self.split_model = prepare.split(model)
         self.models = (model,) if isinstance(model, Transformer) else tuple(model)
         self.model = min(self.models, key=lambda each: each.config.longest)
@@ -94,6 +108,7 @@ class Translator:
         source_lang: str | None = None,
         target_lang: str | None = None,
         precision: str | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ) -> "Translator":
         """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
@@ -109,6 +124,7 @@ class Translator:
             source_lang=source_lang,
             target_lang=target_lang,
             precision=precision,
+            tokens_per_batch=tokens_per_batch,
             **options,
         )
 
@@ -120,6 +136,7 @@ class Translator:
         source_lang: str | None = None,
         target_lang: str | None = None,
         precision: str | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ) -> "Translator":
         """The translator of what :func:`jax_transformer.pretrained.open` has opened; with
@@ -140,7 +157,13 @@ class Translator:
                     "the models of an ensemble have one tokenizer"
                 )
         models = [_model(each, precision) for each in (opened, *others)]
-        return cls(models, tokenizer, generation_config, widths=opened.widths)
+        return cls(
+            models,
+            tokenizer,
+            generation_config,
+            widths=opened.widths,
+            tokens_per_batch=tokens_per_batch,
+        )
 
     @overload
     def __call__(
@@ -195,17 +218,18 @@ class Translator:
         """
         config = self.generation_config.overridden(options)
         queue: deque[Line] = deque()
+        filled: set[int] = set()
         start = 0
         for window in chain(windows, [()]):  # after the last one, nothing waits
             for line in self._encoded(window, start, too_long):
                 if not line.source.strip() or (line.too_long and too_long is LongLine.SKIP):
                     line.hypotheses = [empty_hypothesis(config)]
                 queue.append(line)
-            for lines, source in self._batches([x for x in queue if not x.hypotheses], config):
-                may_wait = len(window) == window_size and min(x.number for x in lines) >= start
-                if may_wait and len(lines) < len(source):
+            for batch in self._batches([x for x in queue if not x.hypotheses], config, filled):
+                new = min(line.number for line in batch.lines) >= start
+                if new and len(window) == window_size and not batch.full:
                     continue
-                self._translate(lines, source, config)
+                self._translate(batch, config)
                 yield list(_ready(queue))
             yield list(_ready(queue))
             start += len(window)
@@ -222,27 +246,40 @@ class Translator:
         return [Line(start + i, *each) for i, each in enumerate(zip(lines, ids, cut, strict=True))]
 
     def _batches(
-        self, lines: Sequence[Line], config: GenerationConfig
-    ) -> Iterator[tuple[list[Line], Int[np.ndarray, "b s"]]]:
-        """The lines of each batch, and its source; rows after the last line fill the batch."""
-        groups = batches.source_batches(
-            [line.ids for line in lines],
-            self.widths,
+        self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
+    ) -> Iterator["_Batch"]:
+        """The lines of each batch, shortest first.
+
+        A batch that is not full has the fewest rows of :func:`.batches.row_counts`, or those of a
+        full one if that width has had one: ``filled`` are these widths.
+        """
+        special_tokens, most = (
+            encoding.special_tokens(self.tokenizer).size,
             self.rows_per_batch(config),
+        )
+        lengths = np.array([len(line.ids) + special_tokens for line in lines], np.int64)
+        for bucket, indices in batches.by_length(lengths, self.widths, most):
+            width, rows, full = self.widths[bucket], most[bucket], len(indices) == most[bucket]
+            if full:
+                filled.add(width)
+            elif width not in filled:
+                rows = next(count for count in batches.row_counts(rows) if count >= len(indices))
+            yield _Batch([lines[i] for i in indices], width, rows, full)
+
+    def _translate(self, batch: "_Batch", config: GenerationConfig) -> None:
+        """Translate a batch, and give each line its hypotheses."""
+        # A loop lasts until all rows have ended: those that are left over repeat the lines
+        lines = [batch.lines[i % len(batch.lines)] for i in range(batch.rows)]
+        source = batches.pad_rows(
+            [line.ids for line in lines],
+            batch.width,
+            batch.rows,
             self.model.config.source_pad_id,
             encoding.special_tokens(self.tokenizer),
         )
-        for indices, source in groups:
-            yield [lines[i] for i in indices], source
-
-    def _translate(
-        self, lines: Sequence[Line], source: Int[np.ndarray, "b s"], config: GenerationConfig
-    ) -> None:
-        """Translate a batch, and give each line its hypotheses."""
-        numbers = np.zeros(len(source), np.int32)
-        numbers[: len(lines)] = [line.number for line in lines]
+        numbers = np.array([line.number for line in lines], np.int32)
         tokens, scores = decoding.generate(self.split_model, source, config, numbers)
-        for line, ids, row_scores in zip(lines, tokens, scores, strict=False):
+        for line, ids, row_scores in zip(batch.lines, tokens, scores, strict=False):
             line.hypotheses = [
                 self.hypothesis(each, float(score), config)
                 for each, score in zip(ids, row_scores, strict=True)
@@ -254,8 +291,10 @@ class Translator:
         It is bounded by the cache, too, which has room for the longest translation.
         """
         tokens = self.tokens_per_batch
-        rows = batches.rows_per_batch(self.widths, max(1, tokens // config.num_beams))
-        in_cache = _CACHE_POSITIONS * tokens // config.num_beams
+        rows = batches.rows_per_batch(
+            self.widths, max(1, tokens // config.num_beams), sharding.row_shards()
+        )
+        in_cache = _CACHE_POSITIONS * tokens // (config.num_beams * len(self.models))
         lengths = [
             prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
             for width in self.widths

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.errors import ConfigError
+from jax_transformer.generate import compaction, selection
 from jax_transformer.generate import constraints as logits_processors
 from jax_transformer.generate.ensemble import AnyModel
 from jax_transformer.generate.generation_config import (
@@ -140,6 +141,7 @@ class _Beams(NamedTuple):
     open: Bool[Array, " b"]
     """False for rows that are done."""
     cache: Any
+    inputs: Inputs
 
 
 class _Continuations(NamedTuple):
@@ -173,12 +175,12 @@ def _search(
     )
     stops_when_full = config.early_stopping is EarlyStopping.FULL
 
-    def unfinished(beams: _Beams) -> Bool[Array, ""]:
-        go_on = (beams.length < static_args.max_new_tokens) & beams.open.any()
-        return go_on & ~beams.finished.all() if stops_when_full else go_on
+    def is_open(beams: _Beams) -> Bool[Array, " b"]:
+        rows = beams.open & (beams.length < static_args.max_new_tokens)
+        return rows & ~beams.finished.all(axis=1) if stops_when_full else rows
 
     def step(beams: _Beams) -> _Beams:
-        best = _continuations(model, beams, inputs, static_args)
+        best = _continuations(model, beams, static_args)
         length = beams.length + 1
         tokens = jax.lax.dynamic_update_slice_in_dim(
             pick(beams.tokens, best.parents), best.tokens[:, :, None], beams.length, axis=2
@@ -200,11 +202,14 @@ def _search(
         )
         return beams._replace(open=beams.open & _can_improve(beams, scorer))
 
-    beams = jax.lax.while_loop(unfinished, step, _start(batch, cache, scorer.masked, static_args))
-    count = config.num_return_sequences
-    if scorer.returns_unfinished:
-        return _finished_then_unfinished(beams, scorer, count)
-    return beams.finished_tokens[:, :count], beams.finished_scores[:, :count]
+    def results(beams: _Beams) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
+        count = config.num_return_sequences
+        if scorer.returns_unfinished:
+            return _finished_then_unfinished(beams, scorer, count)
+        return beams.finished_tokens[:, :count], beams.finished_scores[:, :count]
+
+    start = _start(inputs, cache, scorer.masked, static_args)
+    return compaction.while_loop(is_open, step, start, results, batch)
 
 
 def pick(x: Array, beams: Int[Array, "b m"]) -> Array:
@@ -218,8 +223,8 @@ def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtyp
     return np.promote_types(logits.dtype, np.float32)
 
 
-def _start(batch: int, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
-    shape = (batch, static_args.config.num_beams)
+def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
+    shape = batch, _ = (len(inputs.source), static_args.config.num_beams)
     empty = jnp.full((*shape, static_args.max_new_tokens), static_args.pad_id, jnp.int32)
     scores = jnp.full(shape, masked)
     return _Beams(
@@ -231,22 +236,22 @@ def _start(batch: int, cache: Any, masked: Float[Array, ""], static_args: Static
         finished=jnp.zeros(shape, bool),
         open=jnp.ones(batch, bool),
         cache=cache,
+        inputs=inputs,
     )
 
 
-def _continuations(
-    model: AnyModel, beams: _Beams, inputs: Inputs, static_args: StaticArgs
-) -> _Continuations:
+def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _Continuations:
     """The best of all beams continued by all tokens."""
     length = beams.length
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
     logits, cache = model.decode_step(jnp.where(length == 0, static_args.bos_id, last), beams.cache)
     scores = jax.nn.log_softmax(logits.astype(beams.log_probs.dtype))
-    scores = logits_processors.apply(scores, beams.tokens, length, inputs, static_args)
+    scores = logits_processors.apply(scores, beams.tokens, length, beams.inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on
-    best, index = jax.lax.top_k(totals.reshape(len(totals), -1), 2 * static_args.config.num_beams)
+    count = 2 * static_args.config.num_beams
+    best, index = selection.top_k(totals.reshape(len(totals), -1), count)
     return _Continuations(best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache)
 
 
@@ -256,7 +261,7 @@ def _keep_finished(
     scores: Float[Array, "b m"],
     finishes: Bool[Array, "b m"],
 ) -> _Beams:
-    """True for rows that have fewer than k finished hypotheses, or may find a better one."""
+    """The beams with the best k of the finished hypotheses and of those that finish now."""
     best, chosen = jax.lax.top_k(
         jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1] // 2
     )

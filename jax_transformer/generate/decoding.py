@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jax_transformer import processes
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import beam_search
+from jax_transformer.generate import beam_search, compaction, selection
 from jax_transformer.generate import constraints as logits_processors
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
 from jax_transformer.generate.prepare import (
@@ -24,7 +25,7 @@ from jax_transformer.generate.prepare import (
 )
 from jax_transformer.shapes import AnyArray, SourceIds
 
-_Choose = Callable[[Float[Array, "b v"], Int[Array, ""]], Int[Array, " b"]]
+_Choose = Callable[[Float[Array, "b v"], Int[Array, ""], Int[Array, " b"]], Int[Array, " b"]]
 
 
 def generate(
@@ -64,8 +65,8 @@ def generate(
             "early_stopping": config.early_stopping,
         }
         several, scores = beam_search.n_best(model, source, config.num_return_sequences, **options)
-        return np.asarray(several), np.asarray(scores)
-    return np.asarray(tokens)[:, None], np.full((len(tokens), 1), np.nan)
+        return processes.on_host(several), processes.on_host(scores)
+    return processes.on_host(tokens)[:, None], np.full((len(tokens), 1), np.nan)
 
 
 def greedy(
@@ -118,11 +119,7 @@ def _greedy(
     structure: ModelStructure, arrays: list[Array], inputs: Inputs, *, static_args: StaticArgs
 ) -> Int[Array, "b n"]:
     return _token_by_token(
-        structure,
-        arrays,
-        inputs,
-        lambda scores, _: jnp.argmax(scores, axis=-1).astype(jnp.int32),
-        static_args,
+        structure, arrays, inputs, lambda scores, step, rows: selection.argmax(scores), static_args
     )
 
 
@@ -153,9 +150,9 @@ def sample(
 ) -> Int[Array, "b n"]:
     """Tokens drawn one after the other from softmax(logits / temperature).
 
+    The other arguments and the returned ids are those of :func:`jax_transformer.generate.greedy`.
+
     Args:
-        model, source, max_length, bos_id, eos_id, constraints, forced_bos_token_id: as in
-            :func:`jax_transformer.generate.greedy`, as are the returned ids.
         key: decides every draw.
         temperature: above 0; near 0 is greedy decoding.
         top_k: draw from this many most likely tokens; 0 is all.
@@ -206,11 +203,13 @@ def _sample(
 ) -> Int[Array, "b n"]:
     keys = jax.vmap(partial(jax.random.fold_in, draws.key))(draws.row_ids)
 
-    def draw(logits: Float[Array, "b v"], step: Int[Array, ""]) -> Int[Array, " b"]:
+    def draw(
+        logits: Float[Array, "b v"], step: Int[Array, ""], rows: Int[Array, " b"]
+    ) -> Int[Array, " b"]:
         scores, tokens = most_likely(
             logits, draws.temperature, draws.top_p, static_args.config.top_k
         )
-        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys[rows], step)
         index = jax.vmap(jax.random.categorical)(step_keys, scores)
         return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)
 
@@ -226,32 +225,56 @@ def _token_by_token(
 ) -> Int[Array, "b n"]:
     """Ids until every row has ended or has ``max_new_tokens``, padded after each row's end token.
 
-    ``choose`` returns the rows' next tokens, given their constrained logits and the step's number.
-    To be called inside a jitted function.
+    ``choose`` returns the rows' next tokens, given their constrained logits, the step's number, and
+    the rows' numbers in the batch. To be called inside a jitted function.
     """
     model = structure.merge(arrays)
     batch, length = inputs.source.shape[0], static_args.max_new_tokens
 
-    def unfinished(carry) -> Bool[Array, ""]:
-        _, _, _, done, step = carry
-        return (step < length) & ~done.all()
+    def step(carry: _Tokens) -> _Tokens:
+        logits, cache = model.decode_step(carry.last[:, None], carry.cache)
+        scores = logits_processors.apply(
+            logits, carry.tokens[:, None], carry.length, carry.inputs, static_args
+        )
+        chosen = choose(scores[:, 0], carry.length, carry.rows)
+        token = jnp.where(carry.open, chosen, static_args.pad_id)
+        length = carry.length + 1
+        return carry._replace(
+            length=length,
+            last=token,
+            tokens=jax.lax.dynamic_update_slice_in_dim(
+                carry.tokens, token[:, None], carry.length, axis=1
+            ),
+            open=carry.open & (token != static_args.eos_id) & (length < static_args.max_new_tokens),
+            cache=cache,
+        )
 
-    def step(carry):
-        token, tokens, cache, done, i = carry
-        logits, cache = model.decode_step(token[:, None], cache)
-        scores = logits_processors.apply(logits, tokens[:, None], i, inputs, static_args)
-        token = jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], i, axis=1)
-        return token, tokens, cache, done | (token == static_args.eos_id), i + 1
-
-    start = (
-        jnp.full(batch, static_args.bos_id, jnp.int32),
-        jnp.full((batch, length), static_args.pad_id, jnp.int32),
-        model.init_cache(inputs.source, length),
-        jnp.zeros(batch, bool),
-        jnp.zeros((), jnp.int32),
+    start = _Tokens(
+        length=jnp.zeros((), jnp.int32),
+        last=jnp.full(batch, static_args.bos_id, jnp.int32),
+        tokens=jnp.full((batch, length), static_args.pad_id, jnp.int32),
+        open=jnp.ones(batch, bool),
+        cache=model.init_cache(inputs.source, length),
+        inputs=inputs,
+        rows=jnp.arange(batch, dtype=jnp.int32),
     )
-    return jax.lax.while_loop(unfinished, step, start)[1]
+    return compaction.while_loop(
+        lambda carry: carry.open, step, start, lambda carry: carry.tokens, batch
+    )
+
+
+class _Tokens(NamedTuple):
+    """The tokens of each row that is still in the batch."""
+
+    length: Int[Array, ""]
+    last: Int[Array, " b"]
+    tokens: Int[Array, "b n"]
+    open: Bool[Array, " b"]
+    """False for rows that have ended."""
+    cache: Any
+    inputs: Inputs
+    rows: Int[Array, " b"]
+    """Their numbers in the whole batch."""
 
 
 def most_likely(
@@ -265,7 +288,7 @@ def most_likely(
     Tokens outside the nucleus of ``top_p`` have -inf.
     """
     dtype = np.promote_types(logits.dtype, np.float32)
-    scores, tokens = jax.lax.top_k(logits.astype(dtype), top_k or logits.shape[1])
+    scores, tokens = selection.top_k(logits.astype(dtype), top_k or logits.shape[1])
     # At most 0, so that division by a small temperature gives no infinity
     scores = (scores - scores[:, :1]) / temperature.astype(dtype)
     if top_p is not None:

@@ -14,6 +14,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate.ensemble import AnyModel, Ensemble, common_config
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.nn import sharding
 from jax_transformer.nn.stacks import check_ids
 from jax_transformer.shapes import AnyArray, SourceIds
 from jax_transformer.transformer import Transformer
@@ -120,7 +121,8 @@ def prepare(
     for name, tokens in config.constraints.tokens.items():
         for token in tokens:
             _check_token(f"{name} has {token}, which", token, vocabulary)
-    return Inputs(source, _forced_bos_ids(forced, len(source), vocabulary)), static_args
+    inputs = Inputs(source, _forced_bos_ids(forced, len(source), vocabulary))
+    return jax.tree.map(sharding.divide_rows, inputs), static_args
 
 
 _TRACED: dict[str, Any] = {"length_penalty": 0.0, "temperature": 1.0, "top_p": 1.0, "seed": 0}

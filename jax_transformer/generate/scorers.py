@@ -3,6 +3,7 @@
 Everything else is in the one loop of ``beam_search.py``.
 """
 
+import abc
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from jax_transformer.generate.prepare import StaticArgs
 
 
 @dataclass(frozen=True)
-class Scorer:
+class Scorer(abc.ABC):
     """The part of beam search that differs. Its methods are called while the loop is traced."""
 
     length_penalty: Float[Array, ""]
@@ -28,33 +29,33 @@ class Scorer:
     """If too few hypotheses have finished at the greatest length, unfinished ones follow them."""
 
     @property
+    @abc.abstractmethod
     def masked(self) -> Float[Array, ""]:
         """The score of hypotheses that do not exist.
 
         This and :meth:`mask` decide the order if constraints leave fewer hypotheses than beams.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def mask(self, scores: Float[Array, "b m"], out: Bool[Array, "b #m"]) -> Float[Array, "b m"]:
         """The scores, with those that are ``out`` of the running below all others."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def divisor(self, length: Int[Array, ""]) -> Float[Array, ""]:
         """A score is the log-probability divided by this."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def candidates(
         self, log_probs: Float[Array, "b m"], is_eos: Bool[Array, "b m"], length: Int[Array, ""]
     ) -> tuple[Float[Array, "b m"], Bool[Array, "b m"], Bool[Array, "b m"]]:
         """Log-probabilities of the best continuations, which of them end, which are returned."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def best_length(self, length: Int[Array, ""]) -> Int[Array, ""]:
         """The length that decides if an unfinished hypothesis may beat a finished one.
 
         ``length`` is the current one.
         """
-        raise NotImplementedError
 
 
 class GnmtScorer(Scorer):

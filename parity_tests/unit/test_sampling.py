@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import generate
+from jax_transformer import generate, transformer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import decoding
-from parity_tests.unit.helpers import ragged, random_model, tiny, unchecked
+from parity_tests.unit.helpers import ragged, random_arrays, random_model, tiny, unchecked
 from parity_tests.unit.speakers import loud
 
 ROWS, PLACES = 4, 8
@@ -93,6 +93,32 @@ def test_first_tokens_have_the_requested_distribution(options):
     assert (
         np.abs(frequencies - expected).max() < 4 * (0.25 / count) ** 0.5
     )  # four standard deviations of the worst token
+
+
+def test_every_position_draws_anew():
+    """Each position has the same logits, so equal draws would repeat one token."""
+    arrays = random_arrays(CONFIG, seed=1)
+    arrays["output.kernel"][...] = 0
+    arrays["output.bias"][...] = 0
+    arrays["output.bias"][CONFIG.eos_id] = -1e9
+    model = transformer.unflatten(CONFIG, {name: jnp.asarray(x) for name, x in arrays.items()})
+    tokens = drawn(model, source(4))
+    assert all(len(set(row)) > 1 for row in tokens.tolist()), tokens
+
+
+def test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature():
+    logits = jnp.asarray([[90.0, 80.0, 90.0]], jnp.bfloat16)
+    for top_p in (None, jnp.asarray(0.9)):
+        scores, _ = decoding.most_likely(logits, jnp.asarray(1e-37), top_p, 0)
+        assert scores.dtype == jnp.float32
+        assert scores[0, :2].tolist() == [0, 0] and not jnp.isnan(scores).any()
+
+
+def test_a_nucleus_ends_with_the_token_that_reaches_it():
+    logits = jnp.log2(jnp.asarray([[0.5, 0.25, 0.125, 0.125]])) * jnp.log(2.0)
+    for top_p, size in ((0.5, 1), (0.75, 2)):
+        scores, _ = decoding.most_likely(logits, jnp.asarray(1.0), jnp.asarray(top_p), 0)
+        assert int((scores > -jnp.inf).sum()) == size
 
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():

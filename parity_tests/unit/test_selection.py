@@ -8,13 +8,15 @@ import re
 import pytest
 
 from jax_transformer.config import codec
+from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import devices, run
+from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
     DataOptions,
     ModelOptions,
-    OptimizerOptions,
     TrainOptions,
 )
 from parity_tests.unit import runs
@@ -79,6 +81,27 @@ def test_the_best_and_newest_checkpoints_are_kept():
     assert run.to_keep(TrainOptions(), {}, [7]) == {7}, "stopped before the first validation"
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("auto", "averaged 20, best 20, best 10, last 40, last 30"),
+        ("averaged", "averaged 20"),
+        ("best", "best 20"),
+        ("last", "last 40"),
+        ("30", "30 30"),
+        ("35", ""),
+    ],
+)
+def test_weights_name_checkpoints_in_order_of_preference(tmp_path, monkeypatch, weights, expected):
+    folder = RunFolder(tmp_path)
+    folder.train_config.write_text("{}")
+    saved = {folder.checkpoints: [10, 20, 30, 40], folder.averaged: [20]}
+    monkeypatch.setattr(checkpoint, "steps", saved.get)
+    monkeypatch.setattr(RunFolder, "best_first", lambda self: [20, 10])
+    chosen = [f"{each.name} {each.step}" for each in run_folder.candidates(folder, weights)]
+    assert ", ".join(chosen) == expected
+
+
 # What may change
 
 BEFORE = TrainOptions(run="a", steps=100)
@@ -107,6 +130,8 @@ def test_changed_options_are_named():
         [],
         ["steps (100 -> 200)"],
     )
+    two = dataclasses.replace(BEFORE, devices=2)
+    assert run.option_changes(BEFORE, two) == ([], ["devices (2 -> all)"])
 
 
 @pytest.mark.parametrize(

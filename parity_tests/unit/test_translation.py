@@ -75,7 +75,7 @@ def test_translations_come_in_the_order_of_the_lines(echo):
         for kind, (_, width), length in echo
     )
     assert len({shape for _, shape, _ in echo}) <= 3  # one program for each width
-    assert {rows * width for _, (rows, width), _ in echo} == {32}
+    assert all(rows in (1, 4, 16, 32 // width) for _, (rows, width), _ in echo)
     echo.clear()
     assert (
         Translator(
@@ -84,9 +84,7 @@ def test_translations_come_in_the_order_of_the_lines(echo):
         == LINES
     )
     assert echo and all((*call[:1], *call[2:]) == ("beam", 16, 2, 0.2) for call in echo)
-    assert {2 * rows * width for _, (rows, width), *_ in echo} == {
-        64
-    }  # a beam of two takes twice the memory
+    assert {shape for _, shape, *_ in echo} == {(2, 16)}  # a beam of two takes twice the memory
     echo.clear()
     assert (
         Translator(model, TOKENIZER)(["", ""]) == ["", ""]
@@ -117,6 +115,15 @@ def test_a_full_window_leaves_incomplete_batches_to_the_next(echo, tokens, size,
     assert [line.hypotheses[0].text for batch in batches for line in batch] == lines
     assert [len(batch) for batch in batches] == ready and len(echo) == len(ready)
     assert [line.number for batch in batches for line in batch] == list(range(7))
+
+
+def test_a_few_lines_have_few_rows(echo):
+    """The rows that are left over repeat the lines: a loop lasts until all have ended."""
+    translator = Translator(transformer.abstract(SPEAKER), TOKENIZER, widths=(4,))
+    for count, rows in ((1, 1), (2, 4), (5, 16), (1024, 1024), (1030, 1024)):
+        assert translator(["one"] * count) == ["one"] * count
+        assert {shape for _, shape, _ in echo} == {(rows, 4)}  # a full batch decides for its width
+        echo.clear()
 
 
 def test_the_length_of_translations_can_be_set(echo):
@@ -168,6 +175,14 @@ def test_long_translations_have_few_rows(echo):
     assert {shape for _, shape, *_ in echo} == {(1, 2)}
 
 
+@pytest.mark.parametrize(("models", "rows"), [(1, 4), (2, 2), (3, 1)])
+def test_the_models_of_an_ensemble_share_the_room_for_caches(models, rows):
+    config = GenerationConfig(max_new_tokens=16)
+    several = [transformer.abstract(SPEAKER)] * models
+    translator = Translator(several, TOKENIZER, config, widths=(2,), tokens_per_batch=8)
+    assert translator.rows_per_batch(config)[0] == rows
+
+
 def test_samples_depend_on_the_line_number(echo):
     model = transformer.abstract(SPEAKER)
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, seed=7)
@@ -176,10 +191,8 @@ def test_samples_depend_on_the_line_number(echo):
         limits == {"temperature": 0.5, "top_k": 3, "top_p": 0.9} and key == jax.random.key(7)
         for *_, limits, key in echo
     )
-    numbers = [rows[: {8: 8, 16: 4}[shape[1]]] for _, shape, _, rows, *_ in echo]
-    assert sorted(number for rows in numbers for number in rows if number) == [
-        i for i, line in enumerate(LINES) if line and i
-    ]
+    numbers = {number for _, _, _, rows, *_ in echo for number in rows}
+    assert numbers == {i for i, line in enumerate(LINES) if line}
 
 
 def test_n_best_lists_have_the_moses_format(echo):
@@ -354,6 +367,24 @@ def test_another_precision(precision, tmp_path, capsys, monkeypatch):
     expected = [text for line in ready for text in translation.n_best_lines(line)]
     expected = [text.replace("\n", " ") for text in expected]
     assert code == 0 and out.split("\n") == [*expected, ""] and out != usual
+
+
+def test_tokens_per_batch_decides_the_rows_of_a_batch(tmp_path, capsys, monkeypatch):
+    with runs.as_a_user():
+        save(tmp_path / "run", 0)
+        few = jt.Translator.load(tmp_path / "run", tokens_per_batch=16)
+        usual = jt.Translator.load(tmp_path / "run")
+        rows = [max(each.rows_per_batch(each.generation_config)) for each in (few, usual)]
+        assert rows[0] * 16 <= rows[1]
+        console = runs.Console(capsys, monkeypatch)
+        flags = ("--run", tmp_path / "run", "--tokens-per-batch")
+        outputs = [
+            console.say("translate", *flags, count, stdin=b"one\ntwo\nthree\n")[1]
+            for count in ("8", "4096")
+        ]
+        assert outputs[0] == outputs[1] and outputs[0].count("\n") == 3
+        code, _, err = console.say("translate", *flags, "0", stdin=b"one\n")
+        assert (code, "tokens_per_batch=0 must be at least 1" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
