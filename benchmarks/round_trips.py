@@ -27,14 +27,15 @@ from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, planning, preparation
-from jax_transformer.convert.conversion import State
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import pt, pt_writer, safetensors, tensors
+from jax_transformer.storage import lazy, pt, pt_writer, safetensors, tensors
+from jax_transformer.storage.lazy import LazyState
 
 STOCK = "torch.nn"
 ARCHITECTURES = (*registry.preset_names(), STOCK)
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+State = dict[str, np.ndarray]
 
 
 def draw(
@@ -124,16 +125,12 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     """Differences after file → file → the other kind of file, by the weight table only."""
     model, before = state_dict.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
-    flax = conversion.renamed(
-        safetensors.read(folder / "a.safetensors"), model, from_torch=True, to_torch=False
-    )
-    pt_writer.write(
-        folder / "b.pt", conversion.renamed(flax, model, from_torch=False, to_torch=True)
-    )
-    again = conversion.renamed(pt.read(folder / "b.pt"), model, from_torch=True, to_torch=False)
+    flax = _renamed(safetensors.scan(folder / "a.safetensors"), model, to_torch=False)
+    pt_writer.write(folder / "b.pt", _renamed(lazy.in_memory(flax), model, to_torch=True))
+    again = _renamed(pt.scan(folder / "b.pt"), model, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
     safetensors.write(
-        folder / "c.safetensors", conversion.renamed(again, model, from_torch=False, to_torch=True)
+        folder / "c.safetensors", _renamed(lazy.in_memory(again), model, to_torch=True)
     )
     wrong += (
         []
@@ -141,6 +138,11 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
         else ["a.safetensors and c.safetensors"]
     )
     return wrong + _differing(before, safetensors.read(folder / "c.safetensors"))
+
+
+def _renamed(state: LazyState, model: state_dict.ModelWeights, *, to_torch: bool) -> State:
+    renamed = conversion.renamed(state, model, from_torch=not to_torch, to_torch=to_torch)
+    return lazy.arrays(renamed)
 
 
 def _differing(one: State, other: State) -> list[str]:

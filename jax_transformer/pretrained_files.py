@@ -15,12 +15,14 @@ from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, kinds, pt, safetensors
+from jax_transformer.storage import checkpoint, checkpoint_stream, kinds, lazy, pt, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note, TensorInfo
+from jax_transformer.storage.tensors import same as same_bits
 from jax_transformer.weights import lora
 
 _WHY_NOT = {
@@ -45,8 +47,8 @@ class StoredWeights:
     """Shapes and dtypes, under PyTorch's names if ``kind.has_torch_names``, otherwise under this
     project's.
     """
-    read: Callable[[], dict[str, np.ndarray]]
-    """Read the tensors; names that are tied have one array."""
+    scan: Callable[[], LazyState]
+    """Return the tensors, none of them read; names that are tied have one LazyTensor."""
     config: TransformerConfig | None = None
     """The model's configuration; None for a bare file, which does not have one."""
     weights: str = ""
@@ -72,6 +74,10 @@ class StoredWeights:
     derived: tuple[Note, ...] = ()
     """Those of ``tensors`` that are not stored, but copies of others or computed."""
 
+    def read(self) -> dict[str, np.ndarray]:
+        """Read all tensors into memory; names that are tied have one array."""
+        return lazy.arrays(self.scan())
+
     def with_names(self: Stored, changes: NameChanges) -> Stored:
         """The same weights under other names, without the ignored ones.
 
@@ -92,7 +98,7 @@ class StoredWeights:
         return replace(
             self,
             tensors=renamed(self.tensors),
-            read=lambda: renamed(self.read()),
+            scan=lambda: renamed(self.scan()),
             ties=tuple(names for names in ties if len(names) > 1),
             dropped=(*self.dropped, *(Note(name, changes.why_ignored(name)) for name in ignored)),
         )
@@ -119,9 +125,9 @@ def find(path: str | Path, weights: str = "auto", key: str | None = None) -> Sto
         return _huggingface(path)
     if kind is Kind.PT:
         return _pt(path, key)
-    read = partial(safetensors.read, path)
+    scan = partial(safetensors.scan, path)
     files = tuple(dict.fromkeys([path, *safetensors.files(path)]))
-    return StoredWeights(kind, path, str(path), safetensors.describe(path), read, files=files)
+    return StoredWeights(kind, path, str(path), safetensors.describe(path), scan, files=files)
 
 
 def _run(path: Path, weights: str) -> StoredWeights:
@@ -177,9 +183,9 @@ def _checkpoint(
         for group, names in groups.items()
     )
 
-    def read() -> dict[str, np.ndarray]:
-        arrays = opened.arrays(used)
-        return lora.merge({name: arrays[full] for name, full in stored.items()})
+    def scan() -> dict[str, LazyTensor]:
+        arrays = checkpoint_stream.scan(opened, used)
+        return _without_adapters({name: arrays[full] for name, full in stored.items()})
 
     tensors = {
         name: opened.tensors[full] for name, full in stored.items() if lora.is_parameter(name)
@@ -193,7 +199,7 @@ def _checkpoint(
         path,
         title,
         tensors,
-        read,
+        scan,
         config,
         step=opened.step,
         run=run,
@@ -204,14 +210,34 @@ def _checkpoint(
     )
 
 
+def _without_adapters(arrays: LazyState) -> dict[str, LazyTensor]:
+    """The arrays of the model itself, with each low-rank adapter added to its kernel when it is
+    read.
+    """
+
+    def merged(name: str) -> np.ndarray:
+        names = [name, *(name + part for part in (lora.A, lora.B, lora.SCALE))]
+        return lora.merge({each: arrays[each].read() for each in names})[name]
+
+    adapted = {
+        name: LazyTensor(arrays[name].info, partial(merged, name)) for name in lora.adapted(arrays)
+    }
+    return {name: arrays[name] for name in arrays if lora.is_parameter(name)} | adapted
+
+
 def _huggingface(path: Path) -> StoredWeights:
     """A folder's tensors under all names of the module's ``state_dict()``, including those that are
     not in its file.
     """
     folder = folders.find(path)
-    stored = folders.describe(folder)
+    scanned = folders.scan(folder)
+    stored = {name: tensor.info for name, tensor in scanned.items()}
+
+    def same(one: str, other: str) -> bool:
+        one_tensor, other_tensor = scanned[one], scanned[other]
+        return one_tensor is other_tensor or same_bits(one_tensor.read(), other_tensor.read())
+
     try:
-        same = partial(folders.same, folder)
         config = huggingface_config.from_config(folder.data, names=stored, same=same)
     except InputError as error:
         raise InputError(f"{path}/{error}") from None
@@ -231,7 +257,7 @@ def _huggingface(path: Path) -> StoredWeights:
         path,
         f"{path} ({folder.weights.name})",
         tensors,
-        lambda: huggingface_state.complete(folders.read(folder), config),
+        lambda: huggingface_state.complete(scanned, config),
         config,
         weights=folder.weights.name,
         files=tuple(folder.files),
@@ -249,7 +275,7 @@ def _pt(path: Path, key: str | None) -> StoredWeights:
         path,
         title,
         state.tensors,
-        state.read,
+        state.scan,
         files=(path,),
         ties=state.ties,
         dropped=state.others,

@@ -14,9 +14,9 @@ import torch
 from jax_transformer import state_dict, torch_bridge
 from jax_transformer.architectures import huggingface, registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import conversion, preparation, writing
+from jax_transformer.convert import checking, conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
-from jax_transformer.storage import run_folder
+from jax_transformer.storage import lazy, run_folder
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
@@ -83,10 +83,11 @@ def test_the_check_detects_two_exchanged_weights():
         for rule in model.table
     ]
     flax = rules.to_flax(wrong, state, model.shapes["flax"])
-    with pytest.raises(writing.DifferentError, match="differs from the PyTorch twin's"):
-        writing.check(TIED.config, wrong, state, flax)
+    with pytest.raises(checking.DifferentError, match="differs from the PyTorch twin's"):
+        checking.check(TIED.config, wrong, lazy.in_memory(state), lazy.in_memory(flax))
     flax = rules.to_flax(model.table, state, model.shapes["flax"])
-    assert max(writing.check(TIED.config, model.table, state, flax).errors.values()) < 1e-12
+    checked = checking.check(TIED.config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
+    assert max(checked.errors.values()) < 1e-12
 
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):
@@ -96,7 +97,8 @@ def test_a_conversion_without_a_twin_reports_it(tmp_path):
         name: np.random.default_rng(0).normal(size=shape)
         for name, shape in model.shapes["flax"].items()
     }
-    checked = writing.check(config, model.table, rules.to_torch(model.table, flax), flax)
+    state = rules.to_torch(model.table, flax)
+    checked = checking.check(config, model.table, lazy.in_memory(state), lazy.in_memory(flax))
     assert not checked.errors
     assert "there and back" in checked.method and "head_dim=8" in checked.method
 

@@ -3,7 +3,6 @@
 A conversion reads, casts, renames, writes, reads back and checks.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +16,19 @@ from jax_transformer.architectures import tensor_names
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import planning, preparation, writing
+from jax_transformer.convert import checking, planning, preparation, progress, writing
+from jax_transformer.convert.checking import Checked
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
-from jax_transformer.convert.writing import Checked
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import kinds, tensors
+from jax_transformer.storage import kinds, lazy, tensors
 from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights import rules
+from jax_transformer.weights import lazy_rules, rules
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
-
-State = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,12 @@ def convert(prepared: Prepared) -> Outcome:
     """
     request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
     from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
-    state = source.read()
+    state = source.scan()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
-    prepared.refuse(tensors.differing_ties(aliases, state))
-    loss = None
-    if request.dtype is not None:
-        state, loss = tensors.cast(state, request.dtype)
+    prepared.refuse(lazy.differing_ties(aliases, state))
+    casting = None if request.dtype is None else lazy.Cast(request.dtype)
+    if casting is not None:
+        state = casting.apply(state)
         if model is not None:
             state = states.computed_again(state, model.config)
     result = renamed(state, model, from_torch=from_torch, to_torch=to_torch)
@@ -128,26 +126,27 @@ def convert(prepared: Prepared) -> Outcome:
     reason = "no architecture was given" if model is None else "--no-check"
     checked = Checked(f"read back bit for bit; not run: {reason}")
 
-    def check(read_back: Mapping[str, np.ndarray]) -> None:
+    def check(read_back: LazyState) -> None:
         nonlocal checked
         if request.check and model is not None:
             if kind is Kind.HUGGINGFACE:
                 read_back = _completed(model, result, read_back)
             sides = _sides(model, state, read_back, from_torch=from_torch, to_torch=to_torch)
-            checked = writing.check(model.config, model.table, *sides)
+            checked = checking.check(model.config, model.table, *sides)
 
     config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
-    sha256 = writing.write(
-        prepared.target, kind, written, config, frozen, check, prepared.extra_files
-    ) or _content_sha256(written)
-    dtypes = ", ".join(sorted({str(array.dtype) for array in result.values()}))
-    numbers = sum(array.size for array in written.values())
+    with progress.shown(written, str(prepared.target)) as shown:
+        sha256 = writing.write(
+            prepared.target, kind, shown, config, frozen, check, prepared.extra_files
+        )
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
+    numbers = sum(tensor.info.size for tensor in written.values())
     return Outcome(
         prepared.plan,
         f"{source.title} -> {prepared.target}: {len(written)} tensors, {numbers:,} numbers, "
         f"{dtypes}",
         prepared.preset_sizes,
-        loss,
+        None if casting is None else casting.loss(),
         checked,
         sha256,
         tuple(sorted(prepared.extra_files.files)),
@@ -155,23 +154,25 @@ def convert(prepared: Prepared) -> Outcome:
 
 
 def renamed(
-    state: State, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
-) -> State:
-    """Rename the weights for the destination; tensors that the model ties become one array."""
+    state: LazyState, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
+) -> dict[str, LazyTensor]:
+    """Rename the weights for the destination; tensors that the model ties become one."""
     if model is None:
-        return state
+        return dict(state)
     if from_torch and not to_torch:
-        return rules.to_flax(model.table, state, model.shapes["flax"])
+        return lazy_rules.to_flax(model.table, state, model.shapes["flax"])
     if not from_torch and to_torch:
-        state = rules.to_torch(model.table, state)
+        return lazy_rules.to_torch(model.table, state)
     if to_torch:
         state = {rule.torch: state[rule.torch] for rule in model.table}
         for first, *others in planning.ties_of(model.table):
             state |= dict.fromkeys(others, state[first])
-    return state
+    return dict(state)
 
 
-def _completed(model: "ModelWeights", state: State, read_back: Mapping[str, np.ndarray]) -> State:
+def _completed(
+    model: "ModelWeights", state: LazyState, read_back: LazyState
+) -> dict[str, LazyTensor]:
     """Return the tensors of a folder under all names of the module.
 
     Position tables that the file leaves out, because transformers computes them, are taken from
@@ -179,34 +180,26 @@ def _completed(model: "ModelWeights", state: State, read_back: Mapping[str, np.n
     """
     tied = {name for names in planning.ties_of(model.table) for name in names}
     left_out = {
-        name: array for name, array in state.items() if name not in read_back and name not in tied
+        name: tensor for name, tensor in state.items() if name not in read_back and name not in tied
     }
     return states.complete(read_back, model.config) | left_out
 
 
 def _sides(
     model: "ModelWeights",
-    before: State,
-    after: Mapping[str, np.ndarray],
+    before: LazyState,
+    after: LazyState,
     *,
     from_torch: bool,
     to_torch: bool,
-) -> tuple[State, State]:
+) -> tuple[LazyState, LazyState]:
     """Return the weights by PyTorch's and by Flax's names; the destination's are read back."""
     if to_torch:
-        flax = rules.to_flax(model.table, before, model.shapes["flax"]) if from_torch else before
-        return dict(after), flax
-    return before if from_torch else rules.to_torch(model.table, before), dict(after)
-
-
-def _content_sha256(state: Mapping[str, np.ndarray]) -> str:
-    """Hash every array's name, dtype, shape and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        array = state[name]
-        digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+        flax = before
+        if from_torch:
+            flax = lazy_rules.to_flax(model.table, before, model.shapes["flax"])
+        return after, flax
+    return before if from_torch else lazy_rules.to_torch(model.table, before), after
 
 
 # Models
@@ -303,7 +296,8 @@ def save(
     kind = kinds.to_write(target)
     writing.check_free(target, kind, force=force)
     names = state_dict.model_weights(model.config, architecture)
-    arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    arrays = lazy.in_memory(leaves)
     state = renamed(arrays, names, from_torch=False, to_torch=kind.is_file)
     writing.write(target, kind, state, model.config, names.frozen, lambda read_back: None)
     return target

@@ -2,10 +2,12 @@
 SHA-256 of every file in it and of itself, its step, and the facts that were recorded about it.
 
 A checkpoint appears under its name complete or not at all. The groups of a training state are
-``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. Orbax is used in this file only.
+``step``, ``params``, ``frozen``, ``opt_state`` and ``ema``. Orbax is used here and in
+:mod:`.checkpoint_stream` only.
 """
 
 import builtins
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,8 +24,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_transformer.errors import CheckpointError
-from jax_transformer.storage import atomic
+from jax_transformer import processes
+from jax_transformer.errors import CheckpointError, Refusal
+from jax_transformer.storage import atomic, orbax_arrays
 from jax_transformer.storage.tensors import TensorInfo
 
 Tree = TypeVar("Tree")
@@ -52,13 +55,15 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
     _identity: Identity
-    _stored: Any
-    """The tree with the names that it has on disk."""
+    _stored: Mapping[str, Any]
+    """The arrays by the path that they have on disk, see :mod:`.orbax_arrays`."""
 
     def load(self, like: Tree, *, partial: bool = False) -> Tree:
         """The saved tree, with the structure of ``like``; its shapes and dtypes must be those of
         the checkpoint.
 
+        An array is loaded with the sharding that it has in ``like``, each device its own part; to
+        the first device if it has none.
         ``like`` may name a part of the tree if ``partial``. Raises CheckpointError if arrays are
         missing, unexpected or of another shape or dtype, or if a file changed after it was
         verified.
@@ -77,7 +82,10 @@ class Checkpoint:
             )
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like
+            lambda x: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=getattr(x, "sharding", None) or device
+            ),
+            like,
         )
         return self._restore(abstract, partial=partial)
 
@@ -85,17 +93,27 @@ class Checkpoint:
         """NumPy arrays by their path in the tree, bit for bit (also float64 in JAX's 32-bit mode):
         all of them, or those of some groups.
         """
-        import jax
+        loaded = orbax_arrays.read_arrays(
+            {
+                name: array
+                for name, array in self._stored.items()
+                if groups is None or _present(name).partition("/")[0] in groups
+            }
+        )
+        self._check_unchanged()
+        return {_present(name): array for name, array in loaded.items()}
 
-        stored = self._stored
-        if groups is not None:
-            stored = {group: tree for group, tree in stored.items() if _present(group) in groups}
-        abstract = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), stored)
-        loaded = self._loaded(abstract, partial=groups is not None)
-        return {_present(name): np.asarray(leaf) for name, leaf in _leaves(loaded)}
+    def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """The arrays of these paths, as :meth:`arrays`."""
+        loaded = orbax_arrays.read_arrays(
+            {name: array for name, array in self._stored.items() if _present(name) in names}
+        )
+        self._check_unchanged()
+        return {_present(name): array for name, array in loaded.items()}
 
     def _restore(self, like: Tree, *, partial: bool) -> Tree:
-        former = {new: old for old, new in _FORMER_GROUPS.items() if old in self._stored}
+        on_disk = orbax_arrays.groups(self.path)
+        former = {new: old for old, new in _FORMER_GROUPS.items() if old in on_disk}
         stored_like: Any = like
         if former:
             groups: Any = like._asdict() if hasattr(like, "_asdict") else like
@@ -121,21 +139,28 @@ class Checkpoint:
         context.pytree.loading.partial_load = partial
         with context:
             loaded = ocp.load(self.path, like)
-        if _identity_of(self.path) != self._identity:
-            raise CheckpointError(f"{self.path}: was changed by another process; try again")
+        self._check_unchanged()
         return loaded
 
+    def _check_unchanged(self) -> None:
+        if _identity_of(self.path) != self._identity:
+            raise CheckpointError(f"{self.path}: was changed by another process; try again")
 
-def open(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of ``step``, verified against its manifest. Raises CheckpointError naming the
-    file that is damaged.
+
+def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
+    """The checkpoint of ``step``, verified against its manifest unless another process has
+    ``verified`` it. Raises CheckpointError naming the file that is damaged.
     """
-    from orbax.checkpoint import v1 as ocp
-
     path = folder.absolute() / str(step)  # Orbax takes no relative path
-    about, identity = verify(folder, step)
-    stored = ocp.metadata(path).metadata
-    tensors = {_present(name): info for name, info in _infos(stored).items()}
+    if verified:
+        about, identity = read_manifest(folder, step), _identity_of(path)
+    else:
+        about, identity = verify(folder, step)
+    stored = orbax_arrays.open_arrays(path)
+    tensors = {
+        _present(name): TensorInfo(tuple(array.shape), array.dtype.name)
+        for name, array in stored.items()
+    }
     return Checkpoint(path, step, about, tensors, identity, stored)
 
 
@@ -159,18 +184,77 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
     """
     from orbax.checkpoint import v1 as ocp
 
+    with new(folder, step, about=about) as temporary:
+        ocp.save(temporary, tree)
+    return folder.absolute() / str(step)
+
+
+def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Callable[[], Path]:
+    """Copy ``tree`` to the host and begin to :func:`save` it.
+
+    The returned function, which may be called in another thread, completes the checkpoint. The
+    memory of ``tree`` can be reused before: a step that takes it over changes nothing in the copy.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    with contextlib.ExitStack() as entered:
+        temporary = entered.enter_context(new(folder, step, about=about))
+        # In the caller's thread: with several processes Orbax begins with a collective operation,
+        # and all processes have to start those in one order
+        response = ocp.save_async(temporary, _host_copy(tree))
+        writing = entered.pop_all()
+
+    def complete() -> Path:
+        with writing:
+            response.result()
+        return folder.absolute() / str(step)
+
+    return complete
+
+
+def _host_copy(tree: Any) -> Any:
+    """A copy of every array in the memory of the host, divided as it is on the devices."""
+    import jax
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return np.array(leaf)
+        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"))
+
+    return jax.block_until_ready(jax.tree.map(copy, tree))
+
+
+@contextmanager
+def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
+    """The name of a folder that Orbax creates and fills. At the end it gets its manifest and
+    becomes ``folder/step``, as for :func:`save`; after an error it is removed.
+
+    All processes of a distributed run call this and then Orbax, which writes their shards; the
+    first one does the rest, and the others wait for it.
+    """
     folder = folder.absolute()
     path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
+    aside = temporary.with_name(f"{temporary.name}.replaced")
+    if not processes.first():
+        processes.barrier("save begins")
+        with _failures_reported_once():
+            yield temporary
+        processes.barrier("save ends")
+        return
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
-    aside = temporary.with_name(f"{temporary.name}.replaced")
     try:
         with atomic.folder(path, temporary=temporary, aside=aside):
+            processes.barrier("save begins")
             with _failures_reported_once():
-                ocp.save(temporary, tree)
+                yield temporary
             _write_manifest(temporary, step, about)
         for parent in (folder.parent, folder.parent.parent):
             atomic.sync(parent)
+        processes.barrier("save ends")
+    except Refusal:  # of what is being written
+        remove_unfinished(folder)
+        raise
     except Exception as error:  # a full disk reaches us from Orbax in many forms
         remove_unfinished(folder)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -178,7 +262,6 @@ def save(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Path:
         raise CheckpointError(
             f"{path}: could not be written ({reason[:300]}); earlier checkpoints are untouched"
         ) from error
-    return path
 
 
 def remove_unfinished(folder: Path) -> None:

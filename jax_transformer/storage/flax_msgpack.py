@@ -8,13 +8,15 @@ bias already has ``weight``. Computed positions and tied copies are not in a fil
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import msgpack, untrusted
-from jax_transformer.storage.msgpack import Keys
+from jax_transformer.storage import lazy, msgpack, tensors, untrusted
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.msgpack import ArrayExtent, Keys
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
 
@@ -40,22 +42,25 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
             all are listed.
         UnsafeFileError: a file declares more data than it has.
     """
+    return lazy.arrays(scan(path))
+
+
+def scan(path: str | Path) -> dict[str, LazyTensor]:
+    """Return every array by name, without reading one. Raises as ``read``."""
     extents = _headers(Path(path))
     names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
-    return {name: _as_torch(keys, msgpack.read(extents[keys])) for keys, name in names.items()}
+    return {
+        name: LazyTensor(
+            TensorInfo(_torch_shape(keys, extents[keys]), extents[keys].dtype.name),
+            partial(_as_torch, keys, extents[keys]),
+        )
+        for keys, name in names.items()
+    }
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
     """Return shape and dtype of every array, without reading one. Raises as ``read``."""
-    extents = _headers(Path(path))
-    names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
-    shapes = {
-        keys: extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
-        for keys, extent in extents.items()
-    }
-    return {
-        name: TensorInfo(shapes[keys], extents[keys].dtype.name) for keys, name in names.items()
-    }
+    return {name: tensor.info for name, tensor in scan(path).items()}
 
 
 def files(path: str | Path) -> list[Path]:
@@ -99,6 +104,11 @@ def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str
     return names
 
 
-def _as_torch(keys: Keys, array: np.ndarray) -> np.ndarray:
-    """Copy a kernel to the axes of torch.nn.Linear, (out, in); return other arrays as they are."""
-    return np.ascontiguousarray(array.T) if keys[-1] == "kernel" else array
+def _torch_shape(keys: Keys, extent: ArrayExtent) -> tuple[int, ...]:
+    return extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
+
+
+def _as_torch(keys: Keys, extent: ArrayExtent) -> np.ndarray:
+    """Read an array; copy a kernel to the axes of torch.nn.Linear, (out, in)."""
+    array = msgpack.read(extent)
+    return tensors.contiguous(array.T) if keys[-1] == "kernel" else array

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import safetensors, tensors, untrusted
+from jax_transformer.storage import safetensors, untrusted
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
 
@@ -150,13 +149,6 @@ def _why(path: Path, chosen: str) -> str:
 # Weights
 
 
-def _parts(path: Path) -> dict[str, Any]:
-    """The described tensors of one PyTorch file of a folder, which is a plain state_dict."""
-    from jax_transformer.storage import pt
-
-    return _plain(path, pt.describe(path))
-
-
 def _plain(path: Path, state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
@@ -169,20 +161,23 @@ def describe(folder: Folder) -> dict[str, TensorInfo]:
     """Every stored tensor, from the headers only. Raises InputError if the index and its files do
     not agree.
     """
+    return {name: tensor.info for name, tensor in scan(folder).items()}
+
+
+def scan(folder: Folder) -> dict[str, LazyTensor]:
+    """Every stored tensor, none of them read. Raises as :func:`describe`."""
     if folder.weights.name.startswith(SAFETENSORS):
-        return safetensors.describe(folder.weights)
+        return safetensors.scan(folder.weights)
     if folder.weights.name.startswith(FLAX):
         from jax_transformer.storage import flax_msgpack
 
-        return flax_msgpack.describe(folder.weights)
-    parts = {file: _parts(file) for file in folder.shards}
+        return flax_msgpack.scan(folder.weights)
+    from jax_transformer.storage import pt
+
+    parts = {file: _plain(file, pt.scan(file)) for file in folder.shards}
     if folder.weights.name.endswith(INDEX):
         untrusted.check_shards(folder.weights, parts)
-    return {
-        name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
-        for part in parts.values()
-        for name, leaf in part.items()
-    }
+    return {name: tensor for part in parts.values() for name, tensor in part.items()}
 
 
 def verify(folder: Folder) -> None:
@@ -203,78 +198,38 @@ def ties(folder: Folder) -> list[tuple[str, ...]]:
     return [names for file in folder.shards for names in pt.ties(file)]
 
 
-def read(folder: Folder) -> dict[str, np.ndarray]:
-    """Every stored tensor as an array. Raises as :func:`describe`, and as the readers of the
-    files do.
-    """
-    if folder.weights.name.startswith(SAFETENSORS):
-        return safetensors.read(folder.weights)
-    if folder.weights.name.startswith(FLAX):
-        from jax_transformer.storage import flax_msgpack
-
-        return flax_msgpack.read(folder.weights)
-    from jax_transformer.storage import pt
-
-    describe(folder)
-    return {
-        name: array for file in folder.shards for name, array in _plain(file, pt.read(file)).items()
-    }
-
-
-def same(folder: Folder, one: str, other: str) -> bool:
-    """True if two stored tensors are equal bit for bit. Reads only these two of a .safetensors
-    file.
-    """
-    if folder.weights.name.startswith(SAFETENSORS):
-        return _raw(folder, one) == _raw(folder, other)
-    arrays = read(folder)
-    return tensors.same(arrays[one], arrays[other])
-
-
-def _raw(folder: Folder, name: str) -> tuple[str, tuple[int, ...], bytes]:
-    for file in folder.shards:
-        if (tensor := safetensors.header(file).get(name)) is not None:
-            with open(file, "rb") as opened:
-                opened.seek(tensor.start)
-                return tensor.dtype, tensor.shape, opened.read(tensor.end - tensor.start)
-    raise InputError(f"{folder.weights}: has no {name}")
-
-
 def write(
     path: Path,
-    state: Mapping[str, np.ndarray],
+    state: LazyState,
     extra_files: Mapping[str, bytes],
     *,
     shard_size: int = SHARD_SIZE,
-) -> dict[str, np.ndarray]:
+) -> None:
     """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
-    bytes, and the other files by their names. Returns the tensors, which are read back and
-    compared.
+    bytes, and the other files by their names. Each tensor is read back and compared.
 
     Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
     """
     path.mkdir()
-    parts = split({name: array.nbytes for name, array in state.items()}, shard_size)
+    parts = split({name: tensor.nbytes for name, tensor in state.items()}, shard_size)
     names = (
         [SAFETENSORS]
         if len(parts) == 1
         else [_shard(number, len(parts)) for number in range(len(parts))]
     )
-    read_back: dict[str, np.ndarray] = {}
     for name, part in zip(names, parts, strict=True):
         tensors_of_part = {tensor: state[tensor] for tensor in part}
-        read_back |= safetensors.save(path / name, tensors_of_part, target=path / name)
+        safetensors.save(path / name, tensors_of_part, target=path / name, hashed=False)
     if len(parts) > 1:
         total = {
-            "total_parameters": sum(array.size for array in state.values()),
-            "total_size": sum(a.nbytes for a in state.values()),
+            "total_parameters": sum(tensor.info.size for tensor in state.values()),
+            "total_size": sum(tensor.nbytes for tensor in state.values()),
         }
         files = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
         (path / (SAFETENSORS + INDEX)).write_bytes(
             to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
         )
     write_files(path, extra_files)
-    return read_back
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:

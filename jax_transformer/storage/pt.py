@@ -7,13 +7,15 @@ error that names it.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import untrusted, zipped
+from jax_transformer.storage import lazy, tensors, untrusted, zipped
+from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.rebuilt import Rebuilder
 from jax_transformer.storage.tensors import Note, TensorInfo, TensorView
 from jax_transformer.storage.untrusted import shown
@@ -44,14 +46,22 @@ def read(path: str | Path) -> Any:
         InputError: the file is missing, damaged, or not of this format.
         UnsafeFileError: it has other objects, or needs more memory than it has bytes.
     """
+    value = scan(path)
+    arrays = lazy.arrays(
+        {name: leaf for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
+    )
+    of = {id(leaf): arrays[name] for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
+    return _mapped(value, lambda leaf: of[id(leaf)] if isinstance(leaf, LazyTensor) else leaf)
+
+
+def scan(path: str | Path) -> Any:
+    """Read as :func:`read`, but with a ``LazyTensor`` for every tensor. No storage is read; the
+    checksum of each is verified when it is read first.
+    """
     with _open(path) as archive:
         value, folder = _parsed(archive)
-        arrays = _arrays(
-            archive,
-            folder,
-            {tensor for _, tensor in leaves(value) if isinstance(tensor, TensorView)},
-        )
-        return _mapped(value, lambda leaf: arrays[leaf] if isinstance(leaf, TensorView) else leaf)
+        storages = _Storages(archive, f"{folder}data/")
+    return _mapped(value, storages.scanned)
 
 
 def describe(path: str | Path) -> Any:
@@ -166,36 +176,42 @@ def _record(archive: zipped.Archive, name: str) -> str:
     return archive.read(name).tobytes().decode("latin-1").strip()
 
 
-def _arrays(
-    archive: zipped.Archive, folder: str, views: set[TensorView]
-) -> dict[TensorView, np.ndarray]:
-    """Read an array for each view; every storage is read once."""
-    by_storage: dict[str, list[TensorView]] = {}
-    for tensor in views:
-        by_storage.setdefault(tensor.storage, []).append(tensor)
-    arrays: dict[TensorView, np.ndarray] = {}
-    for key, tensors in by_storage.items():
-        storage = archive.read(f"{folder}data/{key}")
-        for tensor in tensors:
-            arrays[tensor] = _array(storage, tensor)
-            if tensor.dtype == np.bool_ and arrays[tensor].view(np.uint8).max(initial=0) > 1:
-                raise InputError(
-                    f"{archive.path}: storage {shown(key)} has truth values other than 0 and 1"
-                )
-    return arrays
+class _Storages:
+    """The storages of one file, which is opened for each array that is read."""
 
+    def __init__(self, archive: zipped.Archive, folder: str):
+        self.path, self._folder, self._members = archive.path, folder, archive.members
+        self._verified: set[str] = set()
+        self._scanned: dict[TensorView, LazyTensor] = {}
 
-def _array(storage: np.ndarray, tensor: TensorView) -> np.ndarray:
-    """A contiguous copy. NumPy checks once more that it is within the storage."""
-    if not all(tensor.shape):
-        return np.empty(tensor.shape, tensor.dtype)
-    width = tensor.dtype.itemsize
-    strides = tuple(step * width for step in tensor.stride)
-    return np.array(
-        np.ndarray(tensor.shape, tensor.dtype, storage.data, tensor.offset * width, strides),
-        order="C",
-        copy=True,
-    )
+    def scanned(self, leaf: Any) -> Any:
+        """A LazyTensor for a tensor, the same for equal ones; other values as they are."""
+        if not isinstance(leaf, TensorView):
+            return leaf
+        info = TensorInfo(tuple(leaf.shape), str(leaf.dtype))
+        return self._scanned.setdefault(leaf, LazyTensor(info, partial(self.array, leaf)))
+
+    def array(self, tensor: TensorView) -> np.ndarray:
+        """The tensor in C order, mapped into memory if it is stored in that order. Raises
+        InputError for a storage whose checksum does not hold.
+        """
+        if not all(tensor.shape):
+            return np.empty(tensor.shape, tensor.dtype)
+        name = f"{self._folder}{tensor.storage}"
+        if name not in self._verified:
+            zipped.verify_member(self.path, name, self._members[name])
+            self._verified.add(name)
+        width = tensor.dtype.itemsize
+        start = self._members[name].start + tensor.offset * width
+        length = (tensor.end - tensor.offset) * width
+        raw = lazy.map_file(self.path, start, dtype=np.dtype(np.uint8), shape=(length,))
+        strides = tuple(step * width for step in tensor.stride)
+        array = tensors.contiguous(np.ndarray(tensor.shape, tensor.dtype, raw.data, 0, strides))
+        if tensor.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise InputError(
+                f"{self.path}: storage {shown(tensor.storage)} has truth values other than 0 and 1"
+            )
+        return array
 
 
 # The state_dict in a file
@@ -214,9 +230,9 @@ class StateFile:
     others: tuple[Note, ...]
     """The other content of the file, which is not converted."""
 
-    def read(self) -> dict[str, np.ndarray]:
-        """Read the tensors; names that are tied have one array."""
-        return _tensors(_at(read(self.path), self.keys))
+    def scan(self) -> dict[str, LazyTensor]:
+        """The tensors, none of them read; names that are tied have one LazyTensor."""
+        return _tensors(_at(scan(self.path), self.keys))
 
 
 def open_state(path: Path, key: str | None = None) -> StateFile:

@@ -2,15 +2,20 @@
 and of the storages, so that the same state is always the same bytes.
 """
 
+import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, pt, tensors, zipped
+from jax_transformer.storage import atomic, lazy, pt, tensors, zipped
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.read_back import CheckedFile
+from jax_transformer.storage.tensors import TensorView
 from jax_transformer.storage.untrusted import shown
 
 _STORAGE_OF = {tensors.DTYPES[dtype]: storage for storage, dtype in tensors.STORAGES.items()}
@@ -33,51 +38,58 @@ def write(path: str | Path, value: Any) -> None:
         save(temporary, value, target=path)
 
 
-def save(path: Path, value: Any, *, target: str | Path) -> Any:
-    """Write the new file ``path`` and return its content, which is read back and compared.
+def save(path: Path, value: Any, *, target: str | Path) -> str:
+    """Write the new file ``path``, one tensor at a time, and return its SHA-256. Tensors are arrays
+    or ``LazyTensor``.
 
-    Raises as :func:`write`, naming ``target``, which the file will become.
+    Each tensor is read back and compared as soon as it is written. Raises as :func:`write`, naming
+    ``target``, which the file will become.
     """
     pickler = _Pickler(str(target))
     records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    with open(path, "wb") as file:
-        zipped.write(file, _members(records, pickler.storages))
-    again = pt.read(path)
-    if not _same(value, again):
+    with CheckedFile(path, target) as file:
+        starts = zipped.write(file, _members(records, pickler.storages))
+    if not _described(value, pt.describe(path), pickler) or starts != zipped.starts(path):
         raise InputError(f"{target}: reads back different from what was written")
-    return again
+    return file.sha256()
 
 
 def _members(
-    records: Mapping[str, bytes], storages: list[np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
+    records: Mapping[str, bytes], storages: list[LazyTensor]
+) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     for name, content in records.items():
-        yield f"archive/{name}", np.frombuffer(content, np.uint8)
-    for number, array in enumerate(storages):
-        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        yield f"archive/data/{number}", native.reshape(-1).view(np.uint8)
-    yield "archive/version", np.frombuffer(b"3\n", np.uint8)
+        yield f"archive/{name}", partial(np.frombuffer, content, np.uint8)
+    for number, tensor in enumerate(storages):
+        yield f"archive/data/{number}", partial(_bytes, tensor)
+    yield "archive/version", partial(np.frombuffer, b"3\n", np.uint8)
 
 
-def _same(value: Any, again: Any) -> bool:
-    """True if two values are equal bit for bit, in equal containers."""
-    if isinstance(value, np.ndarray):
-        same = isinstance(again, np.ndarray) and (value.shape, value.dtype.newbyteorder("=")) == (
+def _bytes(tensor: LazyTensor) -> np.ndarray:
+    array = tensor.read()
+    native = tensors.contiguous(array.astype(array.dtype.newbyteorder("="), copy=False))
+    return native.reshape(-1).view(np.uint8)
+
+
+def _described(value: Any, again: Any, pickler: "_Pickler") -> bool:
+    """True if two values are equal, in equal containers, and tensors have their own storages."""
+    if isinstance(value, np.ndarray | LazyTensor):
+        expected = (0, tuple(value.shape), str(pickler.number(value)))
+        return isinstance(again, TensorView) and expected == (
+            again.offset,
             again.shape,
-            again.dtype,
+            again.storage,
         )
-        return same and np.ascontiguousarray(value, again.dtype).tobytes() == again.tobytes()
     if isinstance(value, Mapping):
         return (
             type(again) is dict
             and list(value) == list(again)
-            and all(_same(value[key], again[key]) for key in again)
+            and all(_described(value[key], again[key], pickler) for key in again)
         )
     if isinstance(value, list | tuple):
         return (
             isinstance(again, type(value))
             and len(value) == len(again)
-            and all(map(_same, value, again))
+            and all(_described(*pair, pickler) for pair in zip(value, again, strict=True))
         )
     if isinstance(value, float):
         return isinstance(again, float) and struct.pack("d", value) == struct.pack("d", again)
@@ -94,7 +106,7 @@ class _Pickler:
     def __init__(self, where: str):
         self.where = where
         self.content = bytearray(b"\x80\x02")
-        self.storages: list[np.ndarray] = []
+        self.storages: list[LazyTensor] = []
         self._numbers: dict[Any, int] = {}
 
     def dump(self, value: Any) -> bytes:
@@ -106,8 +118,8 @@ class _Pickler:
         match value:
             case None | True | False:
                 self.content += {None: b"N", True: b"\x88", False: b"\x89"}[value]
-            case np.ndarray():
-                self._array(value, name)
+            case np.ndarray() | LazyTensor():
+                self._tensor(value, name)
             case str():
                 raw = value.encode("utf-8")
                 self.content += b"X" + len(raw).to_bytes(4, "little") + raw
@@ -158,14 +170,15 @@ class _Pickler:
             raise InputError(f"{self.where}: {shown(name)} is an integer of {len(raw):,} bytes")
         self.content += b"\x8a" + bytes([len(raw)]) + raw
 
-    def _array(self, array: np.ndarray, name: str) -> None:
-        dtype = array.dtype.newbyteorder("=")
+    def _tensor(self, tensor: np.ndarray | LazyTensor, name: str) -> None:
+        dtype = _dtype(tensor)
         if dtype not in _NAME_OF:
             raise InputError(
-                f"{self.where}: {shown(name)} is {array.dtype}, which PyTorch does not have"
+                f"{self.where}: {shown(name)} is {tensor.dtype}, which PyTorch does not have"
             )
         storage = _STORAGE_OF.get(dtype)
-        number = self._number(array)
+        number = self.number(tensor)
+        size = math.prod(tensor.shape)
         self.content += (
             b"ctorch._utils\n_rebuild_tensor_v2\n("
             if storage
@@ -177,24 +190,34 @@ class _Pickler:
             f"ctorch\n{storage}\n".encode() if storage else b"ctorch.storage\nUntypedStorage\n"
         )
         item: Any
-        for item in (str(number), "cpu", array.size if storage else array.nbytes):
+        for item in (str(number), "cpu", size if storage else size * dtype.itemsize):
             self._value(item, name)
         self.content += b"tQ"
         steps = [1]
-        for length in array.shape[:0:-1]:
+        for length in tensor.shape[:0:-1]:
             steps.append(steps[-1] * max(1, length))
-        for item in (0, array.shape, tuple(steps[: array.ndim][::-1]), False):
+        for item in (0, tuple(tensor.shape), tuple(steps[: len(tensor.shape)][::-1]), False):
             self._value(item, name)
         self.content += b"ccollections\nOrderedDict\n)R"
         self.content += b"tR" if storage else f"ctorch\n{_NAME_OF[dtype]}\ntR".encode()
 
-    def _number(self, array: np.ndarray) -> int:
-        memory = (
-            (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
-            if array.size
-            else object()
-        )
+    def number(self, tensor: np.ndarray | LazyTensor) -> int:
+        """The number of the tensor's storage."""
+        memory: Any = id(tensor)
+        if isinstance(tensor, np.ndarray) and tensor.size:
+            memory = (
+                tensor.__array_interface__["data"][0],
+                tensor.shape,
+                tensor.strides,
+                tensor.dtype,
+            )
         if memory not in self._numbers:
             self._numbers[memory] = len(self.storages)
-            self.storages.append(array)
+            self.storages.append(tensor if isinstance(tensor, LazyTensor) else lazy.of(tensor))
         return self._numbers[memory]
+
+
+def _dtype(tensor: np.ndarray | LazyTensor) -> np.dtype:
+    if isinstance(tensor, LazyTensor):
+        return tensor.numpy_dtype()
+    return tensor.dtype.newbyteorder("=")

@@ -4,17 +4,20 @@ They are not read by the safetensors library: it takes the last of two tensors o
 reader of our own detects mistakes of its writer.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, tensors, untrusted
+from jax_transformer.storage import atomic, lazy, tensors, untrusted
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import is_index, shown
 
@@ -27,6 +30,13 @@ _MORE = "BOOL:bool C64:complex64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E8
 DTYPES: dict[str, np.dtype] = {
     pair.split(":")[0]: tensors.DTYPES[pair.split(":")[1]] for pair in f"{_NAMES} {_MORE}".split()
 }
+
+_CODES = {dtype.name: code for code, dtype in DTYPES.items()}
+# The order of safetensors 0.8's enum Dtype, from its last to its first
+_ORDER = (
+    "uint64 int64 float64 complex64 float32 uint32 int32 bfloat16 float16 uint16 int16 "
+    "float8_e8m0fnu float8_e4m3fn float8_e5m2 int8 uint8 bool"
+).split()
 
 
 @dataclass(frozen=True)
@@ -62,18 +72,26 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
             not have the same tensors.
         UnsafeFileError: the header or index declares more than the file has.
     """
-    arrays: dict[str, np.ndarray] = {}
-    for file, extents in _headers(Path(path)):
-        with open(file, "rb") as opened:
-            for name, tensor in extents.items():
-                raw = np.empty(tensor.end - tensor.start, np.uint8)
-                opened.seek(tensor.start)
-                if opened.readinto(raw.data) != raw.size:
-                    raise InputError(f"{file}: became shorter while it was read")
-                arrays[name] = raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
-                if tensor.dtype == "BOOL" and raw.max(initial=0) > 1:
-                    raise InputError(f"{file}: {shown(name)} has truth values other than 0 and 1")
-    return arrays
+    return lazy.arrays(scan(path))
+
+
+def scan(path: str | Path) -> dict[str, LazyTensor]:
+    """Every tensor by name, without reading one. Raises as :func:`read`."""
+    return {
+        name: LazyTensor(
+            TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
+        )
+        for _, extents in _headers(Path(path))
+        for name, tensor in extents.items()
+    }
+
+
+def _array(name: str, tensor: TensorExtent) -> np.ndarray:
+    dtype = DTYPES[tensor.dtype]
+    array = lazy.map_file(tensor.file, tensor.start, dtype=dtype, shape=tensor.shape)
+    if tensor.dtype == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
+        raise InputError(f"{tensor.file}: {shown(name)} has truth values other than 0 and 1")
+    return array
 
 
 def describe(path: str | Path) -> dict[str, TensorInfo]:
@@ -97,28 +115,56 @@ def write(
     goes into the header.
     """
     with atomic.file(Path(path)) as temporary:
-        save(temporary, state, metadata, target=path)
+        save(temporary, lazy.in_memory(state), metadata, target=path)
 
 
 def save(
     path: Path,
-    state: Mapping[str, np.ndarray],
+    state: LazyState,
     metadata: Mapping[str, str] | None = None,
     *,
     target: str | Path,
-) -> dict[str, np.ndarray]:
-    """Write the new file ``path`` and return its content, which is read back and compared.
+    hashed: bool = True,
+) -> str:
+    """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
 
-    Raises InputError naming ``target``, which the file will become, if they differ.
+    The bytes are those of the safetensors library. Each tensor is read back and compared as soon as
+    it is written. Raises InputError naming ``target``, which the file will become, if they differ.
     """
-    # The library writes wrong bytes for strided arrays (safetensors#825)
-    contiguous = {name: np.asarray(array, order="C") for name, array in state.items()}
-    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"} | dict(metadata or {}))
-    again = read(path)
-    wrong = [name for name, array in contiguous.items() if not tensors.same(array, again[name])]
-    if wrong:
-        raise InputError(f"{target}: {wrong[0]} reads back different from what was written")
-    return again
+    ordered = _in_order(state)
+    with CheckedFile(path, target, hashed=hashed) as file:
+        file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
+        starts = {}
+        for name, tensor in ordered.items():
+            starts[name] = file.size
+            file.write_array(tensor.read(), name)
+    if {name: extent.start for name, extent in header(path).items()} != starts:
+        raise InputError(f"{target}: its header reads back different; nothing was changed")
+    return file.sha256() if hashed else ""
+
+
+def _in_order(state: LazyState) -> dict[str, LazyTensor]:
+    """The tensors in the library's order: wide dtypes first, then by name."""
+    unknown = [name for name, tensor in state.items() if tensor.dtype not in _CODES]
+    if unknown:
+        name = unknown[0]
+        raise InputError(f"{shown(name)} is {state[name].dtype}, which no .safetensors file holds")
+    return dict(sorted(state.items(), key=lambda item: (_ORDER.index(item[1].dtype), item[0])))
+
+
+def _header(metadata: Mapping[str, str], ordered: LazyState) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    at = 0
+    for name, tensor in ordered.items():
+        entries[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    return len(text).to_bytes(8, "little") + text
 
 
 def metadata(path: str | Path) -> dict[str, str]:

@@ -9,14 +9,15 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage import untrusted
+from jax_transformer.storage.read_back import CheckedFile
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -43,10 +44,37 @@ class Member(NamedTuple):
     crc: int
 
 
+def verify_member(path: Path, name: str, member: Member) -> None:
+    """Raise InputError if the checksum of a member is wrong. Takes a megabyte of memory."""
+    buffer, crc, left = np.empty(_CHUNK, np.uint8), 0, member.size
+    with open(path, "rb", buffering=0) as file:
+        file.seek(member.start)
+        while left:
+            read = file.readinto(buffer[: min(left, _CHUNK)].data)
+            if not read:
+                raise InputError(f"{path}: ends in the middle of {untrusted.shown(name)}")
+            crc, left = zlib.crc32(buffer[:read].data, crc), left - read
+    _check_crc(path, name, member, crc)
+
+
+def _check_crc(path: Path, name: str, member: Member, crc: int) -> None:
+    if crc != member.crc:
+        raise InputError(
+            f"{path}: {untrusted.shown(name)} is damaged (or was saved without "
+            "checksums): its CRC-32 is not the recorded one"
+        )
+
+
 def starts_as_zip(path: str | Path) -> bool:
     """True if the file begins as a zip file."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
+
+
+def starts(path: str | Path) -> dict[str, int]:
+    """The first byte of each member's data."""
+    with Archive(path) as archive:
+        return {name: member.start for name, member in archive.members.items()}
 
 
 class Archive:
@@ -78,7 +106,7 @@ class Archive:
         self._file.seek(member.start)
         if self._file.readinto(content.data) != member.size:
             raise InputError(f"{self.path}: ends in the middle of {untrusted.shown(name)}")
-        self._check_crc(name, zlib.crc32(content.data))
+        _check_crc(self.path, name, member, zlib.crc32(content.data))
         return content
 
     def verify(self) -> str:
@@ -93,16 +121,9 @@ class Archive:
                 chunk = self._at(start, min(_CHUNK, at - start))
                 digest.update(chunk)
                 crc = zlib.crc32(chunk, crc)
-            self._check_crc(name, crc)
+            _check_crc(self.path, name, member, crc)
         digest.update(self._at(at, self.size - at))
         return digest.hexdigest()
-
-    def _check_crc(self, name: str, crc: int) -> None:
-        if crc != self.members[name].crc:
-            raise InputError(
-                f"{self.path}: {untrusted.shown(name)} is damaged (or was saved without "
-                "checksums): its CRC-32 is not the recorded one"
-            )
 
     def _at(self, offset: int, length: int) -> bytes:
         if offset < 0 or offset + length > self.size:
@@ -280,13 +301,19 @@ class Archive:
         return header + _LOCAL.size + name_length + extra_length
 
 
-def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
+def write(
+    file: CheckedFile, members: Iterable[tuple[str, Callable[[], np.ndarray]]]
+) -> dict[str, int]:
     """Write a zip file of stored members (uint8), each at a multiple of 64 bytes as PyTorch does,
-    and without times: the same members give the same bytes.
+    and without times: the same members give the same bytes. Returns the first byte of each.
+
+    A member is read when its turn comes, and let go before the next.
     """
+    starts = {}
     directory = b""
     number, at = 0, 0
-    for name, content in members:
+    for name, read in members:
+        content = read()
         raw, crc, size, header = name.encode("utf-8"), zlib.crc32(content.data), content.size, at
         wide = _wide_extra(size, size)
         pad = -(header + _LOCAL.size + len(raw) + len(wide) + 4) % ALIGNMENT
@@ -310,7 +337,9 @@ def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
             + extra
         )
         file.write(local)
-        file.write(content.data)
+        file.write(content.data, name)
+        del content
+        starts[name] = header + len(local)
         wide = _wide_extra(size, size, header)
         version = 45 if wide else 20
         times = (0, _MIDNIGHT, crc, small, small)
@@ -329,6 +358,7 @@ def write(file: BinaryIO, members: Iterable[tuple[str, np.ndarray]]) -> None:
         file.write(_LOCATOR.pack(b"PK\x06\x07", 0, at + len(directory), 1))
     counts = (min(number, FULL16), min(number, FULL16), _narrow(len(directory)), _narrow(at))
     file.write(_END.pack(b"PK\x05\x06", 0, 0, *counts, 0))
+    return starts
 
 
 def _narrow(number: int) -> int:

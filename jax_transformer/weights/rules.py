@@ -89,34 +89,44 @@ class Rule:
 
     def to_flax(self, tensor: np.ndarray, flax_shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Return the parts, each contiguous and owning its memory."""
-        if self.several is Several.COPY:
-            parts = [tensor] * len(self.flax)
-        else:
+        parts = [self.part(number, tensor, flax_shapes) for number in range(len(self.flax))]
+        return [_owned(part, tensor) for part in parts]
+
+    def part(self, number: int, tensor: np.ndarray, flax_shapes: Sequence[Shape]) -> np.ndarray:
+        """Return one of the parts, contiguous; it may share the tensor's memory."""
+        if self.several is not Several.COPY and len(flax_shapes) > 1:
             lengths = [self.each.torch_shape(shape)[0] for shape in flax_shapes]
-            parts = self._cut(tensor, lengths) if len(lengths) > 1 else [tensor]
-        return [np.array(self.each.to_flax(part), order="C") for part in parts]
+            tensor = self._cut(tensor, lengths, number)
+        return tensors.contiguous(self.each.to_flax(tensor))
 
     def to_torch(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Return the tensor, contiguous and owning its memory."""
+        return _owned(self.joined(arrays), arrays[0])
+
+    def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the tensor, contiguous; it may share the memory of an array."""
         parts = [self.each.to_torch(array) for array in arrays]
         if self.several is Several.COPY:
             for name, array in zip(self.flax[1:], arrays[1:], strict=True):
-                if array.tobytes() != arrays[0].tobytes():
+                if not tensors.same(array, arrays[0]):
                     raise InputError(
                         f"{name} and {self.flax[0]} differ, but {self.torch} holds both"
                     )
             parts = parts[:1]
-        return np.array(self._join(parts) if len(parts) > 1 else parts[0], order="C")
+        return tensors.contiguous(self._join(parts) if len(parts) > 1 else parts[0])
 
-    def _cut(self, tensor: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    def holds(self, tensor: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
+        """True if the tensor is made of the arrays, bit for bit. A single one is not copied."""
+        if len(arrays) == 1:
+            return tensors.same(self.each.to_torch(arrays[0]), tensor)
+        return tensors.same(self.joined(arrays), tensor)
+
+    def _cut(self, tensor: np.ndarray, lengths: Sequence[int], number: int) -> np.ndarray:
         if self.several is not Several.PER_HEAD:
-            return np.split(tensor, np.cumsum(lengths)[:-1])
+            return np.split(tensor, np.cumsum(lengths)[:-1])[number]
         cuts = np.cumsum([length // self.heads for length in lengths])[:-1]
-        parts = np.split(tensor.reshape(self.heads, -1, *tensor.shape[1:]), cuts, axis=1)
-        return [
-            part.reshape(length, *tensor.shape[1:])
-            for part, length in zip(parts, lengths, strict=True)
-        ]
+        part = np.split(tensor.reshape(self.heads, -1, *tensor.shape[1:]), cuts, axis=1)[number]
+        return part.reshape(lengths[number], *tensor.shape[1:])
 
     def _join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         if self.several is not Several.PER_HEAD:
@@ -125,6 +135,12 @@ class Rule:
         return np.concatenate(
             [part.reshape(self.heads, -1, *rest) for part in parts], axis=1
         ).reshape(-1, *rest)
+
+
+def _owned(array: np.ndarray, origin: np.ndarray) -> np.ndarray:
+    """The array, or a copy if its memory is not its own."""
+    is_own = array.flags.owndata and not np.may_share_memory(array, origin)
+    return array if is_own else array.copy()
 
 
 @dataclass(frozen=True)

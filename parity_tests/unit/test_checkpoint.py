@@ -18,7 +18,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import errors
-from jax_transformer.storage import atomic, checkpoint, run_folder
+from jax_transformer.storage import atomic, checkpoint, orbax_arrays, run_folder
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
 
@@ -94,6 +94,30 @@ def refusal(folder: Path, target=None, **options) -> str:
         checkpoint.load(folder, 7, like(state()) if target is None else target, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_arrays_are_read_without_orbax(saved, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("orbax")]:
+        monkeypatch.setitem(sys.modules, name, None)  # an import raises ImportError
+    (step,) = checkpoint.steps(saved)
+    opened = checkpoint.open(saved, step)
+    arrays = opened.arrays()
+    expected = dict(checkpoint._leaves(state()))
+    assert arrays.keys() == expected.keys() == opened.tensors.keys()
+    for name, array in arrays.items():
+        assert opened.tensors[name] == TensorInfo(array.shape, str(array.dtype))
+        assert array.dtype == expected[name].dtype
+        assert array.tobytes() == np.asarray(expected[name]).tobytes()
+    assert opened.arrays(["params"]).keys() == {n for n in expected if n.startswith("params/")}
+
+
+def test_a_tree_that_orbax_did_not_write_is_refused(tmp_path):
+    for content, message in (({}, "no tree of arrays"), ({"x": {"use_ocdbt": False}}, "layout")):
+        for name, metadata in content.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "_METADATA").write_text(json.dumps(metadata))
+        with pytest.raises(errors.CheckpointError, match=message):
+            orbax_arrays.open_arrays(tmp_path)
 
 
 def test_every_dtype_round_trips_bit_for_bit(saved):

@@ -179,7 +179,7 @@ def bytes_read() -> int:
 
 @pytest.mark.parametrize(("kind", "to"), [("safetensors", "pt"), ("pt", "safetensors")])
 def test_no_file_is_read_more_often_than_needed(console, tmp_path, kind, to):
-    """The source is read once, the result twice: to compare it, and for its SHA-256."""
+    """The source is read once, or mapped; the result once, to compare it."""
     state = {"a": np.zeros(1 << 20, np.float32), "b": np.ones(1 << 20, np.float32)}
     first, source = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
     save = pt_writer.write if kind == "pt" else write
@@ -189,7 +189,7 @@ def test_no_file_is_read_more_often_than_needed(console, tmp_path, kind, to):
     before = bytes_read()
     assert console.say("convert", source, tmp_path / f"again.{to}")[0] == 0
     size = source.stat().st_size
-    assert 2 * size < bytes_read() - before < 3.5 * size
+    assert size < bytes_read() - before < 2.5 * size
     before = bytes_read()
     assert console.say("inspect", source)[0] == 0
     assert bytes_read() - before < 1.5 * size

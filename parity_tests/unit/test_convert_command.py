@@ -15,10 +15,10 @@ import jax_transformer as jt
 from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import infer, writing
+from jax_transformer.convert import checking, infer
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import pt, pt_writer
+from jax_transformer.storage import lazy, pt, pt_writer
 from jax_transformer.weights import rules
 from parity_tests.unit import conversions, helpers, runs
 from parity_tests.unit.conversions import config_of, convert, state_of, write
@@ -264,13 +264,15 @@ def test_the_check_detects_a_wrong_table(config):
     model = state_dict.model_weights(config)
     flax = helpers.random_arrays(config)
     state = rules.to_torch(model.table, flax)
-    with pytest.raises(writing.DifferentError, match=r"linear1\.weight"):
-        writing.check(
+    with pytest.raises(checking.DifferentError, match=r"linear1\.weight"):
+        checking.check(
             config,
             model.table,
-            state
-            | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1},
-            flax,
+            lazy.in_memory(
+                state
+                | {"encoder.layers.0.linear1.weight": state["encoder.layers.0.linear1.weight"] + 1}
+            ),
+            lazy.in_memory(flax),
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import writing
+from jax_transformer.convert import checking
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import atomic, checkpoint, pt
 from parity_tests.unit import conversions, runs
@@ -237,10 +237,10 @@ def test_a_late_refusal_leaves_the_old_files(weights, config_file, tmp_path, mon
     outcome = convert(weights, target, description=description)
 
     def different(*_):
-        raise writing.DifferentError("different")
+        raise checking.DifferentError("different")
 
-    monkeypatch.setattr(writing, "check", different)
-    with pytest.raises(writing.DifferentError):
+    monkeypatch.setattr(checking, "check", different)
+    with pytest.raises(checking.DifferentError):
         convert(weights, target, description=description, dtype="float16", force=True, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [kind]
     monkeypatch.undo()

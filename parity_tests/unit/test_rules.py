@@ -391,6 +391,9 @@ def test_converted_arrays_are_contiguous_and_share_no_memory(each: Each):
             and not np.shares_memory(converted, origin)
         )
     assert (again == tensor).all()
+    # A writer takes the array as it is, which may share memory and must be in order
+    for one in (rule.part(0, tensor, [flax]), rule.joined([part])):
+        assert one.flags.c_contiguous
 
 
 def test_a_layer_fused_per_head_is_cut_within_each_head():

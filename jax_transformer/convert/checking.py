@@ -1,0 +1,203 @@
+"""Check a conversion before its result is kept.
+
+It is converted back, bit for bit. If the PyTorch twin can be built and there is memory for both
+models, they are run and compared.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import memory
+from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.storage import lazy
+from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage.tensors import same
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Alias
+
+State = Mapping[str, np.ndarray]
+# Relative to the largest number. A correct pair differs by 1e-14, the smallest fault known (another
+# epsilon) by 1e-5.
+_BOUND = 1e-9
+_ROWS, _SOURCE, _TARGET = 3, 7, 5
+# Of the two models in float64: our arrays, JAX's, the twin's, and each side's own as read
+_BYTES_A_NUMBER = 40
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of a check that passed."""
+
+    method: str
+    """The kind of check, and the reason if the models were not run."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Largest absolute difference of each output."""
+
+    def line(self) -> str:
+        worst = (
+            f": largest difference {max(self.errors.values()):.2g} over {len(self.errors)} outputs"
+            if self.errors
+            else ""
+        )
+        return f"checked: {self.method}{worst}"
+
+
+def check(
+    config: TransformerConfig, table: rules.Table, torch_state: LazyState, flax_state: LazyState
+) -> Checked:
+    """Raise DifferentError if the two sides of a conversion are not equal."""
+    wrong = [rule.torch for rule in table if not _comes_back(rule, torch_state, flax_state)]
+    if wrong:
+        raise DifferentError(
+            f"self-check: {', '.join(wrong)} do not come back bit for bit; nothing was changed"
+        )
+    reason = _cannot_run(flax_state)
+    if reason is None:
+        try:
+            return Checked(
+                "ran next to the PyTorch twin in float64, ragged random batches",
+                _run(config, table, lazy.arrays(torch_state), lazy.arrays(flax_state)),
+            )
+        except ConfigError as error:
+            reason = f"the twin cannot be built: {error}"
+    return Checked(f"there and back bit for bit ({reason})")
+
+
+def _comes_back(rule: rules.Rule | Alias, torch_state: LazyState, flax_state: LazyState) -> bool:
+    """True if the rule gives the PyTorch tensor back; at most this one is in memory twice."""
+    if rule.torch not in torch_state:
+        return False
+    tensor = torch_state[rule.torch]
+    if isinstance(rule, Alias):
+        of = torch_state.get(rule.of)
+        return of is tensor or (of is not None and same(of.read(), tensor.read()))
+    return rule.holds(tensor.read(), [flax_state[name].read() for name in rule.flax])
+
+
+def _cannot_run(state: LazyState) -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed, so its twin was not run"
+    needed = _BYTES_A_NUMBER * sum(tensor.info.size for tensor in state.values())
+    free = memory.available()
+    if free is not None and needed > free:
+        return (
+            f"the twin was not run: both models take about {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB of memory are free"
+        )
+    if not all(np.isfinite(tensor.read().astype(np.float64)).all() for tensor in state.values()):
+        return "not all weights are finite, so the twin was not run"
+    return None
+
+
+def _run(
+    config: TransformerConfig, table: rules.Table, torch_state: State, flax_state: State
+) -> dict[str, float]:
+    from jax_transformer import torch_bridge
+
+    source, target = _batch(config)
+    blocks = _blocks(config, table)
+    theirs = torch_bridge.outputs(config, torch_state, source, target, blocks)
+    ours = _outputs(config, flax_state, source, target, list(blocks))
+    errors = {}
+    for name, expected in theirs.items():
+        actual = ours[name]
+        if actual.shape != expected.shape:
+            actual = np.swapaxes(actual, 0, 1)  # some twins put the length first
+        if actual.shape != expected.shape:
+            raise DifferentError(
+                f"self-check: {name} is {expected.shape} in PyTorch and {actual.shape} here; "
+                "nothing was changed"
+            )
+        errors[name] = float(np.abs(expected - actual).max())
+        if not errors[name] <= _BOUND * max(1.0, float(np.abs(expected).max())):
+            raise DifferentError(
+                f"self-check: {name} differs from the PyTorch twin's by {errors[name]:.3g}; "
+                "nothing was changed"
+            )
+    return errors
+
+
+def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
+    """Map the name of every block here to the name of its PyTorch module."""
+    modules = {}
+    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
+        for block in (f"{stack}.blocks.{i}" for i in range(layers)):
+            names = [
+                rule.torch.split(".")
+                for rule in table
+                if isinstance(rule, rules.Rule) and rule.flax[0].startswith(f"{block}.")
+            ]
+            shared = 0
+            while all(
+                len(words) > shared + 1 and words[shared] == names[0][shared] for words in names
+            ):
+                shared += 1
+            modules[block] = ".".join(names[0][:shared])
+    return modules
+
+
+def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return random ids (b, s) and (b, t), whose rows have different lengths before padding."""
+    random = np.random.default_rng(0)
+    lengths = [
+        min(_SOURCE, config.longest),
+        min(_SOURCE if config.equal_lengths else _TARGET, config.longest),
+    ]
+    vocabularies = [
+        (config.source_vocab_size, config.source_pad_id),
+        (config.target_vocab_size, config.target_pad_id),
+    ]
+    batches = []
+    for length, (size, pad) in zip(lengths, vocabularies, strict=True):
+        ids = random.integers(0, size, (_ROWS, length))
+        ids[ids == pad] = (pad + 1) % size
+        for row in range(_ROWS):
+            ids[row, max(1, length - 2 * row) :] = pad
+        batches.append(ids)
+    return batches[0], batches[1]
+
+
+def _outputs(
+    config: TransformerConfig,
+    state: State,
+    source: np.ndarray,
+    target: np.ndarray,
+    blocks: list[str],
+) -> dict[str, np.ndarray]:
+    """Return the logits and the output of every block, in float64 on the CPU."""
+    import jax
+    from flax import nnx
+
+    from jax_transformer import transformer
+
+    def run(arrays: Mapping[str, Any], source: Any, target: Any) -> dict[str, Any]:
+        model = transformer.unflatten(replace(config, compute_dtype=None), arrays)
+        logits, captured = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)(
+            source, target
+        )
+        return {"logits": logits} | _by_block(captured, blocks)
+
+    with (
+        jax.enable_x64(True),
+        jax.default_matmul_precision("highest"),
+        jax.default_device(jax.devices("cpu")[0]),
+    ):
+        arrays = {name: jax.numpy.array(array.astype(np.float64)) for name, array in state.items()}
+        return {
+            name: np.asarray(value) for name, value in jax.jit(run)(arrays, source, target).items()
+        }
+
+
+def _by_block(captured: Any, blocks: list[str]) -> dict[str, Any]:
+    """Select the output of each block among those of all modules' methods."""
+    from flax import nnx
+
+    outputs = {
+        ".".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(captured)
+    }
+    return {block: outputs[f"{block}.__call__"][0].x for block in blocks}

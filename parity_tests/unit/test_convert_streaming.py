@@ -1,0 +1,203 @@
+"""A conversion holds one tensor at a time, whatever the size of the file."""
+
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer import state_dict
+from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.convert import checking, conversion, memory, writing
+from jax_transformer.errors import InputError
+from jax_transformer.storage import checkpoint_stream, huggingface, lazy, pt, safetensors
+from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.tensors import TensorInfo
+from parity_tests.unit.test_huggingface_folders import T5
+
+COUNT, LENGTH = 6, 1000
+
+
+class Counted:
+    """Tensors that count how many of their arrays are in memory."""
+
+    def __init__(self) -> None:
+        self.alive = self.most = self.reads = 0
+
+    def state(self) -> dict[str, LazyTensor]:
+        info = TensorInfo((LENGTH, 10), "float32")
+        return {f"t{i}": LazyTensor(info, lambda i=i: self._read(i)) for i in range(COUNT)}
+
+    def _read(self, number: int) -> np.ndarray:
+        array = np.full((LENGTH, 10), number, np.float32)
+        self.alive, self.reads = self.alive + 1, self.reads + 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(array, self._gone)
+        return array
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "most"),
+    [
+        (Kind.SAFETENSORS, "a.safetensors", 1),
+        (Kind.PT, "a.pt", 1),
+        (Kind.HUGGINGFACE, "hf", 1),
+        (Kind.RUN, "run", 2),
+        (Kind.STEP, "7", 2),
+    ],
+)
+def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkeypatch):
+    """A checkpoint has the arrays of one batch, here of two."""
+    monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
+    counted = Counted()
+    read_back = {}
+    extra_files = writing.ExtraFiles({"config.json": json.dumps(T5).encode()}, shard_size=100_000)
+    writing.write(
+        tmp_path / name,
+        kind,
+        counted.state(),
+        None,
+        frozenset(),
+        lambda state: read_back.update(lazy.arrays(state)),
+        extra_files if kind is Kind.HUGGINGFACE else None,
+    )
+    assert counted.most == most and counted.reads == COUNT
+    assert [float(read_back[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
+
+
+def test_a_control_that_keeps_every_tensor_is_counted():
+    counted = Counted()
+    arrays = [tensor.read() for tensor in counted.state().values()]
+    assert counted.most == len(arrays) == COUNT
+
+
+def test_arrays_of_a_checkpoint_are_read_with_their_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_stream, "_BATCH", 3 * LENGTH * 40)
+    opened_with: list[list[str]] = []
+    selected = checkpoint_stream.Checkpoint.selected
+    monkeypatch.setattr(
+        checkpoint_stream.Checkpoint,
+        "selected",
+        lambda self, names: opened_with.append(list(names)) or selected(self, names),
+    )
+    read = {}
+    writing.write(
+        tmp_path / "run",
+        Kind.RUN,
+        Counted().state(),
+        None,
+        frozenset(),
+        lambda state: read.update({name: tensor.read() for name, tensor in state.items()}),
+    )
+    names = [f"params/t{i}" for i in range(COUNT)]
+    assert opened_with == [names[:3], names[3:], names[:3], names[3:]]  # to compare, to check
+    assert all(array[0, 0] == int(name[1:]) for name, array in read.items())
+
+
+def test_the_bytes_are_those_of_the_safetensors_library(tmp_path):
+    import safetensors.numpy as library
+
+    random_bits = np.random.default_rng(0)
+    state = {
+        f"{name}.{number}é": random_bits.integers(0, 2, (3, number % 3)).astype(dtype)
+        for number, dtype in enumerate(safetensors.DTYPES.values())
+        for name in "ba"
+    }
+    library.save_file(state, tmp_path / "theirs", metadata={"format": "pt"})
+    safetensors.write(tmp_path / "ours", state)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@pytest.mark.parametrize("scan", [safetensors.scan, pt.scan])
+def test_a_file_that_becomes_shorter_is_one_line(scan, tmp_path):
+    path = tmp_path / "file"
+    state = {"a": np.ones(10_000, np.float32)}
+    if scan is pt.scan:
+        from jax_transformer.storage import pt_writer
+
+        pt_writer.write(path, state)
+    else:
+        safetensors.write(path, state)
+    tensor = scan(path)["a"]
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(InputError, match=r"became shorter|ends in the middle"):
+        tensor.read()
+
+
+def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
+    config = huggingface_config.from_config(T5)
+    model = state_dict.model_weights(config)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
+    flax = lazy.in_memory(zeros)
+    state = conversion.renamed(flax, model, from_torch=False, to_torch=True)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    checked = checking.check(config, model.table, state, flax)
+    assert not checked.errors and "there and back bit for bit" in checked.method
+    assert "0.0 GiB of memory are free" in checked.method
+
+
+SIZES = {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 2048, "vocab_size": 20_000}
+LARGEST = 20_000 * 1024 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_peak_memory_is_bounded_by_the_largest_tensor(tmp_path):
+    """Above that of a tiny conversion: the largest tensor, twice if transposed, and 256 MiB."""
+    tiny, large = tmp_path / "tiny", tmp_path / "large"
+    _random_folder(tiny, T5)
+    total = _random_folder(large, {**T5, **SIZES, "num_layers": 9, "tie_word_embeddings": False})
+    assert total > 400_000_000
+    paths = ["run", "hf", "a.pt", "a.safetensors"]
+    for source, target in zip(["", *paths[:3]], paths, strict=True):
+        peaks = []
+        for folder in (tiny, large):
+            here = folder if not source else folder.with_name(f"{folder.name}-{source}")
+            peaks.append(_peak(here, folder.with_name(f"{folder.name}-{target}")))
+        assert peaks[1] - peaks[0] < 2 * LARGEST + (256 << 20), (source, target, peaks)
+    shards = sorted(path.name for path in large.glob("*.safetensors"))
+    assert len(shards) > 3
+    for name in shards:
+        assert (large / name).read_bytes() == (tmp_path / "large-hf" / name).read_bytes()
+
+
+def _random_folder(path: Path, data: dict) -> int:
+    """Write a Hugging Face folder of random numbers; return the bytes of its tensors."""
+    config = huggingface_config.from_config(data, names=["lm_head.weight"])
+    shapes = state_dict.model_weights(config).shapes["torch"]
+    draw = np.random.default_rng(0)
+    state = {
+        name: LazyTensor(
+            TensorInfo(shape, "float32"),
+            lambda shape=shape: draw.standard_normal(shape, dtype=np.float32),
+        )
+        for name, shape in shapes.items()
+    }
+    state = huggingface_state.saved(state, config)
+    files = {"config.json": json.dumps(data).encode()}
+    huggingface.write(path, state, files, shard_size=100_000_000)
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def _peak(source: Path, target: Path) -> int:
+    """Peak resident memory of a conversion in a process of its own, in bytes."""
+    code = (
+        "import sys\n"
+        "from jax_transformer import cli\n"
+        "code = cli.main(sys.argv[1:])\n"
+        "status = open('/proc/self/status').read()\n"  # ru_maxrss counts the parent's memory, too
+        "print(code, int(status.partition('VmHWM:')[2].split()[0]) * 1024)"
+    )
+    to = ["--to", "hf", "--shard-size", "100MB"] if target.name.endswith("-hf") else []
+    command = [sys.executable, "-c", code, "convert", source, target, "--no-check", *to]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    exit_code, peak = done.stdout.split()[-2:]
+    assert exit_code == "0", done.stdout + done.stderr
+    return int(peak)
