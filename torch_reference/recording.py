@@ -11,6 +11,7 @@ seed. RESULT receives the arrays of a :class:`Recording` for each dtype, and ver
 """
 
 import copy
+import dataclasses
 import importlib
 import json
 import os
@@ -29,8 +30,9 @@ class Recording:
     """Arrays of one run, named ``CALL/input``, ``CALL/output`` and the same with `` gradient``.
 
     CALL is a module's name and the number of its call, as ``encoder.layers.0#0``. Further
-    floating-point inputs are ``input 1`` and so on; a tensor that is passed twice counts once. Of
-    several outputs the first is recorded.
+    floating-point and complex inputs are ``input 1`` and so on; a tensor that is passed twice
+    counts once. Of several outputs the first is recorded. The last axis of a complex array holds
+    its real and imaginary parts.
     """
 
     order: list[str] = field(default_factory=list)
@@ -72,7 +74,8 @@ def record(
             standard normal; None records no gradients.
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
     """
-    module = copy.deepcopy(module).to(dtype)
+    module = copy.deepcopy(module)
+    module._apply(lambda tensor: _cast(tensor, dtype))
     module.zero_grad(set_to_none=True)
     recording = Recording()
     recorded = {
@@ -114,6 +117,8 @@ def record(
             "the PyTorch model returns no floating-point tensor: pass call_torch= a function that"
             " does, or wrap the model in a module that does"
         )
+    if output.is_complex():
+        output = torch.view_as_real(output)
     recording.result = _array(output)
     if seed is not None and output.requires_grad:
         weights = np.random.default_rng(seed).standard_normal(output.shape)
@@ -142,9 +147,10 @@ def _recorded(value: Any, tensor: torch.Tensor, name: str, recording: Recording)
 
 
 def _floats(value: Any) -> Any:
-    """The floating-point tensors in nested tuples, lists and dicts, in order."""
+    """The floating-point and complex tensors in nested tuples, lists, dicts and dataclasses, in
+    order."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
+        if value.is_floating_point() or value.is_complex():
             yield value
     elif isinstance(value, dict):
         for item in value.values():
@@ -152,6 +158,9 @@ def _floats(value: Any) -> Any:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _floats(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in dataclasses.fields(value):
+            yield from _floats(getattr(value, item.name))
 
 
 def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
@@ -170,20 +179,32 @@ def _replaced(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
         if all(one is other for one, other in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in dataclasses.fields(value):
+            changed = _replaced(getattr(value, item.name), old, new)
+            if changed is not getattr(value, item.name):
+                value = dataclasses.replace(value, **{item.name: changed})
     return value
 
 
 def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
-    if tensor.is_floating_point():
-        return tensor.to(dtype)
+    tensor = _cast(torch.from_numpy(np.array(array)), dtype)
     return tensor.long() if tensor.dtype == torch.int32 else tensor
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A floating-point tensor in ``dtype``, a complex one in the complex dtype of its width."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """A copy; 16-bit floats become float32, which holds them exactly: NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
-    if tensor.dtype in (torch.bfloat16, torch.float16):
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.dtype in (torch.bfloat16, torch.float16):
         tensor = tensor.float()
     return tensor.numpy().copy()
 

@@ -25,13 +25,8 @@ from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
 from jax_transformer.data.options import TooLong
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
-from jax_transformer.training.options import (
-    OptimizerName,
-    OptimizerOptions,
-    Schedule,
-    TrainOptions,
-    read_options,
-)
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.options import TrainOptions, read_options
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ if TYPE_CHECKING:
     from jax_transformer.errors import DifferentError
     from jax_transformer.parity.comparison import compare, compare_recorded
     from jax_transformer.parity.report import Report
+    from jax_transformer.parity.taps import tap
 
 _MODULES = {
     "compare": "parity.comparison",
     "compare_recorded": "parity.comparison",
     "Report": "parity.report",
     "DifferentError": "errors",
+    "tap": "parity.taps",
 }
 
-__all__ = ["DifferentError", "Report", "compare", "compare_recorded"]
+__all__ = ["DifferentError", "Report", "compare", "compare_recorded", "tap"]
 
 
 def __getattr__(name: str) -> Any:

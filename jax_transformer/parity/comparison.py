@@ -13,10 +13,11 @@ from jax_transformer import state_dict, transformer
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import difference, pairs, parameters, recording
+from jax_transformer.parity import difference, functions, pairs, parameters, recording
+from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.measuring import PairedRuns
-from jax_transformer.parity.pairs import Pair
-from jax_transformer.parity.recording import FlaxFunction, Recording
+from jax_transformer.parity.pairs import Called, Pair
+from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
 from jax_transformer.transformer import Encoder, Transformer
 from jax_transformer.weights.rules import Table
@@ -24,6 +25,7 @@ from jax_transformer.weights.rules import Table
 Patterns = Mapping[str, str] | Sequence[tuple[str, str]]
 """Names of PyTorch modules to names of Flax modules, with placeholders in braces."""
 _TRAIN_MODE = "the PyTorch module is in train mode: call its eval() unless that is meant"
+_GUESSED = "the pairs of modules are guessed from order, shapes and names: pass rules to set them"
 TorchRecorder = Callable[[str, int | None, Sequence[np.ndarray]], Any]
 """Records a PyTorch model for a dtype, a seed and a batch, in this process or in another one."""
 
@@ -47,19 +49,22 @@ def compare(
     another one. Neither model is changed.
 
     Args:
-        flax_model: an NNX module, or a Linen module as ``(module, variables)``. The modules of this
-            project's models are paired by the weight table.
+        flax_model: an NNX module, a Linen module as ``(module, variables)``, or any JAX function
+            as ``(function, parameters)``, called as ``function(parameters, *batch)``, whose points
+            to compare are named by :func:`jax_transformer.parity.tap`.
         torch_module: the PyTorch module with the corresponding weights, in the mode (train, eval)
             that it is meant to run in; if the models differ, train mode is named.
         batch: the arguments of both models' calls, as NumPy arrays; one array for one argument.
         rules_or_pairs: ``{"encoder.layer.{i}": "encoder.layers_{i}"}``: names of PyTorch modules to
-            names of Flax modules; each ``{word}`` stands for one part of a name. Required for
-            models that have no weight table.
+            names of Flax modules; each ``{word}`` stands for one part of a name. Without rules, the
+            modules of this project's models are paired by the weight table, others are guessed from
+            order, shapes and names, and a note says so.
         dtype: dtype of the figures that are shown; the Flax model's own if None.
         gradients: compare the gradients of ``sum(R * output)`` too, with R standard normal.
         seed: seed of R.
-        call_flax, call_torch: ``call(model, *batch)`` instead of ``model(*batch)``: another method,
-            or dropout with given masks.
+        call_flax: ``call_flax(model, *batch)`` instead of ``model(*batch)``: another method, or
+            dropout with given masks.
+        call_torch: the same for the PyTorch module.
         architecture: whose names the PyTorch module has, as an Architecture or a registered name;
             ``flax_model.config.architecture`` if None. Only for this project's models.
 
@@ -116,7 +121,8 @@ def compare_recorded(
         with _precision(kind):
             ours = recording.record(function, batch, dtype=kind, seed=gradient_seed)
             runs[kind] = ours, recorder(kind, gradient_seed, batch)
-    paired = _pairs(table, rules_or_pairs, *runs["float64"])
+    paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
+    guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
     getters = parameters.gradient_getters(table, function, paired)
     return Report(
@@ -128,8 +134,9 @@ def compare_recorded(
             "batch": [list(array.shape) for array in batch],
             "seed": gradient_seed,
             "pairs": len(paired),
+            "guessed": guessed,
         },
-        notes=_notes(runs["float64"][0]),
+        notes=(*([_GUESSED] if guessed else []), *_notes(runs["float64"][0])),
     )
 
 
@@ -161,17 +168,21 @@ def _notes(wide: Recording) -> tuple[str, ...]:
     )
 
 
-def _function(model: Any, call: Callable[..., Any] | None) -> FlaxFunction:
+def _function(model: Any, call: Callable[..., Any] | None) -> ModelFunction:
     if isinstance(model, Transformer | Encoder) and model.config.compute_dtype is not None:
         # With a compute_dtype every run would be in that dtype
         config = dataclasses.replace(model.config, compute_dtype=None)
         model = transformer.unflatten_part(config, transformer.flatten(model), type(model))
     if isinstance(model, nnx.Module):
-        return recording.from_nnx(model, call)
-    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], linen.Module):
-        return recording.from_linen(*model, call)
+        return functions.from_nnx(model, call)
+    if isinstance(model, tuple) and len(model) == 2:
+        if isinstance(model[0], linen.Module):
+            return functions.from_linen(*model, call)
+        if callable(model[0]):
+            return functions.from_function(*model, call)
     raise ConfigError(
-        f"a {type(model).__name__} is neither an nnx.Module nor (linen.Module, variables)"
+        f"a {type(model).__name__} is neither an nnx.Module, nor (linen.Module, variables), nor"
+        " (function, parameters)"
     )
 
 
@@ -191,7 +202,7 @@ def _split_modules(model: Any) -> set[str]:
     }
 
 
-def _native_dtype(function: FlaxFunction) -> str:
+def _native_dtype(function: ModelFunction) -> str:
     """The narrowest dtype of the parameters."""
     dtypes = {np.dtype(array.dtype).name for array in function.parameters.values()}
     return min(
@@ -221,7 +232,11 @@ def _weight_table(model: Any, architecture: Architecture | str | None) -> Table 
 
 
 def _pairs(
-    table: Table | None, patterns: Patterns | None, ours: Recording, theirs: Any
+    table: Table | None,
+    patterns: Patterns | None,
+    function: ModelFunction,
+    ours: Recording,
+    theirs: Any,
 ) -> list[Pair]:
     called = [
         dict.fromkeys(key.rpartition("#")[0] for key in order)
@@ -231,7 +246,30 @@ def _pairs(
         return pairs.from_patterns(patterns, *called)
     if table is not None:
         return pairs.from_table(table, *called)
-    raise ConfigError(
-        "say which modules are which: only this project's models have a weight table; for others"
-        " pass {'torch.name.{i}': 'flax.name.{i}'}"
+    # The sizes of PyTorch's parameters are those of their gradients, if there are any
+    known = bool(theirs.parameters)
+    guessed = pairs.guessed(
+        _called(ours, function.parameters if known and not ours.points else None),
+        _called(theirs, theirs.parameters if known else None),
     )
+    if not guessed:
+        raise ConfigError(
+            "no modules correspond by order and shape: pass {'torch.name.{i}': 'flax.name.{i}'}"
+        )
+    return guessed
+
+
+def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
+    """The modules of a recording that return an array, in the order in which their first calls
+    ended; ``arrays`` are the model's parameters, None if they are not known."""
+    outputs = {
+        key.rpartition("#")[0]: recording.get(f"{key}/output") for key in reversed(recording.order)
+    }
+    names = dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
+    return [
+        Called(
+            name, outputs[name].shape, None if arrays is None else parameters.sizes(arrays, name)
+        )
+        for name in names
+        if outputs[name] is not None
+    ]

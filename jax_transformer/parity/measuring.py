@@ -133,12 +133,22 @@ class PairedRuns:
             note=self._note(*outputs),
         )
 
-    def _parameters(self, getters: Mapping[str, tuple[Getter, Getter]]) -> dict[str, Measurement]:
-        measurements = {leaf: self._measure(*pair) for leaf, pair in getters.items()}
-        return {leaf: value for leaf, value in measurements.items() if value is not None}
+    def _parameters(
+        self, getters: Mapping[str, tuple[Sequence[Getter], Getter]]
+    ) -> dict[str, Measurement]:
+        """The measurement of each parameter, in the layout in which it is nearest."""
+        measured = {}
+        for leaf, (layouts, get_theirs) in getters.items():
+            each = [self._measure(get_ours, get_theirs) for get_ours in layouts]
+            present = [measurement for measurement in each if measurement is not None]
+            if present:
+                measured[leaf] = min(present, key=lambda measurement: measurement.times)
+        return measured
 
     def _takes_floats(self, ours: str, theirs: str) -> bool:
-        """True if either call took floating-point arrays, not only ids."""
+        """True if either call took floating-point arrays, not only ids. A point takes nothing."""
+        if ours in self.ours.points:
+            return False
         return f"{ours}/input" in self.ours.arrays or f"{theirs}/input" in self.theirs.arrays
 
     def _inputs(self, ours: str, theirs: str) -> list[tuple[str, str]]:
@@ -182,16 +192,14 @@ class PairedRuns:
         if ours is None or theirs is None:
             return None
         arrays = {dtype: _both(get_ours(a), get_theirs(b)) for dtype, (a, b) in self.runs.items()}
-        aligned = _aligned(ours, theirs)
-        if aligned is None:
+        order = _axes(ours, theirs)
+        if order is None:
             return None
-        swapped = aligned is not ours
         sides = list(zip(arrays["float32"], arrays["float64"], strict=True))
 
         def in_dtype(dtype: str) -> tuple[difference.Difference, float]:
             ours, theirs = arrays[dtype]
-            ours = np.swapaxes(ours, 0, 1) if swapped else ours
-            measured = difference.difference(ours, theirs, dtype)
+            measured = difference.difference(ours.transpose(order), theirs, dtype)
             floor = difference.rounding_floor(sides, dtype)
             return measured, difference.times_floor(measured, floor)
 
@@ -214,22 +222,34 @@ def _further_inputs(arrays: Mapping[str, np.ndarray], call: str) -> Iterator[str
 
 
 def _aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
-    """Our array in the shape of theirs: some PyTorch modules put the length before the batch.
+    """Our array with its axes in the order of theirs; None if no usual order has their shape."""
+    order = _axes(ours, theirs)
+    return None if order is None else ours.transpose(order)
 
-    None if neither order has their shape.
+
+def _axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...] | None:
+    """The order of our axes that is theirs: the same, the length before the batch, or the channels
+    after the batch.
+
+    If several have their shape, only the numbers tell: another than the same must be much nearer.
     """
-    if ours.ndim < 2 or np.swapaxes(ours, 0, 1).shape != theirs.shape:
-        return ours if ours.shape == theirs.shape else None
-    swapped = np.swapaxes(ours, 0, 1)
-    # If the batch is as long as the sequence, only the numbers tell the order
-    return ours if ours.shape == theirs.shape and not _nearer(swapped, ours, theirs) else swapped
+    if ours.ndim != theirs.ndim:
+        return None
+    axes = tuple(range(ours.ndim))
+    orders = [axes]
+    if ours.ndim >= 2:
+        orders += [(1, 0, *axes[2:]), (0, axes[-1], *axes[1:-1])]
+    fitting = [
+        order for order in dict.fromkeys(orders) if ours.transpose(order).shape == theirs.shape
+    ]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
 
+    def distance(order: tuple[int, ...]) -> float:
+        return difference.difference(ours.transpose(order), theirs).max_abs
 
-def _nearer(one: np.ndarray, other: np.ndarray, theirs: np.ndarray) -> bool:
-    return (
-        difference.difference(one, theirs).max_abs
-        < _NEARER * difference.difference(other, theirs).max_abs
-    )
+    nearest = min(fitting, key=distance)
+    return nearest if distance(nearest) < _NEARER * distance(fitting[0]) else fitting[0]
 
 
 def _number(call: str) -> int:

@@ -1,5 +1,6 @@
-"""Pairs of Flax and PyTorch modules: derived from a weight table, or given by patterns."""
+"""Pairs of Flax and PyTorch modules: derived from a weight table, given by patterns, or guessed."""
 
+import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -100,3 +101,50 @@ def from_patterns(
     if problems:
         raise ConfigError("; ".join(problems))
     return pairs
+
+
+class Called(NamedTuple):
+    """A module that was called, for a guess of its counterpart."""
+
+    name: str
+    shape: tuple[int, ...]
+    """The shape of its first output."""
+    sizes: tuple[int, ...] | None
+    """The sizes of its parameters, in ascending order; None if they are not known."""
+
+
+def guessed(ours: Sequence[Called], theirs: Sequence[Called]) -> list[Pair]:
+    """The pairs of modules that were called in the same order and return arrays of the same shape,
+    up to the order of axes; modules with parameters are paired with such only.
+
+    Of all such lists the one is taken whose pairs have the most equal parameters, and then the
+    most similar names (the alignment of Needleman and Wunsch 1970, without a cost for a gap).
+    """
+    scores = [[_similarity(one, other) for other in theirs] for one in ours]
+    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
+    for i in reversed(range(len(ours))):
+        for j in reversed(range(len(theirs))):
+            pair = scores[i][j] + best[i + 1][j + 1] if scores[i][j] else 0.0
+            best[i][j] = max(pair, best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < len(ours) and j < len(theirs):
+        if scores[i][j] and best[i][j] == scores[i][j] + best[i + 1][j + 1]:
+            pairs.append(Pair(ours[i].name, theirs[j].name))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _similarity(ours: Called, theirs: Called) -> float:
+    """0 if the modules cannot be a pair; otherwise more for equal parameters than for names."""
+    if sorted(ours.shape) != sorted(theirs.shape):
+        return 0.0
+    names = 0.1 + difflib.SequenceMatcher(None, ours.name.lower(), theirs.name.lower()).ratio()
+    if ours.sizes is None or theirs.sizes is None:
+        return names
+    if bool(ours.sizes) != bool(theirs.sizes):
+        return 0.0
+    return names + 2 * (bool(ours.sizes) and ours.sizes == theirs.sizes)

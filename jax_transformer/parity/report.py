@@ -3,7 +3,7 @@
 import json
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,8 @@ class Report:
             verdict = f"the results differ, {_difference(self.result)}"
         if not self.entries:
             return f"{verdict}, and no module of one is paired with any of the other"
-        return f"{verdict}, but no paired module is the first to differ: pair more of them"
+        begin = _begin(self.entries) or "no paired module is the first to differ"
+        return f"{verdict}, and {begin}: pair more modules to narrow it down"
 
     def _gradient_summary(self) -> str:
         fault = self.first_gradient_fault
@@ -151,19 +152,10 @@ class Report:
             for entry in self.entries
             if entry.ours.startswith(f"{fault.ours}.") and entry.call == fault.call
         ]
-        differing = next(
-            (entry for entry in inner if entry.input is not None and not entry.input.agrees), None
-        )
-        if differing is None:
+        begin = _begin(inner, f"{fault.ours}.")
+        if begin is None:
             return "; all its paired parts agree" if inner else ""
-        before = [
-            entry
-            for entry in inner[: inner.index(differing)]
-            if entry.output is not None and entry.output.agrees
-        ]
-        after = f" after {before[-1].ours.removeprefix(fault.ours)[1:]}" if before else ""
-        part = differing.ours.removeprefix(fault.ours)[1:]
-        return f"; in it, the input of {part} is the first that differs{after}"
+        return f"; in it, {begin}"
 
     def lines(self) -> Iterator[str]:
         """A table of at most 100 columns, then the verdict."""
@@ -264,3 +256,19 @@ def _figures(measurement: Measurement | None) -> str:
         f"{_times(measurement.times):>9}{narrow.max_abs:>10.2g}"
         f"{_times(measurement.narrow_times):>8}{_short(narrow.ulps):>7}"
     )
+
+
+def _begin(entries: Sequence[Entry], prefix: str = "") -> str | None:
+    """The place where a difference begins, between two modules; None if no input differs."""
+    differing = next(
+        (entry for entry in entries if entry.input is not None and not entry.input.agrees), None
+    )
+    if differing is None:
+        return None
+    before = [
+        entry.ours.removeprefix(prefix)
+        for entry in entries[: entries.index(differing)]
+        if entry.output is not None and entry.output.agrees
+    ]
+    after = f" after {before[-1]}" if before else ""
+    return f"the input of {differing.ours.removeprefix(prefix)} is the first that differs{after}"

@@ -166,7 +166,7 @@ def test_a_part_is_not_named_if_the_input_of_its_parent_differs():
     compared = report(
         entry("encoder", BAD, BAD), entry("block.cross", GOOD, BAD), entry("block", BAD, BAD)
     )
-    assert compared.first_fault is None and "pair more of them" in compared.summary()
+    assert compared.first_fault is None and "pair more modules" in compared.summary()
 
 
 def test_a_part_is_named_if_the_parents_take_different_inputs_by_nature():

@@ -1,0 +1,262 @@
+"""JAX models as functions of their arrays that mark what their modules take and return: NNX and
+Linen modules, and plain functions with :func:`jax_transformer.parity.tap`."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen, nnx
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.parity import containers, taps
+from jax_transformer.parity.taps import Point
+
+_PATH = "_parity_path"
+"""A module's path, as its static attribute: nnx.jit, nnx.remat, nnx.scan and nnx.vmap call copies
+of modules, which have the attribute too."""
+
+
+@dataclass(frozen=True)
+class ModelFunction:
+    """A model as a function of its arrays."""
+
+    parameters: Mapping[str, Any]
+    """Arrays that gradients are taken of, by dotted path."""
+    others: Mapping[str, Any]
+    """All other arrays."""
+    run: Callable[[Mapping[str, Any], Sequence[Any]], Any]
+    """Calls the model with the given arrays and batch, and marks its modules' arrays."""
+
+
+class _Marker:
+    """Marks the arrays of module calls while a model is traced.
+
+    ``shapes`` are those of the model's arrays by dotted path.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+        self.shapes = shapes
+        self._open: set[int] = set()
+        self._stacks: list[tuple[str, int]] = []
+
+    def call(
+        self,
+        path: str,
+        module: object,
+        own_shapes: Mapping[str, tuple[int, ...]],
+        method: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
+        """``method(*args, **kwargs)``, marked as a call of the module of that path, whose arrays
+        now have ``own_shapes``, by their path below the module."""
+        if not path or id(module) in self._open:
+            return method(*args, **kwargs)
+        stack = self._stack(path, own_shapes)
+        name, layers = path, None
+        if stack is not None:
+            root, layers = stack
+            name = f"{root}.{{}}{path.removeprefix(root)}"
+        call = taps.new_call()
+
+        def mark(tree: Any, array: Any, kind: str) -> Any:
+            marked = taps.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
+            return containers.replaced(tree, array, marked)
+
+        taken = {id(array): array for array in containers.inexact((args, kwargs))}
+        for i, array in enumerate(taken.values()):
+            args, kwargs = mark((args, kwargs), array, f"input {i}" if i else "input")
+        self._open.add(id(module))
+        self._stacks += [stack] if stack is not None else []
+        try:
+            result = method(*args, **kwargs)
+        finally:
+            self._open.discard(id(module))
+            if stack is not None:
+                self._stacks.pop()
+        output = next(containers.inexact(result), None)
+        return result if output is None else mark(result, output, "output")
+
+    def _stack(
+        self, path: str, own_shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[str, int] | None:
+        """The module that holds the weights of several layers, and their number, if a call has
+        those of one layer; None otherwise."""
+        for name, shape in own_shapes.items():
+            stacked = self.shapes.get(f"{path}.{name}", shape)
+            axes = [i for i in range(len(stacked)) if stacked[:i] + stacked[i + 1 :] == shape]
+            if len(stacked) > len(shape) and axes:
+                layers = stacked[axes[0]]
+                around = [root for root, n in self._stacks if n == layers]
+                roots = [root for root in around if path == root or path.startswith(f"{root}.")]
+                return (roots or [self._root(path, layers)])[0], layers
+        return None
+
+    def _root(self, path: str, layers: int) -> str:
+        """The outermost module with several parts whose arrays are all those of so many layers."""
+        root = path
+        while "." in root:
+            parent = root.rpartition(".")[0]
+            inside = {
+                name.removeprefix(f"{parent}."): shape
+                for name, shape in self.shapes.items()
+                if name.startswith(f"{parent}.")
+            }
+            parts = {name.partition(".")[0] for name in inside}
+            if len(parts) < 2 or any(layers not in shape for shape in inside.values()):
+                break
+            root = parent
+        return root
+
+
+def from_nnx(model: nnx.Module, call: Callable[..., Any] | None = None) -> ModelFunction:
+    """An NNX model as a function; ``call(model, *batch)`` replaces ``model(*batch)``."""
+    graphdef, state = nnx.split(model)
+    flat = list(nnx.to_flat_state(state))
+    leaves = {_dotted(path): variable for path, variable in flat}
+    values = {name: variable.get_value() for name, variable in leaves.items()}
+    trained = {name for name, variable in leaves.items() if issubclass(variable.type, nnx.Param)}
+    shapes = {name: np.shape(value) for name, value in values.items()}
+
+    def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
+        pairs = [(path, variable.replace(arrays[_dotted(path)])) for path, variable in flat]
+        merged = nnx.merge(graphdef, nnx.from_flat_state(pairs))
+        kinds = set()
+        for path, part in nnx.iter_modules(merged):
+            setattr(part, _PATH, _dotted(path))
+            kinds.add(type(part))
+        with _intercepted(kinds, _Marker(shapes)):
+            return call(merged, *batch) if call is not None else merged(*batch)
+
+    return ModelFunction(*_divided(values, trained), run)
+
+
+def _dotted(path: Sequence[Any]) -> str:
+    return ".".join(map(str, path))
+
+
+def _divided(
+    values: Mapping[str, Any], trained: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trained and the other values."""
+    return (
+        {name: value for name, value in values.items() if name in trained},
+        {name: value for name, value in values.items() if name not in trained},
+    )
+
+
+@contextlib.contextmanager
+def _intercepted(kinds: Collection[type], marker: _Marker) -> Iterator[None]:
+    """Mark the calls of these classes' modules while the context is open.
+
+    NNX has no hook of its own for a call's inputs.
+    """
+    originals = {
+        kind: vars(base)["__call__"]
+        for kind in kinds
+        for base in [_defining_class(kind)]
+        if base is not None
+    }
+    own = {kind: "__call__" in vars(kind) for kind in originals}
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            shapes = {
+                _dotted(path): variable.get_value().shape
+                for path, variable in nnx.to_flat_state(nnx.state(self, nnx.Param))
+            }
+            return marker.call(
+                getattr(self, _PATH, ""),
+                self,
+                shapes,
+                lambda *a, **k: original(self, *a, **k),
+                args,
+                kwargs,
+            )
+
+        return call
+
+    try:
+        for kind, original in originals.items():
+            kind.__call__ = recorded(original)  # type: ignore[method-assign]
+        yield
+    finally:
+        for kind, original in originals.items():
+            if own[kind]:
+                kind.__call__ = original  # type: ignore[method-assign]
+            else:
+                del kind.__call__
+
+
+def _defining_class(kind: type) -> type | None:
+    """The class that ``kind`` inherits its ``__call__`` from."""
+    return next((base for base in kind.__mro__ if "__call__" in vars(base)), None)
+
+
+def from_linen(
+    module: linen.Module, variables: Mapping[str, Any], call: Callable[..., Any] | None = None
+) -> ModelFunction:
+    """A Linen module and its variables as a function.
+
+    ``call(bound_module, *batch)`` replaces ``bound_module(*batch)``.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(dict(variables))
+    paths = [tuple(str(getattr(key, "key", key)) for key in path) for path, _ in flat]
+    names = [_dotted(path[1:]) if path[0] == "params" else _dotted(path) for path in paths]
+    values = dict(zip(names, (leaf for _, leaf in flat), strict=True))
+    trained = {name for name, path in zip(names, paths, strict=True) if path[0] == "params"}
+    shapes = {name: np.shape(value) for name, value in values.items()}
+
+    def run(arrays: Mapping[str, Any], batch: Sequence[Any]) -> Any:
+        marker = _Marker(shapes)
+
+        def intercept(method: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
+            if context.method_name != "__call__":
+                return method(*args, **kwargs)
+            own, _ = jax.tree_util.tree_flatten_with_path(
+                context.module.variables.get("params", {})
+            )
+            own_shapes = {
+                _dotted([getattr(key, "key", key) for key in path]): np.shape(leaf)
+                for path, leaf in own
+            }
+            path = _dotted(context.module.path)
+            return marker.call(path, context.module, own_shapes, method, args, kwargs)
+
+        tree = jax.tree.unflatten(treedef, [arrays[name] for name in names])
+        with linen.intercept_methods(intercept):
+            return module.apply(tree, *batch, method=call)
+
+    return ModelFunction(*_divided(values, trained), run)
+
+
+def from_function(
+    function: Callable[..., Any], parameters: Any, call: Callable[..., Any] | None = None
+) -> ModelFunction:
+    """``function(parameters, *batch)`` with a pytree of parameters, for models of Haiku, Equinox
+    and others, whose points to compare are named by :func:`jax_transformer.parity.tap`.
+
+    ``call(function, parameters, *batch)`` replaces it. Leaves that are no arrays stay as they are.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(parameters)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
+    arrays = {
+        name: leaf
+        for name, (_, leaf) in zip(names, flat, strict=True)
+        if isinstance(leaf, jax.Array | np.ndarray)
+    }
+    trained = [
+        name for name, array in arrays.items() if jax.numpy.issubdtype(array.dtype, np.inexact)
+    ]
+    if len(set(names)) < len(names):
+        raise ConfigError("two parameters have the same path")
+
+    def run(values: Mapping[str, Any], batch: Sequence[Any]) -> Any:
+        leaves = [values.get(name, leaf) for name, (_, leaf) in zip(names, flat, strict=True)]
+        merged = jax.tree.unflatten(treedef, leaves)
+        return call(function, merged, *batch) if call is not None else function(merged, *batch)
+
+    return ModelFunction(*_divided(arrays, trained), run)
