@@ -11,17 +11,20 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import (
+    AttentionBackend,
     EmbeddingScale,
     LogitScale,
     TransformerConfig,
     Tying,
 )
 from jax_transformer.errors import ConfigError
+from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import Embedding, Frozen
 from jax_transformer.nn.linear import output
+from jax_transformer.nn.sharding import ROWS, TENSOR
 from jax_transformer.nn.stacks import (
     Decoder,
     Encoder,
@@ -56,10 +59,16 @@ class Transformer(nnx.Module):
         self.source_embedding = (
             None
             if shared
-            else Embedding(config, config.source_vocab_size, config.encoder.init, rngs=rngs)
+            else Embedding(
+                config,
+                config.source_vocab_size,
+                config.source_pad_id,
+                config.encoder.init,
+                rngs=rngs,
+            )
         )
         self.target_embedding = Embedding(
-            config, config.target_vocab_size, config.decoder.init, rngs=rngs
+            config, config.target_vocab_size, config.target_pad_id, config.decoder.init, rngs=rngs
         )
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
@@ -84,15 +93,16 @@ class Transformer(nnx.Module):
         Deterministic unless ``rngs`` is given.
 
         Raises InputError for ids outside the vocabulary (unless they are traced), sequences longer
-        than ``config.longest``, empty batches, and sides that do not belong together.
+        than ``config.longest``, empty batches, and sides that do not belong together; ConfigError
+        for attention weights that ``config.attention_backend`` does not return.
         """
-        dropout = from_rngs(rngs, self.config.dropout_masks)
-        source = self.check_source(source)
-        target = check_ids(target, self.config, self.config.target_vocab_size, "target")
-        check_pair(source.shape, target.shape, self.config)
-        memory, encoded = self._encode(source, dropout)
-        x, decoded = self._decode(memory, source != self.config.source_pad_id, target, dropout)
-        logits = self._logits(x)
+        if return_attention and self.config.attention_backend is not AttentionBackend.XLA:
+            raise ConfigError(
+                f"attention_backend='{self.config.attention_backend.value}' returns no attention "
+                "weights: use attention_backend='xla'"
+            )
+        x, decoded, encoded = self._run(source, target, rngs, return_attention)
+        logits = self.logits(x)
         if not return_attention:
             return logits
         return logits, Attention(
@@ -105,6 +115,21 @@ class Transformer(nnx.Module):
                 )
             )
         )
+
+    def hidden(self, source: SourceIds, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
+        """The decoder's output (b, t, d), of which :meth:`logits` makes the result of a call."""
+        return self._run(source, target, rngs, False)[0]
+
+    def _run(
+        self, source: SourceIds, target: TargetIds, rngs: Randomness, attention: bool
+    ) -> tuple[Hidden, list[BlockResult], list[BlockResult]]:
+        dropout = from_rngs(rngs, self.config.dropout_masks)
+        source = self.check_source(source)
+        target = check_ids(target, self.config, self.config.target_vocab_size, "target")
+        check_pair(source.shape, target.shape, self.config)
+        memory, encoded = self._encode(source, dropout, attention)
+        valid = source != self.config.source_pad_id
+        return *self._decode(memory, valid, target, dropout, attention), encoded
 
     def encode(self, source: SourceIds, *, rngs: Randomness = None) -> Memory:
         """The encoder's output (b, s, d)."""
@@ -197,7 +222,7 @@ class Transformer(nnx.Module):
             cache,
         )
         blocks = tuple(r.cache for r in results if r.cache is not None)
-        return self._logits(x), cache._replace(
+        return self.logits(x), cache._replace(
             blocks=blocks, target_valid=target_valid, length=length + 1
         )
 
@@ -215,7 +240,7 @@ class Transformer(nnx.Module):
         x, _ = self._decode(
             memory, valid, prefix.tokens.reshape(-1, prefix.tokens.shape[2]), Dropout()
         )
-        logits = self._logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
+        logits = self.logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
     def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
@@ -223,11 +248,12 @@ class Transformer(nnx.Module):
         return check_ids(source, self.config, self.config.source_vocab_size, "source")
 
     def _encode(
-        self, source: Int[Array, "b s"], dropout: Dropout
+        self, source: Int[Array, "b s"], dropout: Dropout, attention: bool = False
     ) -> tuple[Memory, list[BlockResult]]:
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         valid = source != self.config.source_pad_id
-        return self.encoder.read(self._embed(table, source, valid), valid, dropout.scope("encoder"))
+        x, dropout = self._embed(table, source, valid), dropout.scope("encoder")
+        return self.encoder.read(x, valid, dropout, attention=attention)
 
     def _decode(
         self,
@@ -235,25 +261,27 @@ class Transformer(nnx.Module):
         source_valid: Bool[Array, "b s"],
         target: Int[Array, "b t"],
         dropout: Dropout,
+        attention: bool = False,
     ) -> tuple[Hidden, list[BlockResult]]:
         positions = positions_of(target.shape[1])
         valid = target != self.config.target_pad_id
         self_mask, cross_mask = self.decoder.masks(source_valid, valid, positions, positions)
         context = Context(memory, self_mask, cross_mask, positions, valid=valid)
-        return self.decoder(
-            self._embed(self.target_embedding, target, valid), context, dropout.scope("decoder")
-        )
+        x = self._embed(self.target_embedding, target, valid)
+        return self.decoder(x, context, dropout.scope("decoder"), attention=attention)
 
     def _embed(self, table: Embedding, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Hidden:
-        x = table(ids, valid)
+        x = sharding.constrain(table(ids, valid), ROWS, None, None)
         if self.config.embedding_scale is EmbeddingScale.SQRT_D_MODEL:
             x = x * jnp.asarray(math.sqrt(self.config.d_model), x.dtype)
         return x
 
-    def _logits(self, x: Hidden) -> Logits:
+    def logits(self, x: Hidden) -> Logits:
+        """The logits (b, t, v) of the decoder's output."""
         if self.config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL:
             x = x * jnp.asarray(self.config.d_model**-0.5, x.dtype)
         logits = self.target_embedding.attend(x) if self.output is None else self.output(x)
+        logits = sharding.constrain(logits, ROWS, None, TENSOR)
         if self.output is None and self.config.output_bias:
             logits = logits + self.output_bias[...].astype(logits.dtype)[None, None]
         return (
@@ -298,6 +326,27 @@ def shapes(
         for path, variable in _skeleton(config, kind)[1]
         if isinstance(variable, of)
     }
+
+
+def head_names(config: TransformerConfig) -> list[str]:
+    """The names of the arrays that :meth:`Transformer.logits` reads."""
+    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
+    own = ("target_embedding.embedding",) if tied else ("output.kernel", "output.bias")
+    return [name for name in shapes(config) if name in (*own, "output_bias", "logits_bias")]
+
+
+def logits_of(
+    config: TransformerConfig, head: Mapping[str, Any], x: Float[Array, "b t d"]
+) -> Logits:
+    """The logits of the decoder's output, from the arrays of :func:`head_names` alone."""
+    graphdef, flat = _skeleton(config, Transformer)
+    names = [".".join(map(str, path)) for path, _ in flat]
+    pairs = [
+        (path, variable.replace(head.get(name, variable.get_value())))
+        for (path, variable), name in zip(flat, names, strict=True)
+    ]
+    model: Transformer = nnx.merge(graphdef, nnx.from_flat_state(pairs))
+    return model.logits(x)
 
 
 class _OneKey(nnx.Rngs):

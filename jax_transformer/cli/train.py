@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from jax_transformer import processes
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command, Inline
+from jax_transformer.processes import DistributedOptions
 from jax_transformer.training.options import TrainOptions
 
 
@@ -16,6 +18,7 @@ class TrainCommand:
     architecture: str | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     options: Inline[TrainOptions] = field(default_factory=TrainOptions)
+    distributed: DistributedOptions = field(default_factory=DistributedOptions)
 
     @classmethod
     def from_file(cls, path: str) -> "TrainCommand":
@@ -30,7 +33,10 @@ def run(command: TrainCommand) -> int:
     with stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe
-        print(recipe.train(command.options, stop).path)
+        with processes.joined(command.distributed):
+            folder = recipe.train(command.options, stop)
+        if processes.first():
+            print(folder.path)
     return 0
 
 
@@ -40,7 +46,10 @@ COMMAND = Command(
     groups={
         "run": "config architecture run init resume steps seed devices compilation_cache",
         "validation and checkpoints": "eval_* samples best_by patience keep keep_* average*",
+        "several processes": "distributed.*",
         "logging": "log_every tensorboard wandb",
+        "memory and compile time": "mesh.* loss_chunks model.attention_backend model.remat "
+        "model.scan_layers",
         "model": "model.*",
         "data (default: the built-in task)": "data.*",
         "optimizer": "optimizer.*",
@@ -50,8 +59,10 @@ COMMAND = Command(
         "train --steps 400",
         "train --config run.yaml --optimizer.learning-rate 1e-3",
     ),
-    rare="architecture compilation_cache average average_of samples model.*_dropout "
-    "model.norm_placement model.tying data.dataset* data.*_split data.*_field data.*_lang "
-    "data.buckets data.target_tokenizer optimizer.beta? optimizer.epsilon optimizer.momentum "
-    "optimizer.nesterov",
+    rare="architecture compilation_cache loss_chunks model.attention_backend model.remat "
+    "model.scan_layers average average_of samples model.*_dropout model.norm_placement "
+    "model.tying data.dataset* data.*_split data.*_field data.*_lang data.buckets "
+    "data.bpe_dropout data.target_tokenizer optimizer.beta? optimizer.epsilon "
+    "optimizer.momentum optimizer.nesterov lora.alpha lora.targets mesh.* keep_best "
+    "distributed.*",
 )

@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import (
+    AttentionBackend,
     HeadMerge,
     Mask,
     MaskFill,
@@ -25,8 +26,11 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
+from jax_transformer.nn import sharding
 from jax_transformer.nn.dropout import Dropout
+from jax_transformer.nn.fused_attention import fused_attend
 from jax_transformer.nn.linear import linear
+from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Heads = Float[Array, "b n h e"]
 Keys = Float[Array, "b _ _ _"]
@@ -76,14 +80,19 @@ def masked_softmax(
     *,
     scale: float,
 ) -> Float[Array, "b h q k"]:
-    """The softmax of scaled scores over the keys that the mask leaves visible."""
+    """The softmax of scaled scores over the keys that the mask leaves visible.
+
+    Scores of 16 bits are computed in float32, and the weights are rounded once.
+    """
+    if scores.dtype.itemsize < 4:
+        wide = masked_softmax(scores.astype(jnp.float32), mask, fill, scale=scale)
+        return wide.astype(scores.dtype)
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    lowest = float(jnp.finfo(scores.dtype).min)
     hidden = {
-        MaskFill.EXCLUDED: lowest,
+        MaskFill.EXCLUDED: float(jnp.finfo(scores.dtype).min),
         MaskFill.MINUS_INFINITY: -jnp.inf,
-        MaskFill.MINUS_1E20: max(-1e20 * scale, lowest),
+        MaskFill.MINUS_1E20: -1e20 * scale,
     }[fill]
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.asarray(hidden, scores.dtype)), axis=-1)
     return (
@@ -144,6 +153,7 @@ class MultiHeadAttention(nnx.Module):
             if stack.attention_dropout is None
             else stack.attention_dropout,
         )
+        self.backend = config.attention_backend
         self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
         inner, init = self.heads * self.width, stack.init or config.init
         bias = config.bias if config.attention_bias is None else config.attention_bias
@@ -168,31 +178,38 @@ class MultiHeadAttention(nnx.Module):
         bias: Float[Array, "#b h q k"] | None = None,
         *,
         cache_layout: bool = False,
-    ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"]]:
+    ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"] | None]:
         """The attended values of each query, and the attention weights (after dropout).
 
+        The weights are None with another backend than :func:`attend`, which only the cache has.
         ``cache_layout`` is that of :func:`attend`.
         """
         keys, values = keys_values
-        mixed, weights = attend(
-            self._heads(self.query(x)),
-            keys,
-            values,
-            mask,
-            bias,
-            scale=self.scale,
-            rate=self.rate,
-            dropout=dropout.scope("weights"),
-            cache_layout=cache_layout,
-            fill=self.fill,
-            mixing=self.mixing,
-        )
+        weights: Float[Array, "b h q k"] | None = None
+        if self.backend is AttentionBackend.SDPA and not cache_layout:
+            queries = self._heads(self.query(x))
+            mixed = fused_attend(queries, keys, values, mask, scale=self.scale)
+        else:
+            mixed, weights = attend(
+                self._heads(self.query(x)),
+                keys,
+                values,
+                mask,
+                bias,
+                scale=self.scale,
+                rate=self.rate,
+                dropout=dropout.scope("weights"),
+                cache_layout=cache_layout,
+                fill=self.fill,
+                mixing=self.mixing,
+            )
         if self.merge is HeadMerge.RAW:
             mixed = mixed.transpose(0, 2, 1, 3)
         return self.out(mixed.reshape(*x.shape[:2], -1)), weights
 
     def _heads(self, x: Float[Array, "b n i"]) -> Heads:
-        return x.reshape(*x.shape[:2], self.heads, self.width)
+        heads = x.reshape(*x.shape[:2], self.heads, self.width)
+        return sharding.constrain(heads, ROWS, None, TENSOR, None)
 
 
 class BlockCache(NamedTuple):

@@ -17,12 +17,14 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
+from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
 from jax_transformer.nn.linear import linear
 from jax_transformer.nn.norm import norm
 from jax_transformer.nn.residual import ResidualBranch
+from jax_transformer.nn.sharding import ROWS, TENSOR
 
 Hidden = Float[Array, "b n d"]
 Weights = Float[Array, "b h q k"]
@@ -71,6 +73,7 @@ class FeedForward(nnx.Module):
         y = activation(self.activation)(self.up(x))
         if self.gate is not None:
             y = y * self.gate(x)
+        y = sharding.constrain(y, ROWS, None, TENSOR)
         return self.down(dropout.scope("activation")(y, self.rate))
 
 
@@ -144,7 +147,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: Hidden, context: Context, dropout: Dropout, cache: BlockCache | None = None
     ) -> BlockResult:
-        weights: dict[Part, Weights] = {}
+        weights: dict[Part, Weights | None] = {}
 
         def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
             nonlocal cache
@@ -183,6 +186,7 @@ class Block(nnx.Module):
         for i, (branch, residual) in enumerate(zip(self.branches, self.residuals, strict=True)):
             drop = dropout.scope(f"branches.{i}")
             x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
+        x = sharding.constrain(x, ROWS, None, None)
         return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)
 
     def _bias(self, context: Context) -> Float[Array, "1 h q k"] | None:

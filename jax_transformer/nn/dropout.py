@@ -5,6 +5,7 @@ site has a path such as ``encoder.blocks.0.branches.1.output``. The mask of a si
 the key and its path, never on the order of calls.
 """
 
+import abc
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,11 +13,14 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from jax_transformer.config import DropoutMasks
+from jax_transformer.errors import ConfigError
 
 Self = TypeVar("Self", bound="Dropout")
+_LAYER = "*"
+"""The number of the layer in the paths of a loop over layers."""
 
 
 class Dropout:
@@ -26,12 +30,16 @@ class Dropout:
         """The same source of masks for a part of the model called ``name``."""
         return self
 
+    def layer(self: Self, name: str, index: Int[Array, ""], count: int) -> Self:
+        """The same as ``scope(f"{name}.{index}")``, for an index below ``count`` that is traced."""
+        return self
+
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
         """``x`` with elements zeroed with probability ``rate``, the others over ``1 - rate``."""
         return x
 
 
-class MaskedDropout(Dropout):
+class MaskedDropout(Dropout, abc.ABC):
     """Dropout with masks that a subclass makes in :meth:`keep` from the path of the site."""
 
     def __init__(self, path: str = ""):
@@ -43,9 +51,15 @@ class MaskedDropout(Dropout):
         child.__dict__.update(self.__dict__, path=path)
         return child
 
+    def layer(self: Self, name: str, index: Int[Array, ""], count: int) -> Self:
+        raise ConfigError(
+            f"scan_layers=True: the masks of {type(self).__name__} are chosen by the number of the "
+            "layer; compute with scan_layers=False"
+        )
+
+    @abc.abstractmethod
     def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
         """The elements that survive at this site: bool, of ``shape``."""
-        raise NotImplementedError
 
     def __call__(self, x: Float[Array, "..."], rate: float) -> Float[Array, "..."]:
         if rate == 0.0:
@@ -60,9 +74,23 @@ class KeyedDropout(MaskedDropout):
         super().__init__()
         self.key = key
         self.masks = masks
+        self._index: Int[Array, ""] | None = None
+        self._count = 0
+
+    def layer(self: Self, name: str, index: Int[Array, ""], count: int) -> Self:
+        child = self.scope(f"{name}.{_LAYER}")
+        child.__dict__.update(_index=index, _count=count)
+        return child
+
+    def _site(self) -> int | UInt32[Array, ""]:
+        """The hash of the path; in a loop over layers, from a table by layer."""
+        if self._index is None:
+            return zlib.crc32(self.path.encode())
+        paths = (self.path.replace(_LAYER, str(i)) for i in range(self._count))
+        return jnp.asarray([zlib.crc32(path.encode()) for path in paths], jnp.uint32)[self._index]
 
     def keep(self, shape: Sequence[int], rate: float) -> Bool[Array, "..."]:
-        key = jax.random.fold_in(self.key, zlib.crc32(self.path.encode()))
+        key = jax.random.fold_in(self.key, self._site())
         if self.masks is DropoutMasks.THREEFRY:
             return jax.random.bernoulli(key, 1.0 - rate, tuple(shape))
         return hash_bits(key, shape) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))

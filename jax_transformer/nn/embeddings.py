@@ -19,6 +19,9 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.config.model import position_row
+from jax_transformer.nn import sharding
+from jax_transformer.nn.initializers import normal
+from jax_transformer.nn.sharding import FSDP, TENSOR
 
 
 class Frozen(nnx.Variable):
@@ -32,14 +35,20 @@ class Embedding(nnx.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, size: int, init: Init | None = None, *, rngs: nnx.Rngs
+        self,
+        config: TransformerConfig,
+        size: int,
+        pad_id: int,
+        init: Init | None = None,
+        *,
+        rngs: nnx.Rngs,
     ):
         self.padding_trained = config.padding_trained
+        self.frozen_id = pad_id if config.padding_frozen else None
         deviation = config.d_model**-0.5 if (init or config.init) is Init.XAVIER else 1.0
         self.dtype = config.compute_dtype
-        self.embedding = nnx.Param(
-            nnx.initializers.normal(deviation)(rngs.params(), (size, config.d_model), jnp.float32)
-        )
+        table = normal(deviation, rngs.params(), (size, config.d_model), TENSOR, FSDP)
+        self.embedding = nnx.Param(table if self.padding_trained else table.at[pad_id].set(0))
 
     def __call__(self, ids: Int[Array, "b n"], valid: Bool[Array, "b n"]) -> Float[Array, "b n d"]:
         """The rows of ``ids``, which must lie inside the table; ``valid`` is False at padding."""
@@ -52,11 +61,17 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "b n d"]) -> Float[Array, "b n v"]:
         """The logits: the product of ``x`` with every row."""
-        return (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
+        logits = (x.reshape(-1, x.shape[-1]) @ self._table().T).reshape(*x.shape[:-1], -1)
+        if self.frozen_id is None:
+            return logits
+        frozen = jnp.arange(logits.shape[-1]) == self.frozen_id
+        return jnp.where(frozen[None, None], jax.lax.stop_gradient(logits), logits)
 
     def _table(self) -> Float[Array, "v d"]:
+        """The table in the dtype of the computation, which looks up rows that are complete."""
         table = self.embedding[...]
-        return table if self.dtype is None else table.astype(self.dtype)
+        table = table if self.dtype is None else table.astype(self.dtype)
+        return sharding.constrain(table, TENSOR, None)
 
 
 @lru_cache(maxsize=8)
@@ -96,9 +111,7 @@ class PositionTable(nnx.Module):
         if self.kind is Positions.LEARNED:
             deviation = config.d_model**-0.5 if (stack.init or config.init) is Init.XAVIER else 1.0
             self.table = nnx.Param(
-                nnx.initializers.normal(deviation)(
-                    rngs.params(), (self.length, self.width), jnp.float32
-                )
+                normal(deviation, rngs.params(), (self.length, self.width), None, FSDP)
             )
 
     def __call__(
@@ -173,9 +186,7 @@ class RelativeBias(nnx.Module):
         self.directions = 1 if Mask.CAUSAL in stack.self_mask else 2
         self.dtype = config.compute_dtype
         shape = (stack.relative_buckets, config.heads(stack))
-        self.embedding = nnx.Param(
-            nnx.initializers.normal(config.d_model**-0.5)(rngs.params(), shape, jnp.float32)
-        )
+        self.embedding = nnx.Param(normal(config.d_model**-0.5, rngs.params(), shape, None, TENSOR))
 
     def __call__(
         self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]

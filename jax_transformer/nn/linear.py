@@ -1,23 +1,13 @@
 """Linear layers as Flax has them, with the initialisations of the configuration."""
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import initializers
 
 from jax_transformer.config import Init, TransformerConfig
-
-
-def uniform(bound: float) -> initializers.Initializer:
-    """An initializer: uniform between ``-bound`` and ``bound``; zeros if ``bound`` is 0."""
-    return functools.partial(_uniform, bound)
-
-
-def _uniform(bound, key, shape, dtype=jnp.float32, out_sharding=None):
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+from jax_transformer.nn.initializers import uniform
 
 
 def flat_dot_general(

@@ -3,6 +3,10 @@
 Shapes and dtypes are always checked, values unless they are being traced.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +17,12 @@ from jax_transformer.config import (
     EmbeddingNormOf,
     Positions,
     PositionsAt,
+    Remat,
     StackConfig,
     TransformerConfig,
 )
 from jax_transformer.config.model import position_row
-from jax_transformer.errors import InputError
+from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
@@ -54,11 +59,18 @@ class Stack(nnx.Module):
         self.final_norm = norm(config) if stack.final_norm else None
 
     def __call__(
-        self, x: Hidden, context: Context, dropout: Dropout, cache: Cache | None = None
+        self,
+        x: Hidden,
+        context: Context,
+        dropout: Dropout,
+        cache: Cache | None = None,
+        *,
+        attention: bool = False,
     ) -> tuple[Hidden, list[BlockResult]]:
         """The last block's output, normed if configured, and every block's result.
 
-        ``x`` are token embeddings.
+        ``x`` are token embeddings. A loop over layers (``config.scan_layers``) has no results: it
+        is for calls without a cache and without ``attention``, the weights of each layer.
         """
         x = self._embedded(x, context)
         if self.relative is not None:
@@ -69,16 +81,45 @@ class Stack(nnx.Module):
                 x, self.config.embedding_dropout
             )
         results: list[BlockResult] = []
-        for i, block in enumerate(self.blocks):
-            results.append(
-                block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
-            )
-            x = results[-1].x
+        if self.config.scan_layers and cache is None and not attention:
+            x = self._scan(x, context, dropout)
+        else:
+            for i in range(len(self.blocks)):
+                run = partial(self._block, i, context=context, dropout=dropout, cache=cache)
+                results.append(self._remat(run)(x))
+                x = results[-1].x
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (
             dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
         ), results
+
+    def _block(
+        self, i: int, x: Hidden, *, context: Context, dropout: Dropout, cache: Cache | None
+    ) -> BlockResult:
+        block = self.blocks[i]
+        return block(x, context, dropout.scope(f"blocks.{i}"), cache and cache.blocks[i])
+
+    def _scan(self, x: Hidden, context: Context, dropout: Dropout) -> Hidden:
+        """The last block's output, by one loop over the stacked arrays of all blocks."""
+        graphdefs, states = zip(*(nnx.split(block) for block in self.blocks), strict=True)
+        check_alike(states)
+        count = len(states)
+
+        def run(x: Hidden, layer: tuple[Int[Array, ""], Any]) -> tuple[Hidden, None]:
+            i, state = layer
+            here = dropout.layer("blocks", i, count)
+            return nnx.merge(graphdefs[0], state)(x, context, here).x, None
+
+        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
+        layers = jnp.arange(count, dtype=jnp.int32), stacked
+        return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
+
+    def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
+        """The function; with ``config.remat``, nothing inside it is stored for the gradient."""
+        if self.config.remat is Remat.NONE:
+            return function
+        return jax.checkpoint(function, prevent_cse=prevent_cse)
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
         """Token embeddings with positions, and with their norm if there is one."""
@@ -120,9 +161,14 @@ class Encoder(Stack):
         return self.read(x, valid, from_rngs(rngs, self.config.dropout_masks))[0]
 
     def read(
-        self, x: Hidden, valid: Bool[Array, "b s"] | None, dropout: Dropout
+        self,
+        x: Hidden,
+        valid: Bool[Array, "b s"] | None,
+        dropout: Dropout,
+        *,
+        attention: bool = False,
     ) -> tuple[Memory, list[BlockResult]]:
-        """The output and every block's result."""
+        """The output and every block's result, see :meth:`Stack.__call__`."""
         positions = positions_of(x.shape[1])
         mask = visible_keys(
             self.config.encoder.self_mask,
@@ -131,7 +177,8 @@ class Encoder(Stack):
             query_positions=positions,
             key_positions=positions,
         )
-        return self(x, Context(None, mask, None, positions, valid=valid), dropout)
+        context = Context(None, mask, None, positions, valid=valid)
+        return self(x, context, dropout, attention=attention)
 
 
 class Decoder(Stack):
@@ -160,6 +207,24 @@ class Decoder(Stack):
                 config.cross_mask, **valid, key_positions=positions_of(source_valid.shape[1])
             ),
         )
+
+
+def check_alike(states: Sequence[Any]) -> None:
+    """Raise ConfigError if the arrays of a stack's blocks differ in shape or dtype."""
+    kinds = [
+        {
+            ".".join(map(str, path)): (variable.get_value().dtype, variable.get_value().shape)
+            for path, variable in nnx.to_flat_state(state)
+        }
+        for state in states
+    ]
+    for i, kind in enumerate(kinds):
+        for name, (dtype, shape) in kind.items():
+            if (dtype, shape) != kinds[0].get(name):
+                raise ConfigError(
+                    f"scan_layers=True needs blocks that are alike: blocks.{i}.{name} is {dtype} "
+                    f"of shape {shape}, that of blocks.0 is not"
+                )
 
 
 def check_ids(

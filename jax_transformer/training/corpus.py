@@ -32,6 +32,7 @@ from jax_transformer.storage.huggingface import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.init_source import InitSource, Vocabulary
+from jax_transformer.training.mesh_options import MeshOptions
 from jax_transformer.training.options import TrainOptions
 
 
@@ -67,12 +68,12 @@ def prepare(
     parallel_text.check_readable(data.files)
     source = init_source.find(options, folder)
     words = source.tokenizer if source else _existing_tokenizer(options, folder.path)
-    config = source.config if source else _model_config(options, words)
+    config = options.model.executed(source.config) if source else model_config(options, words)
     limits = encoding.limits(data, config)
     train, valid = read_text(data)
     if words is None:
         words = _train_tokenizer(data, train.pairs, config)
-        config = _model_config(options, words)
+        config = model_config(options, words)
     encoded_valid = encoding.encode_pairs(valid.pairs, words.source, words.target, *limits)
     encoded = encoding.encode_pairs(
         train.pairs, words.source, words.target, *limits, cut=data.too_long is TooLong.CUT
@@ -85,7 +86,7 @@ def prepare(
         lengths = dropped.lengths(config.longest)
     widths = batches.choose_widths(lengths.max(axis=1), data.buckets, config.longest)
     rows_multiple = devices()
-    rows = _recorded_rows(folder, widths, rows_multiple) or batches.rows_per_batch(
+    rows = _recorded_rows(folder, widths, rows_multiple, options.mesh) or batches.rows_per_batch(
         widths, data.tokens_per_batch, rows_multiple
     )
     plan = BatchPlan(lengths, widths, rows, options.seed, weights(data, train, encoded))
@@ -199,7 +200,7 @@ def _train_tokenizer(
     )
 
 
-def _model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
+def model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> TransformerConfig:
     """The model configuration with the tokenizer's sizes and special ids.
 
     Without a tokenizer, with the sizes that one will be trained to. Raises ConfigError if the two
@@ -240,7 +241,7 @@ def _model_config(options: TrainOptions, vocabulary: Vocabulary | None) -> Trans
 
 
 def _recorded_rows(
-    folder: RunFolder, widths: tuple[int, ...], rows_multiple: int
+    folder: RunFolder, widths: tuple[int, ...], rows_multiple: int, mesh: MeshOptions
 ) -> tuple[int, ...] | None:
     """Return the rows per batch in data.json, or None without: batches stay the same.
 
@@ -253,11 +254,11 @@ def _recorded_rows(
         return None
     common = math.gcd(*rows)
     if common % rows_multiple:
-        usable = max(n for n in range(1, rows_multiple) if common % n == 0)
+        usable = [n for n in range(mesh.fsdp, rows_multiple, mesh.fsdp) if common % n == 0]
+        remedy = f"--devices {max(usable) * mesh.tensor}" if usable else "another --mesh.fsdp"
         raise ConfigError(
-            f"{folder.path}: {rows_multiple} devices cannot share this run's batches of "
-            f"{', '.join(map(str, rows))} rows: continue with --devices {usable}, or give "
-            "another --run"
+            f"{folder.path}: {rows_multiple * mesh.tensor} devices cannot share this run's batches "
+            f"of {', '.join(map(str, rows))} rows: continue with {remedy}, or give another --run"
         )
     return tuple(rows)
 
@@ -326,5 +327,5 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     # After the tokenizer, whose files include the generation config as it was
     if source is not None and source.files:
         write_files(folder.path / IN_RUN, source.files)
-    atomic.write_text(folder.config, corpus.config.to_json())
+    atomic.write_text(folder.config, corpus.config.portable.to_json())
     atomic.write_text(folder.data, json.dumps(corpus.about, indent=2) + "\n")

@@ -1,48 +1,69 @@
 """The devices of a run, the cache of programs compiled for them, and the record of both."""
 
+import contextlib
 import hashlib
+import math
 import os
 import platform
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray
 
 from jax_transformer.errors import ConfigError
+from jax_transformer.nn import sharding
+from jax_transformer.training import partitioning
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that share every batch: rows are divided among them, weights are replicated.
+    """The devices that share every batch and, on the axes ``fsdp`` and ``tensor``, every weight.
 
-    One device is a mesh of one. The arithmetic is written for the whole batch; XLA inserts the sums
-    over devices (https://docs.jax.dev/en/latest/parallel.html).
+    One device is a mesh of one. The arithmetic is written for the whole batch; XLA inserts the
+    communication (https://docs.jax.dev/en/latest/parallel.html).
     """
 
     mesh: Mesh
-    """A mesh with one axis, ``data``."""
+    """A mesh with the axes of :data:`jax_transformer.nn.sharding.MESH_AXES`."""
 
     @classmethod
-    def take(cls, count: int = 0) -> "Devices":
-        """The first ``count`` devices, all if 0. Raises ConfigError if there are fewer."""
+    def take(cls, count: int = 0, fsdp: int = 1, tensor: int = 1) -> "Devices":
+        """The first ``count`` devices, all if 0. Raises ConfigError if there are fewer, or if the
+        axes do not divide them.
+        """
         available = jax.devices()
         if count > len(available):
             raise ConfigError(
                 f"devices={count}, and JAX finds {len(available)} ({available[0].device_kind})"
             )
-        count = count or len(available)
+        return cls.of(available[: count or len(available)], fsdp, tensor)
+
+    @classmethod
+    def of(cls, devices: Sequence[jax.Device], fsdp: int = 1, tensor: int = 1) -> "Devices":
+        """These devices, which need not be there: a topology has devices to compile for."""
+        if len(devices) % (fsdp * tensor):
+            raise ConfigError(
+                f"mesh.fsdp={fsdp} times mesh.tensor={tensor} does not divide "
+                f"{len(devices)} devices"
+            )
+        shape = (len(devices) // (fsdp * tensor), fsdp, tensor)
         return cls(
             jax.make_mesh(
-                (count,), ("data",), axis_types=(AxisType.Auto,), devices=available[:count]
+                shape, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
             )
         )
 
     @property
-    def count(self) -> int:
-        return self.mesh.size
+    def row_shards(self) -> int:
+        """The number of parts that the rows of a batch are divided into."""
+        return math.prod(self.mesh.shape[axis] for axis in sharding.ROWS)
 
     @property
     def replicated(self) -> NamedSharding:
@@ -52,15 +73,38 @@ class Devices:
     @property
     def rows(self) -> NamedSharding:
         """The sharding of an array whose first axis is divided among the devices."""
-        return NamedSharding(self.mesh, PartitionSpec("data"))
+        return NamedSharding(self.mesh, sharding.spec_of([sharding.ROWS], self.mesh.shape))
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Make constraints on the layout take effect in what is traced meanwhile.
+
+        There are none on one device, so its programs are those of a model without a mesh.
+        """
+        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
+
+    def abstract(self, tree: Any) -> Any:
+        """Shapes, dtypes and shardings of a training state, or of a part of it."""
+        return jax.tree.map(
+            lambda x, laid: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=laid),
+            tree,
+            partitioning.shardings(tree, self.mesh),
+        )
+
+    def key(self, seed: int) -> PRNGKeyArray:
+        """The key of a seed, on every device."""
+        return jax.jit(partial(jax.random.key, seed), out_shardings=self.replicated)()
+
+    def place(self, tree: Any) -> Any:
+        """Put every array of a state, or of a part of it, where the mesh divides it."""
+        return sharding.place(tree, partitioning.shardings(tree, self.mesh))
 
     def replicate(self, tree: Any) -> Any:
         """Put every array on every device."""
-        return jax.device_put(tree, self.replicated)
+        return sharding.place(tree, jax.tree.map(lambda _: self.replicated, tree))
 
     def divide(self, batch: Any) -> Any:
-        """Divide the rows of a batch, a multiple of :attr:`count`, among the devices."""
-        return jax.device_put(batch, self.rows)
+        """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
+        return sharding.place(batch, jax.tree.map(lambda _: self.rows, batch))
 
 
 def use_cache(folder: str | None = None) -> None:

@@ -1,12 +1,9 @@
-"""Scores by sacreBLEU, the validation of a model during training, and the evaluation of a trained
-one on a test set."""
+"""The evaluation of a trained model on a test set."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,124 +14,14 @@ from flax import nnx
 from jax_transformer import pretrained, transformer, translation
 from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.data.parallel_text import Pairs
+from jax_transformer.errors import InputError, counted
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
-from jax_transformer.training.corpus import Corpus
-from jax_transformer.training.devices import Devices
-from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.step import Arrays
+from jax_transformer.training.loss import cross_entropy
+from jax_transformer.training.scores import METRICS, load_comet, score
 from jax_transformer.translation import Translator
-
-METRICS = {"bleu": "BLEU", "chrf": "CHRF", "ter": "TER"}
-
-
-def score(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *others: Sequence[str],
-    names: Sequence[str] = ("bleu", "chrf"),
-    bootstrap: int = 0,
-) -> dict[str, Any]:
-    """sacreBLEU's figures with their signatures, and the percentage of exactly right lines.
-
-    Args:
-        hypotheses, references: one string per line, equally many of both.
-        others: more references of each line, of which empty ones do not count. A line is exactly
-            right if it is equal to one of its references.
-        names: any of ``bleu``, ``chrf`` (0 to 100, higher is better) and ``ter`` (edits per 100
-            words, lower is better). BLEU and chrF are cased, TER is not; BLEU uses tokenizer 13a.
-        bootstrap: number of resamplings of the lines for a 95 % interval of each figure
-            (Koehn 2004). 0: no intervals.
-
-    Returns:
-        each of ``names``, ``exact_match``, ``signatures`` by name and, with ``bootstrap``,
-        ``confidence`` by name: the ``mean`` over the resampled lines and ``half_width``, half the
-        width of the interval around it.
-    """
-    import sacrebleu.metrics
-
-    if not references:
-        raise InputError("there are no translations to score")
-    if bootstrap < 0 or bootstrap == 1:
-        raise ConfigError(f"bootstrap={bootstrap} must be 0 or at least 2")
-    exact = sum(h in several for h, *several in zip(hypotheses, references, *others, strict=True))
-    figures: dict[str, Any] = {}
-    signatures, confidence = {}, {}
-    for name in names:
-        metric = getattr(sacrebleu.metrics, METRICS[name])()
-        streams = [list(lines) for lines in (references, *others)]
-        result = metric.corpus_score(list(hypotheses), streams, n_bootstrap=max(1, bootstrap))
-        figures[name] = result.score
-        signatures[name] = str(metric.get_signature())
-        if bootstrap:
-            confidence[name] = {"mean": float(result._mean), "half_width": float(result._ci)}
-    figures |= {"exact_match": 100 * exact / len(references), "signatures": signatures}
-    return figures | ({"confidence": confidence} if bootstrap else {})
-
-
-# During training
-
-
-@dataclass(frozen=True)
-class ValidationReport:
-    """Figures, and source, reference and translation of every scored pair."""
-
-    figures: dict[str, Any]
-    lines: list[tuple[str, str, str]]
-
-    def describe(self, name: str, examples: list[int]) -> Iterator[str]:
-        """The figures in one line, then the examples with these indices."""
-        figures = self.figures
-        scores = (
-            f"BLEU {figures['bleu']:.1f}  chrF {figures['chrf']:.1f}  "
-            f"exact match {figures['exact_match']:.1f} %"
-        )
-        yield f"{name}  validation loss {figures['valid_loss']:.3f}  {scores}"
-        for source, reference, hypothesis in (self.lines[i] for i in examples):
-            yield f"    {source}\n      -> {hypothesis}" + (
-                "" if hypothesis == reference else f"\n         (reference: {reference})"
-            )
-
-
-class Validation:
-    """Loss over all validation pairs; scores of the first ``eval_pairs``, translated greedily."""
-
-    def __init__(self, options: TrainOptions, corpus: Corpus, devices: Devices):
-        self.corpus, self.devices = corpus, devices
-        self.loss_sum = step.make_evaluation(corpus.config)
-        self.pairs = corpus.valid_pairs[: options.eval_pairs]
-        source = corpus.init_source
-        self.generation_config = source.generation_config if source is not None else None
-
-    def __call__(self, weights: Arrays) -> ValidationReport:
-        """The report of a model with these arrays."""
-        corpus = self.corpus
-        groups = batches.eval_batches(corpus.valid, corpus.plan.widths, corpus.plan.rows)
-        sums = [self.loss_sum(weights, self.devices.divide(batch)) for _, batch in groups]
-        losses, tokens = np.array(jax.device_get(sums)).sum(axis=0)
-        model = transformer.unflatten(corpus.config, weights)
-        sources = [source for source, _ in self.pairs]
-        references = [target for _, target in self.pairs]
-        translator = translation.Translator(
-            model, corpus.tokenizer, self.generation_config, widths=corpus.plan.widths
-        )
-        hypotheses = translator(sources)
-        figures = {"valid_loss": float(losses / tokens), **score(hypotheses, references)}
-        return ValidationReport(figures, list(zip(sources, references, hypotheses, strict=True)))
-
-
-def choose_examples(number: int, pairs: int, count: int) -> list[int]:
-    """Indices of the ``count`` examples that validation ``number`` shows, out of ``pairs``.
-
-    Successive validations walk through the set and start again at its end. They depend on the
-    number only, so a resumed run shows the same. All indices, if there are fewer than ``count``.
-    """
-    return [(number * count + i) % pairs for i in range(min(count, pairs))]
-
-
-# On a test set
 
 
 class Evaluation(NamedTuple):
@@ -142,6 +29,19 @@ class Evaluation(NamedTuple):
 
     report: dict[str, Any]
     hypotheses: list[str]
+
+
+class TestSet(NamedTuple):
+    """The text of a test set."""
+
+    name: str
+    """Its source file, for messages."""
+    lines: list[tuple[str, str]]
+    """Every pair, in order."""
+    complete: Pairs
+    """Those without an empty side."""
+    references: list[list[str]]
+    """More references of the complete pairs, a list for each file."""
 
 
 def evaluate(
@@ -159,6 +59,7 @@ def evaluate(
     languages: tuple[str | None, str | None] = (None, None),
     ensemble: Sequence[str] = (),
     precision: str | None = None,
+    tokens_per_batch: int = translation.TOKENS_PER_BATCH,
 ) -> Evaluation:
     """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on a test set.
 
@@ -179,7 +80,7 @@ def evaluate(
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
-        precision: see :meth:`Translator.load`.
+        precision, tokens_per_batch: see :meth:`Translator.load`.
     """
     comet_score = None if comet is None else load_comet(comet)
     opened = pretrained.open(run, weights)
@@ -189,64 +90,56 @@ def evaluate(
         source_lang=languages[0],
         target_lang=languages[1],
         precision=precision,
+        tokens_per_batch=tokens_per_batch,
         **(overrides or {}),
     )
     if message := translation.without_cache(translator.model.config):
         print(message, file=sys.stderr)
-    if pairs is not None:
-        name, both = pairs, pair_files.read_all(pairs, *fields)
-    else:
-        name, both = source or "", _read_lines(source or "", target or "")
-    complete = parallel_text.checked(both, name)
-    others = [_of_complete(both, _read_references(path, len(both), name)) for path in references]
+    test_set = _read(source, target, pairs, fields, references)
     encoding.encode_sources(
-        [s for s, _ in both], translator.tokenizer, translator.model.config.longest, f"{name}: "
+        [s for s, _ in test_set.lines],
+        translator.tokenizer,
+        translator.model.config.longest,
+        f"{test_set.name}: ",
     )
-    translated = translator([s for s, _ in complete.pairs])
-    total, tokens, counted = loss(translator, complete.pairs)
+    translated = translator([s for s, _ in test_set.complete.pairs])
     report = {
         "weights": opened.weights,
         "step": opened.step,
         **({"ensemble": list(ensemble)} if ensemble else {}),
+        **_scores(test_set, translated, bootstrap),
+    }
+    if comet_score is not None:
+        report["comet"] = comet_score(test_set.complete.pairs, translated)
+    report |= _losses(translator, test_set.complete.pairs)
+    return Evaluation(report, _in_place(test_set.lines, translated))
+
+
+def _scores(test_set: TestSet, translated: Sequence[str], bootstrap: int) -> dict[str, Any]:
+    """The number of pairs and sacreBLEU's figures."""
+    complete = test_set.complete
+    targets = [target for _, target in complete.pairs]
+    return {
         "pairs": len(complete.pairs),
         "dropped_empty": complete.dropped_empty,
         **score(
             translated,
-            [t for _, t in complete.pairs],
-            *others,
+            targets,
+            *test_set.references,
             names=tuple(METRICS),
             bootstrap=bootstrap,
         ),
-        **({"comet": comet_score(complete.pairs, translated)} if comet_score else {}),
+    }
+
+
+def _losses(translator: Translator, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Loss and perplexity, None if no pair can be counted, and the number of those that cannot."""
+    total, tokens, pairs_counted = loss(translator, pairs)
+    return {
         "loss": total / tokens if tokens else None,
         "perplexity": math.exp(total / tokens) if tokens else None,
-        "left_out_of_loss": len(complete.pairs) - counted,
+        "left_out_of_loss": len(pairs) - pairs_counted,
     }
-    return Evaluation(report, _in_place(both, translated))
-
-
-def load_comet(path: str) -> Callable[[Sequence[tuple[str, str]], Sequence[str]], float]:
-    """The function from pairs and translations to COMET's score of all (Rei et al. 2020).
-
-    ``path`` is a checkpoint on disk, which is loaded as a pickle: only from a source that you
-    trust. Raises ConfigError if the package is not installed, InputError if there is no such file.
-    """
-    try:
-        from comet import load_from_checkpoint
-    except ImportError:
-        raise ConfigError("COMET needs its package: pip install unbabel-comet") from None
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file: give the .ckpt file of a COMET model")
-    model = load_from_checkpoint(path)
-
-    def comet_score(pairs: Sequence[tuple[str, str]], translations: Sequence[str]) -> float:
-        data = [
-            {"src": source, "mt": translation, "ref": reference}
-            for (source, reference), translation in zip(pairs, translations, strict=True)
-        ]
-        return float(model.predict(data, batch_size=8, gpus=0, progress_bar=False).system_score)
-
-    return comet_score
 
 
 def readable(report: dict[str, Any]) -> Iterator[str]:
@@ -277,7 +170,9 @@ def loss(translator: Translator, pairs: list[tuple[str, str]]) -> tuple[float, i
         return 0.0, 0, 0
     widths = translator.widths
     loss_sum = _loss_sum(translator)
-    groups = batches.eval_batches(encoded, widths, batches.rows_per_batch(widths, 4096))
+    groups = batches.eval_batches(
+        encoded, widths, batches.rows_per_batch(widths, translator.tokens_per_batch)
+    )
     sums = np.array(jax.device_get([loss_sum(batch) for _, batch in groups])).sum(axis=0)
     return float(sums[0]), int(sums[1]), len(encoded.sources)
 
@@ -299,7 +194,24 @@ def _ensemble_loss_sum(
 ) -> tuple[jax.Array, jax.Array]:
     log_probs = structure.merge(arrays)(batch.source, batch.target_in)
     assert isinstance(log_probs, jax.Array), "without return_attention"
-    return step.cross_entropy(log_probs, jnp.asarray(batch.target_out), pad_id=pad_id)
+    return cross_entropy(log_probs, jnp.asarray(batch.target_out), pad_id=pad_id)
+
+
+def _read(
+    source: str | None,
+    target: str | None,
+    pairs: str | None,
+    fields: tuple[str, str],
+    references: Sequence[str],
+) -> TestSet:
+    """The text of two files or of one file of pairs, with files of more references."""
+    if pairs is not None:
+        name, lines = pairs, pair_files.read_all(pairs, *fields)
+    else:
+        name, lines = source or "", _read_lines(source or "", target or "")
+    complete = parallel_text.checked(lines, name)
+    others = [_of_complete(lines, _read_references(path, len(lines), name)) for path in references]
+    return TestSet(name, lines, complete, others)
 
 
 def _read_lines(source: str, target: str) -> list[tuple[str, str]]:
@@ -313,7 +225,7 @@ def _read_references(path: str, count: int, name: str) -> list[str]:
     """The lines of one more file of references, as many as the test set ``name`` has."""
     lines = parallel_text.read_lines(path)
     if len(lines) != count:
-        raise InputError(f"{name} has {count} lines and {path} has {len(lines)}")
+        raise InputError(f"{name} has {counted(count, 'line')} and {path} has {len(lines)}")
     return lines
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jax_transformer import pretrained
+from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.data import encoding, run_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -97,6 +98,18 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
             "hf:owner/name or a run folder, or convert it to one"
         )
     return _of(opened, options)
+
+
+def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
+    """The configuration of the model in ``folder``, with the options' dropout and precision.
+
+    Only config.json is read: there need be no weights. Raises InputError naming the file.
+    """
+    data = folders.configuration(Path(folder))
+    if "model_type" in data:
+        return _with_options(huggingface_config.from_config(data), options)
+    file = Path(folder) / folders.CONFIG
+    return _with_options(parsed(file, TransformerConfig.from_json), options)
 
 
 def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
@@ -221,9 +234,13 @@ def _fitted(
     ]
     if wrong:
         raise InputError(f"{path}: the tokenizer does not belong to this model: {', '.join(wrong)}")
+    return dataclasses.replace(_with_options(config, options), bos_id=target.bos_id)
+
+
+def _with_options(config: TransformerConfig, options: ModelOptions) -> TransformerConfig:
     rates = {name: rate for name in RATES if (rate := getattr(options, name)) is not None}
     precision = None if options.precision is Precision.FLOAT32 else options.precision.value
-    return dataclasses.replace(config, **rates, bos_id=target.bos_id, compute_dtype=precision)
+    return dataclasses.replace(config, **rates, compute_dtype=precision)
 
 
 def _files(

@@ -4,53 +4,96 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jax_transformer import processes, transformer
+from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
-from jax_transformer.errors import CheckpointError, Preempted
+from jax_transformer.errors import CheckpointError, Preempted, counted
+from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
+from jax_transformer.storage.background import BackgroundSaver
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import curves, optimizer, run, step, trainable
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices, environment
-from jax_transformer.training.evaluation import Validation, choose_examples
 from jax_transformer.training.metrics_logger import MetricsLogger
 from jax_transformer.training.options import TrainOptions
 from jax_transformer.training.run import Stop
-from jax_transformer.training.step import Arrays, TrainState
+from jax_transformer.training.step import Arrays, TrainState, TrainStep
+from jax_transformer.training.stop_votes import StopVotes
+from jax_transformer.training.validation import Validation, choose_examples
 from jax_transformer.transformer import Transformer
 
 AHEAD = 2
-"""Steps that may be running at once: enough to keep a device busy, few enough to end soon after a
-request to stop."""
+"""Steps that may be running at once: enough to keep a device busy while the next batch is copied to
+it, few enough to end soon after a request to stop."""
+
+
+def abstract_state(
+    options: TrainOptions, config: TransformerConfig, devices: Devices
+) -> TrainState:
+    """Shapes, dtypes and shardings of a run's state: takes no memory, however big the model is."""
+    model = transformer.abstract(config)
+    weights = [transformer.flatten(model, kind) for kind in (nnx.Param, Frozen)]
+    return devices.abstract(jax.eval_shape(partial(_state_of, options), *weights))
 
 
 def start(
     options: TrainOptions, corpus: Corpus, devices: Devices, saved: Checkpoint | None
 ) -> TrainState:
-    """The state of a checkpoint on all devices; a new one if None."""
-    tx = optimizer.make(options.optimizer, options.steps)
-    if saved is None and corpus.init_source is not None:
-        model = corpus.init_source.model()
-    else:
-        model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
-    state = step.initial_state(
-        model,
-        tx,
+    """The state of a checkpoint, divided over the devices; a new one if None.
+
+    Neither is ever complete on one device, unless there is only one.
+    """
+    abstract = abstract_state(options, corpus.config, devices)
+    if saved is not None:
+        state = saved.load(abstract)
+        if int(state.step) != saved.step:
+            raise CheckpointError(f"{saved.path}: holds step {int(state.step)}")
+        return state
+    with devices.context():
+        params, frozen = devices.place(_initial_weights(options, corpus))
+        laid = jax.tree.map(lambda x: x.sharding, abstract)
+        begin = jax.jit(partial(_state_of, options), donate_argnums=(0, 1), out_shardings=laid)
+        return begin(params, frozen)
+
+
+def _state_of(options: TrainOptions, params: Arrays, frozen: Arrays) -> TrainState:
+    return step.state_of(
+        params,
+        frozen,
+        optimizer.make(options.optimizer, options.steps),
         ema=options.optimizer.ema > 0,
         divide=lambda params: trainable.divide(params, options),
     )
-    if saved is not None:
-        state = saved.load(state)
-        if int(state.step) != saved.step:
-            raise CheckpointError(f"{saved.path}: holds step {int(state.step)}")
-    return devices.replicate(state)
+
+
+def _initial_weights(options: TrainOptions, corpus: Corpus) -> tuple[Arrays, Arrays]:
+    """The parameters of a new run and the model's other arrays."""
+    if corpus.init_source is not None:
+        model = corpus.init_source.model()
+    else:
+        model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
+    return transformer.flatten(model, nnx.Param), transformer.flatten(model, Frozen)
+
+
+def make_step(options: TrainOptions, config: TransformerConfig) -> TrainStep:
+    """The step of a run with these options."""
+    return step.make_step(
+        config,
+        optimizer.make(options.optimizer, options.steps),
+        options.optimizer.label_smoothing,
+        options.optimizer.ema,
+        options.loss_chunks,
+    )
 
 
 class Run:
@@ -71,41 +114,45 @@ class Run:
         about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
         average = checkpoint.steps(folder.averaged)
-        # Averages of later steps are out of date: those steps are made again
-        checkpoint.prune(folder.averaged, [step for step in average if step <= began])
-        folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
+        if processes.first():
+            # Averages of later steps are out of date: those steps are made again
+            checkpoint.prune(folder.averaged, [step for step in average if step <= began])
+            folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
         schedule = optimizer.schedule(options.optimizer, options.steps)
         self.logger = MetricsLogger(options, folder, schedule, began, about.get("unrecorded", []))
         self.progress = self.logger.progress
+        self.saver = BackgroundSaver()
+        self.votes = StopVotes(devices, AHEAD)
 
     def train(self, state: TrainState) -> None:
         """Train to the end. Raises Preempted after SIGTERM or Ctrl-C, with the state saved."""
         try:
             self._prune()  # the last process may have ended between saving and pruning
-            if not self.validated:  # it ended between the step and its validation
-                self._pause(state)
-            if not self._patience_ended():
-                state = self._steps(state)
-            self._average(state)
+            with self.devices.context():
+                with self.saver:
+                    if not self.validated:  # it ended between the step and its validation
+                        self._pause(state)
+                    if not self._patience_ended():
+                        state = self._steps(state)
+                self._average(state)
         finally:
             self.logger.close()
 
     def _steps(self, state: TrainState) -> TrainState:
         options = self.options
-        tx = optimizer.make(options.optimizer, options.steps)
-        train_step = step.make_step(
-            self.corpus.config, tx, options.optimizer.label_smoothing, options.optimizer.ema
-        )
-        key = self.devices.replicate(jax.random.key(options.seed))
+        train_step = make_step(options, self.corpus.config)
+        key = self.devices.key(options.seed)
         for group in _groups(self.corpus, int(state.step), options):
             state, metrics = train_step(state, [self.devices.divide(batch) for batch in group], key)
             self.progress.advance()
             self.logger.pending.append(metrics)
             jax.block_until_ready(self.logger.pending[-AHEAD - 1 : -AHEAD])
             # Read once: a request that comes later is for the next step
-            now, stop = self.progress.step, self.stop.asked
+            now, stop = self.progress.step, self.votes(self.stop.asked)
             if now % options.log_every == 0 or now == options.steps:
                 self.logger.flush(now)
+            if processes.count() == 1:  # several notice an error when all wait for the checkpoint
+                self.saver.check()
             if self._validates(now) or stop:
                 self._pause(state)
                 if self._patience_ended():
@@ -116,23 +163,27 @@ class Run:
         return now % self.options.eval_every == 0 or now == self.options.steps
 
     def _patience_ended(self) -> bool:
-        return run.stops_early(self.options, self.folder.validations())
+        ended = run.stops_early(self.options, self.folder.validations())
+        return bool(processes.from_first("patience", ended))
 
     def _pause(self, state: TrainState) -> None:
-        """Validate if this step is due, save, and stop if requested."""
+        """Validate if this step is due, begin to save, and stop if requested.
+
+        The checkpoint is written while training goes on.
+        """
         now = self.progress.step
         self.logger.wait(now)  # a state after a loss that is not finite is never saved
-        about = {**environment(), "unrecorded": self.logger.values}
+        about = {**environment(), "unrecorded": list(self.logger.values)}
         if self._validates(now):
             # A validation that is cut short is made when the run is resumed
             with contextlib.suppress(Preempted):
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
         self.logger.sync()
-        checkpoint.save(self.folder.checkpoints, now, state, about=about)
-        self._prune()
+        self.saver.save(self.folder.checkpoints, now, state, about=about, then=self._prune)
         self.logger.restart_clock()
         ended = "figures" in about and (now == self.options.steps or self._patience_ended())
-        if self.stop.asked and not ended:
+        if not ended and self.votes.now(self.stop.asked):
+            self.saver.wait()
             raise Preempted(
                 f"stopped at step {now}, saved in {self.folder.path}; "
                 "the same command continues from there"
@@ -141,15 +192,15 @@ class Run:
     def _prune(self) -> None:
         """Remove the checkpoints that need not be kept."""
         steps = checkpoint.steps(self.folder.checkpoints)
-        if steps:
+        if steps and processes.first():
             keep = run.to_keep(self.options, self.folder.figures(), steps)
             checkpoint.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
         """Validate, record and show; returns the figures. Raises Preempted on a request to stop."""
-        with self.stop.at_once(
-            f"stopped after step {entry['step']}; the same command continues from there"
-        ):
+        several = processes.count() > 1  # all validate together, so none of them ends at once
+        message = f"stopped after step {entry['step']}; the same command continues from there"
+        with contextlib.nullcontext() if several else self.stop.at_once(message):
             report = self.validation(weights)
         now = entry["step"]
         if not math.isfinite(report.figures["valid_loss"]):
@@ -160,24 +211,29 @@ class Run:
         )
         for line in report.describe(name, examples):
             self.progress.say(line)
-        curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
+        if processes.first():
+            curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
         return report.figures
 
     def _average(self, state: TrainState) -> None:
         """Average, validate and save the weights of several checkpoints, unless already done."""
         now = int(state.step)
         steps = run.to_average(self.options, self.folder.figures())
-        if not steps or now in checkpoint.steps(self.folder.averaged):
+        if now in checkpoint.steps(self.folder.averaged):
+            steps = []
+        steps = processes.from_first("checkpoints to average", steps)
+        if not steps:
             return
-        averaged = self.devices.replicate(mean_weights(self.folder, steps, state))
+        averaged = self.devices.place(mean_weights(self.folder, steps, state))
         others = {name: array for name, array in state.weights.items() if name not in averaged}
-        name = f"average of {len(steps)} checkpoints ({', '.join(map(str, steps))})"
+        name = f"average of {counted(len(steps), 'checkpoint')} ({', '.join(map(str, steps))})"
         figures = self._validate(averaged | others, name, {"step": now, "weights": "averaged"})
         about = {**environment(), "of": steps, "figures": figures}
         checkpoint.save(
             self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about
         )
-        checkpoint.prune(self.folder.averaged, [now])
+        if processes.first():
+            checkpoint.prune(self.folder.averaged, [now])
 
 
 def _groups(corpus: Corpus, began: int, options: TrainOptions) -> Iterator[list[Batch]]:
@@ -202,10 +258,11 @@ def mean_weights(folder: RunFolder, steps: list[int], like: TrainState) -> dict[
     abstract = {group: getattr(like, group)}
     total: dict[str, Any] = {}
     for each in steps:
-        loaded = checkpoint.load(folder.checkpoints, each, abstract, partial=True)
-        weights = like._replace(**loaded).weights
+        opened = checkpoint.open(folder.checkpoints, each, verified=not processes.first())
+        processes.barrier("checkpoint to average")  # none is loaded that is damaged
+        weights = like._replace(**opened.load(abstract, partial=True)).weights
         total = {
-            name: np.asarray(weights[name], np.float64) + total.get(name, 0)
+            name: processes.on_host(weights[name]).astype(np.float64) + total.get(name, 0)
             for name in like.trained
         }
     averaged = {

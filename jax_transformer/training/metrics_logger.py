@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from jax_transformer import processes
 from jax_transformer.errors import ConfigError, NonFiniteLossError
 from jax_transformer.storage import atomic
 from jax_transformer.storage.run_folder import RunFolder, parsed
@@ -40,7 +41,7 @@ class MetricsLogger:
         unrecorded: list[dict[str, float]],
     ):
         self.folder, self.schedule = folder, schedule
-        self.trackers = Trackers(folder, options)
+        self.trackers = Trackers(folder, options) if processes.first() else None
         self.progress = Progress(began, options.steps)
         self.pending: list[dict[str, jax.Array]] = []
         """Metrics of the last steps, perhaps not computed yet."""
@@ -100,29 +101,34 @@ class MetricsLogger:
         self.progress.show(entry)
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Write a line."""
-        self.folder.add_metrics(entry)
-        self.trackers.add(entry)
+        """Write a line, in the first of several processes."""
+        if self.trackers is not None:
+            self.folder.add_metrics(entry)
+            self.trackers.add(entry)
+        processes.barrier("metrics")  # a disk that is full ends all of them
 
     def sync(self) -> None:
         """Flush metrics.jsonl to the disk."""
-        if self.folder.metrics.exists():
+        if processes.first() and self.folder.metrics.exists():
             with open(self.folder.metrics, "rb") as file:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
         """End the progress bar and the trackers."""
         self.progress.close()
-        self.trackers.close()
+        if self.trackers is not None:
+            self.trackers.close()
 
 
 class Progress:
-    """Step, loss, speed and time left on stderr: a bar on a terminal, otherwise plain lines."""
+    """Step, loss, speed and time left on stderr: a bar on a terminal, otherwise plain lines. Only
+    the first of several processes shows them.
+    """
 
     def __init__(self, start: int, steps: int):
         self.bar = (
             tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True)
-            if sys.stderr.isatty()
+            if sys.stderr.isatty() and processes.first()
             else None
         )
         self.start, self.step, self.steps, self.began = start, start, steps, time.monotonic()
@@ -150,7 +156,7 @@ class Progress:
         """Print a line."""
         if self.bar is not None:
             self.bar.write(message, file=sys.stderr)
-        else:
+        elif processes.first():
             print(message, file=sys.stderr, flush=True)
 
     def close(self) -> None:

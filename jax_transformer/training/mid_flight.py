@@ -151,7 +151,8 @@ def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> Convert
     state = torch_checkpoint.load(folder, step)
     saved = _saved(state, folder, _module_order(_config(folder)))
     with atomic.file(target) as temporary:
-        content = pt_writer.save(temporary, saved, target=target)
+        pt_writer.save(temporary, saved, target=target)
+        content = pt.read(temporary)
         read_back = torch_checkpoint.from_checkpoint(content, read_options(folder), _config(folder))
         _check_same(read_back, state, target)
     return _outcome(f"{folder.path} (step {step})", str(target), state)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_transformer.training.options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
 
 Chain = tuple[optax.GradientTransformation, ...]
 

@@ -12,7 +12,7 @@ import optax
 from jax_transformer.convert.optimizer import Moments
 from jax_transformer.convert.optimizer_groups import ADAM, ADAMW, SGD
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training.options import OptimizerName, OptimizerOptions
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
 
 _KINDS: dict[str, type] = {
     ADAMW: optax.ScaleByAdamState,

@@ -4,13 +4,21 @@ that flag's help."""
 import dataclasses
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from jax_transformer.architectures import registry
-from jax_transformer.config import TransformerConfig, codec
+from jax_transformer.config import EXECUTION, AttentionBackend, Remat, TransformerConfig, codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.training.lora_options import LoraOptions
+from jax_transformer.training.mesh_options import MeshOptions
+from jax_transformer.training.optimizer_options import (
+    ADAPTERS,
+    FINE_TUNING,
+    FROM_SCRATCH,
+    LearningRate,
+    OptimizerOptions,
+)
 
 
 class Precision(enum.StrEnum):
@@ -81,6 +89,16 @@ class ModelOptions:
     """Embeddings and output that share a matrix: none, output, all."""
     precision: Precision = Precision.FLOAT32
     """Dtype of computation; parameters are float32."""
+    attention_backend: AttentionBackend = AttentionBackend.XLA
+    """Implementation of attention."""
+    remat: Remat = Remat.NONE
+    """Store a block's input only (full), to save memory."""
+    scan_layers: bool = False
+    """Compile one block a stack: less time, the same weights."""
+
+    def executed(self, config: TransformerConfig) -> TransformerConfig:
+        """The configuration of weights that exist, computed as these options say."""
+        return dataclasses.replace(config, **{name: getattr(self, name) for name in EXECUTION})
 
     def config(
         self, source_vocab_size: int, target_vocab_size: int, **ids: int
@@ -100,152 +118,6 @@ class ModelOptions:
             **ids,
             **sizes,
         )
-
-
-class OptimizerName(enum.StrEnum):
-    """The optimizer, with the paper that describes it."""
-
-    ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
-    ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
-    SGD = (
-        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
-    )
-    ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
-    LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
-
-
-class Schedule(enum.StrEnum):
-    """The learning rate after its linear warm-up."""
-
-    COSINE = "cosine"  # to zero at the last step: Loshchilov and Hutter 2017, without restarts
-    INVERSE_SQRT = "inverse_sqrt"  # with the root of the step: Vaswani et al. 2017, section 5.3
-    LINEAR = "linear"  # to zero at the last step: Devlin et al. 2019
-    CONSTANT = "constant"
-
-
-_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
-USED_BY: dict[str, tuple[OptimizerName, ...]] = {
-    "beta1": (*_ADAMS, OptimizerName.LION),
-    "beta2": (*_ADAMS, OptimizerName.LION),
-    "epsilon": _ADAMS,
-    "momentum": (OptimizerName.SGD,),
-    "nesterov": (OptimizerName.SGD,),
-}
-"""The options that only some optimizers have. Every other option is for all of them."""
-
-
-class LearningRate(NamedTuple):
-    """A learning rate that rises linearly to its peak, then follows a schedule."""
-
-    learning_rate: float
-    schedule: Schedule
-    warmup_steps: int
-
-
-FROM_SCRATCH = LearningRate(3e-3, Schedule.COSINE, 200)
-"""The defaults for random weights: small models, AdamW."""
-FINE_TUNING = LearningRate(5e-5, Schedule.LINEAR, 100)
-"""The defaults with ``init``: a higher rate would undo the training of those weights."""
-
-
-@dataclass(frozen=True)
-class OptimizerOptions:
-    """Optimizer, learning rate and loss."""
-
-    name: OptimizerName = OptimizerName.ADAMW
-    """Optimizer; each needs another learning rate."""
-    learning_rate: float | None = None
-    """Highest learning rate; 5e-5 with --init."""
-    schedule: Schedule | None = None
-    """Schedule after warm-up; linear with --init."""
-    warmup_steps: int | None = None
-    """Steps of linear warm-up; 100 with --init."""
-    beta1: float = 0.9
-    """Decay of the mean gradient (adamw, adam, lion)."""
-    beta2: float = 0.98
-    """Decay of the mean square (adamw, adam, lion)."""
-    epsilon: float = 1e-9
-    """Added to the mean square's root (adamw, adam)."""
-    momentum: float = 0.9
-    """Decay of past gradients (sgd; 0: none)."""
-    nesterov: bool = False
-    """Use Nesterov momentum (sgd)."""
-    weight_decay: float = 0.01
-    """Weight decay; an L2 penalty for adam and sgd."""
-    clip_norm: float = 1.0
-    """Clip gradients to this global norm (0: off)."""
-    label_smoothing: float = 0.1
-    """Label smoothing of the training loss."""
-    accumulate: int = 1
-    """Batches per update."""
-    ema: float = 0.0
-    """Decay of an average of the weights (0: off)."""
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
-        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
-                )
-        if self.accumulate < 1:
-            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
-        for name in ("learning_rate", "epsilon"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
-        self._check_used()
-
-    @property
-    def rate(self) -> LearningRate:
-        """The learning rate; of training from scratch for what is not given."""
-        return self.rate_over(FROM_SCRATCH)
-
-    def rate_over(self, default: LearningRate) -> LearningRate:
-        """The learning rate, with the defaults for what is not given."""
-        values = {name: getattr(self, name) for name in LearningRate._fields}
-        return default._replace(**{k: v for k, v in values.items() if v is not None})
-
-    def _check_used(self) -> None:
-        """Raise ConfigError if an option is set that the optimizer does not have."""
-        unused = [
-            f"optimizer.{field.name}={getattr(self, field.name)} (only for {_listed(field.name)})"
-            for field in dataclasses.fields(self)
-            if self.name not in USED_BY.get(field.name, (self.name,))
-            and getattr(self, field.name) != field.default
-        ]
-        if unused:
-            raise ConfigError(
-                f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
-            )
-        if self.nesterov and not self.momentum:
-            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
-
-
-def _listed(option: str) -> str:
-    return ", ".join(name.value for name in USED_BY[option])
-
-
-@dataclass(frozen=True)
-class LoraOptions:
-    """Low-rank adapters (LoRA, Hu et al. 2021): train these instead of the model's parameters."""
-
-    rank: int = 0
-    """Rank of low-rank adapters (0: off)."""
-    alpha: float = 16.0
-    """Scale of the adapters, times 1 / rank."""
-    targets: tuple[str, ...] = ("*_attention.query.kernel", "*_attention.value.kernel")
-    """Names of the kernels to adapt."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ConfigError(f"lora.rank={self.rank} must be at least 0")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora.alpha={self.alpha} must be above 0")
-        if self.rank and not self.targets:
-            raise ConfigError("lora.targets: names no kernel to adapt")
 
 
 @dataclass(frozen=True)
@@ -287,6 +159,8 @@ class TrainOptions:
     """Checkpoints to average."""
     freeze: tuple[str, ...] = ()
     """Do not train parameters with these names, as encoder.*."""
+    loss_chunks: int = 1
+    """Compute the loss in N chunks of positions, to save memory."""
     devices: int = 0
     """Devices to use (0: all)."""
     tensorboard: bool = False
@@ -299,9 +173,13 @@ class TrainOptions:
     data: DataOptions = field(default_factory=DataOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
+    mesh: MeshOptions = field(default_factory=MeshOptions)
+    # Not an option: those of the learning rate that took their defaults
+    rate_left_out = frozenset[str]()
 
     def __post_init__(self) -> None:
-        at_least = {"steps": 1, "log_every": 1, "eval_every": 1, "eval_pairs": 1, "keep": 1}
+        ones = ("steps", "log_every", "eval_every", "eval_pairs", "keep", "loss_chunks")
+        at_least = dict.fromkeys(ones, 1)
         at_least |= dict.fromkeys(("samples", "keep_best", "patience", "average", "devices"), 0)
         for name, least in at_least.items():
             if getattr(self, name) < least:
@@ -311,13 +189,16 @@ class TrainOptions:
                 f"freeze={' '.join(self.freeze)}: not with lora.rank, which trains adapters alone"
             )
         self._check_init()
+        object.__setattr__(self, "rate_left_out", self.optimizer.rate_left_out)
         rate = self.optimizer.rate_over(self.default_rate)._asdict()
         object.__setattr__(self, "optimizer", dataclasses.replace(self.optimizer, **rate))
 
     @property
     def default_rate(self) -> LearningRate:
         """The learning rate for what ``optimizer`` leaves out."""
-        return FROM_SCRATCH if self.init is None else FINE_TUNING
+        if self.init is None:
+            return FROM_SCRATCH
+        return ADAPTERS if self.lora.rank else FINE_TUNING
 
     def _check_init(self) -> None:
         """Raise ConfigError for options that contradict ``init``, or need it."""
@@ -332,7 +213,7 @@ class TrainOptions:
                     f"{', '.join(languages)}: languages of a tokenizer that init brings; give init"
                 )
             return
-        free = (*RATES, "precision")
+        free = (*RATES, "precision", *EXECUTION)
         fixed = [
             (f"model.{f.name}", getattr(self.model, f.name), f.default)
             for f in dataclasses.fields(self.model)

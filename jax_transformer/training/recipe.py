@@ -4,8 +4,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from jax_transformer import processes
 from jax_transformer.architectures import registry
 from jax_transformer.config import codec
+from jax_transformer.errors import InputError, counted
 from jax_transformer.storage import atomic, checkpoint, run_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
@@ -41,14 +43,20 @@ def train(
     stop = stop or Stop()
     metrics_logger.check_trackers(options)
     with run.open_run(options) as folder:
+        options = _with_recorded_rate(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
-            data = corpus.prepare(options, folder, lambda: _devices(options).count)
+            data = corpus.prepare(options, folder, lambda: _devices(options).row_shards)
             corpus.check(data, folder)
+            _check_equal(data)
             _check_trainable(options, data)
+            _check_mesh(options, data)
             saved = _newest_intact(folder)
             _warn_of_changes(options, folder, saved)
-        atomic.write_text(folder.train_config, codec.to_json(options))
-        corpus.record(data, folder)
+            processes.barrier("ready")
+        if processes.first():
+            atomic.write_text(folder.train_config, codec.to_json(options))
+            corpus.record(data, folder)
+        processes.barrier("folder written")
 
         from jax_transformer.training import loop
 
@@ -61,12 +69,23 @@ def train(
     return folder
 
 
+def _with_recorded_rate(options: TrainOptions, folder: RunFolder) -> TrainOptions:
+    """The options with the learning rate that a run of version 0.1 began with, and say so."""
+    if not folder.train_config.exists():
+        return options
+    recorded = run.with_recorded_rate(options, read_options(folder))
+    if recorded.optimizer.rate != options.optimizer.rate:
+        say(f"{folder.path}: keeps the learning rate that it began with, version 0.1's default")
+    return recorded
+
+
 def _devices(options: TrainOptions) -> "Devices":
     """The devices to train on. Loads JAX, so it is called after the text was checked."""
     from jax_transformer.training.devices import Devices, use_cache
 
     use_cache(options.compilation_cache)
-    return Devices.take(options.devices)
+    processes.barrier("devices")  # JAX does not wait long for a process that has them not yet
+    return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
 
 
 def _check_trainable(options: TrainOptions, data: Corpus) -> None:
@@ -77,12 +96,40 @@ def _check_trainable(options: TrainOptions, data: Corpus) -> None:
         trainable.check(options, data.config)
 
 
+def _check_mesh(options: TrainOptions, data: Corpus) -> None:
+    """Raise ConfigError for a mesh that cannot divide the model."""
+    from jax_transformer.training import partitioning
+
+    partitioning.check(data.config, options.mesh)
+
+
+def _check_equal(data: Corpus) -> None:
+    """Raise InputError if this process has read another text than the first one."""
+    about = processes.from_first("data", data.about)
+    changed = [name for name in data.about if data.about[name] != about.get(name)]
+    if changed:
+        raise InputError(
+            f"process {processes.index()} reads other data than process 0: "
+            f"{', '.join(changed)} differ"
+        )
+    processes.barrier("equal data")
+
+
 def _newest_intact(folder: RunFolder) -> Checkpoint | None:
-    """The checkpoint to continue from, None if there is none.
+    """The checkpoint to continue from, None if there is none; the first process decides.
 
     Newer checkpoints, which are damaged, are named and quarantined. Raises CheckpointError if there
     are checkpoints and none is intact.
     """
+    if processes.first():
+        saved = _verified(folder)
+        processes.from_first("checkpoint", None if saved is None else saved.step)
+        return saved
+    step = processes.from_first("checkpoint", None)
+    return None if step is None else checkpoint.open(folder.checkpoints, step, verified=True)
+
+
+def _verified(folder: RunFolder) -> Checkpoint | None:
     checkpoint.remove_unfinished(folder.checkpoints)
     saved, errors = run_folder.newest_intact(folder.checkpoints)
     step = 0 if saved is None else saved.step
@@ -136,11 +183,12 @@ def introduction(
             f"warning: data.vocab_size={options.data.vocab_size} is not reached: the training text "
             f"yields a vocabulary of {vocabulary}"
         )
-    yield f"{about['train_pairs']:,} pairs in batches of {shapes}, {about['fill']:.0%} full"
+    pairs = counted(about["train_pairs"], "pair")
+    yield f"{pairs} in batches of {shapes}, {about['fill']:.0%} full"
     if about["dropped_empty"] or about["dropped_long"] or about["cut_long"]:
         cut = f"; cut: {about['cut_long']} too long" if about["cut_long"] else ""
         yield (
-            f"dropped: {about['dropped_empty']} pairs with an empty side, "
+            f"dropped: {counted(about['dropped_empty'], 'pair')} with an empty side, "
             f"{about['dropped_long']} too long{cut}"
         )
     yield from _rate_lines(options)
@@ -154,7 +202,8 @@ def _rate_lines(options: TrainOptions) -> Iterator[str]:
     """Yield the learning rate and its origin, and a warning if it does not reach its peak."""
     rate, default = options.optimizer.rate._asdict(), options.default_rate._asdict()
     changed = [f"optimizer.{name}" for name in rate if rate[name] != default[name]]
-    origin = "default" if options.init is None else "default for fine-tuning"
+    kind = "low-rank adapters" if options.lora.rank else "fine-tuning"
+    origin = "default" if options.init is None else f"default for {kind}"
     if len(changed) == len(rate):
         origin = "as given"
     elif changed:
@@ -169,5 +218,6 @@ def _rate_lines(options: TrainOptions) -> Iterator[str]:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a line on stderr, in the first of several processes."""
+    if processes.first():
+        print(message, file=sys.stderr, flush=True)

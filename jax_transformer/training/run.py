@@ -6,17 +6,16 @@ import dataclasses
 import enum
 import itertools
 import os
-import signal
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from jax_transformer import processes, signals
 from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Preempted, Refusal
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
+from jax_transformer.training.optimizer_options import FROM_SCRATCH
 from jax_transformer.training.options import (
     AverageOf,
     Criterion,
@@ -38,7 +37,9 @@ FREE = frozenset(
 )
 # The run continues with a warning: it may not end where the uninterrupted one would
 WARNED = frozenset(
-    "steps eval_every eval_pairs keep_best best_by patience average average_of devices".split()
+    "steps eval_every eval_pairs keep_best best_by patience average average_of devices "
+    "mesh.fsdp mesh.tensor loss_chunks model.attention_backend model.remat "
+    "model.scan_layers".split()
 )
 
 
@@ -47,7 +48,7 @@ WARNED = frozenset(
 
 @contextmanager
 def open_run(options: TrainOptions) -> Iterator[RunFolder]:
-    """The folder to train in, locked.
+    """The folder to train in, locked; several processes share the one of the first.
 
     It is the named one, or the newest unfinished one of the same options, or a new number under
     runs/.
@@ -59,13 +60,25 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
         LockedError: another process is training the named run.
     """
     with ExitStack() as stack:
-        folder = _named(options, stack) if options.run is not None else _numbered(options, stack)
-        folder.remove_unfinished()
-        if options.resume is Resume.MUST and folder.last_step() is None:
-            raise CheckpointError(
-                f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
+        path = str(_opened(options, stack).path) if processes.first() else None
+        folder = RunFolder(Path(processes.from_first("run folder", path)))
+        if not folder.path.is_dir():
+            raise ConfigError(
+                f"{folder.path.absolute()}: process {processes.index()} does not see the folder "
+                "that process 0 has opened; give a --run that all processes share"
             )
         yield folder
+
+
+def _opened(options: TrainOptions, stack: ExitStack) -> RunFolder:
+    """The folder, locked until ``stack`` is closed."""
+    folder = _named(options, stack) if options.run is not None else _numbered(options, stack)
+    folder.remove_unfinished()
+    if options.resume is Resume.MUST and folder.last_step() is None:
+        raise CheckpointError(
+            f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
+        )
+    return folder
 
 
 def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
@@ -170,22 +183,40 @@ def option_changes(now: TrainOptions, before: TrainOptions) -> tuple[list[str], 
 
     Each is ``name (before -> now)``.
     """
-    changed = differences(now, before)
+    changed = differences(with_recorded_rate(now, before), before)
     refused = [text for name, text in changed.items() if name not in FREE | WARNED]
     return refused, [text for name, text in changed.items() if name in WARNED]
+
+
+def with_recorded_rate(now: TrainOptions, before: TrainOptions) -> TrainOptions:
+    """The options with what they leave out of the learning rate as the run began with it.
+
+    Version 0.1 had the defaults of random weights with ``init`` too; such a run keeps them.
+    """
+    old, new = before.optimizer.rate._asdict(), now.optimizer.rate._asdict()
+    recorded = {
+        name: old[name]
+        for name in now.rate_left_out
+        if now.init is not None and new[name] != old[name] == FROM_SCRATCH._asdict()[name]
+    }
+    if not recorded:
+        return now
+    return dataclasses.replace(now, optimizer=dataclasses.replace(now.optimizer, **recorded))
 
 
 def differences(now: TrainOptions, before: TrainOptions) -> dict[str, str]:
     """The options that differ by dotted name, each as ``name (before -> now)``."""
     new, old = _flat(dataclasses.asdict(now)), _flat(dataclasses.asdict(before))
     return {
-        name: f"{name} ({_shown(old[name])} -> {_shown(new[name])})"
+        name: f"{name} ({_shown(name, old[name])} -> {_shown(name, new[name])})"
         for name in new
         if new[name] != old[name]
     }
 
 
-def _shown(value: Any) -> str:
+def _shown(name: str, value: Any) -> str:
+    if name == "devices" and value == 0:
+        return "all"
     return repr(value.value if isinstance(value, enum.Enum) else value)
 
 
@@ -274,28 +305,5 @@ class Stop:
 def stop_requests() -> Iterator[Stop]:
     """A Stop that SIGTERM and Ctrl-C request; a second signal has its usual effect."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread can handle signals
-        return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def ask(number: int, frame: Any) -> None:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-        stop.request()
-
-    unraisable = sys.unraisablehook
-
-    def lost(what: Any) -> None:
-        if not isinstance(what.exc_value, Preempted):  # `at_once` raises that again
-            unraisable(what)
-
-    for number in previous:
-        signal.signal(number, ask)
-    sys.unraisablehook = lost
-    try:
+    with signals.handled(stop.request, raising=Preempted, once=True):  # `at_once` raises it again
         yield stop
-    finally:
-        sys.unraisablehook = unraisable
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The pure training step: state and batch in, state and metrics out; and its loss."""
+"""The pure training step: state and batch in, state and metrics out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
+from jax_transformer.training import partitioning
+from jax_transformer.training.loss import LossSums, chunked_loss_sums, loss_sums
 from jax_transformer.transformer import Transformer
 from jax_transformer.weights import lora
 
@@ -62,9 +63,21 @@ def initial_state(
     params, frozen = (
         jax.tree.map(jnp.copy, transformer.flatten(model, kind)) for kind in (nnx.Param, Frozen)
     )
+    return state_of(params, frozen, optimizer, ema=ema, divide=divide)
+
+
+def state_of(
+    params: Arrays,
+    frozen: Arrays,
+    optimizer: optax.GradientTransformation,
+    *,
+    ema: bool = False,
+    divide: Callable[[Arrays], tuple[Arrays, Arrays]] | None = None,
+) -> TrainState:
+    """The state of :func:`initial_state`, from a model's parameters and its other arrays."""
     if divide is not None:
         params, not_trained = divide(params)
-        frozen |= not_trained
+        frozen = frozen | not_trained
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
@@ -74,32 +87,6 @@ def initial_state(
     )
 
 
-def cross_entropy(
-    logits: Float[Array, "b t v"],
-    targets: Int[Array, "b t"],
-    *,
-    pad_id: int,
-    label_smoothing: float = 0.0,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The sum of the loss in nats over the tokens that are not padding, and their number.
-
-    Equal to torch.nn.functional.cross_entropy(ignore_index=pad_id, label_smoothing=...): the target
-    distribution is (1 - smoothing) on the token plus smoothing / v on every token, itself included.
-    Computed in float32 or float64.
-    """
-    if logits.dtype.itemsize < 4:
-        logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    loss = (
-        normalizer
-        - (1 - label_smoothing) * jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    )
-    if label_smoothing:
-        loss = loss - label_smoothing * logits.mean(axis=-1)
-    counted = targets != pad_id
-    return jnp.where(counted, loss, jnp.zeros((), loss.dtype)).sum(), counted.sum()
-
-
 def loss_sum(
     params: Arrays,
     frozen: Arrays,
@@ -107,33 +94,48 @@ def loss_sum(
     config: TransformerConfig,
     label_smoothing: float = 0.0,
     dropout: Any = None,
+    chunks: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Summed loss and number of target tokens of a batch.
 
-    ``dropout`` is a key, another source of masks, or None for a deterministic model.
+    ``dropout`` is a key, another source of masks, or None for a deterministic model; ``chunks`` is
+    that of :func:`make_step`.
     """
-    logits = _logits(params | frozen, batch, config, dropout)
-    targets = jnp.asarray(batch.target_out)
-    return cross_entropy(
-        logits, targets, pad_id=config.target_pad_id, label_smoothing=label_smoothing
+    sums = _loss_sums(params | frozen, batch, config, label_smoothing, dropout, chunks)
+    return sums.loss, sums.tokens
+
+
+def _loss_sums(
+    weights: Arrays,
+    batch: Batch,
+    config: TransformerConfig,
+    label_smoothing: float,
+    dropout: Any,
+    chunks: int = 1,
+) -> LossSums:
+    merged = lora.merge(weights)
+    model = transformer.unflatten(config, merged)
+    x = model.hidden(batch.source, batch.target_in, rngs=dropout)
+    targets, pad_id = jnp.asarray(batch.target_out), config.target_pad_id
+    if chunks == 1:
+        logits = model.logits(x)
+        return loss_sums(logits, targets, pad_id=pad_id, label_smoothing=label_smoothing)
+    return chunked_loss_sums(
+        partial(transformer.logits_of, config),
+        {name: merged[name] for name in transformer.head_names(config)},
+        x,
+        targets,
+        chunks=chunks,
+        pad_id=pad_id,
+        label_smoothing=label_smoothing,
     )
-
-
-def _logits(weights: Arrays, batch: Batch, config: TransformerConfig, dropout: Any) -> jax.Array:
-    model = transformer.unflatten(config, lora.merge(weights))
-    logits = model(batch.source, batch.target_in, rngs=dropout)
-    assert isinstance(logits, jax.Array), "without return_attention"
-    return logits
 
 
 class Sums(NamedTuple):
     """Sums over the batches of one update."""
 
     gradients: Arrays
-    loss: Float[Array, ""]
-    nll_loss: Float[Array, ""]
-    """The loss without label smoothing."""
-    tokens: Int[Array, ""]
+    losses: LossSums
 
 
 @dataclass(frozen=True)
@@ -175,28 +177,29 @@ def make_step(
     optimizer: optax.GradientTransformation,
     label_smoothing: float,
     ema: float = 0.0,
+    loss_chunks: int = 1,
 ) -> TrainStep:
     """The jitted step; ``ema`` is the decay of the state's moving average, if it has one.
+
+    With ``loss_chunks`` above 1 the loss is that of so many chunks of positions, one after another:
+    see :func:`jax_transformer.training.loss.chunked_loss_sums`.
 
     The dropout of step n is drawn from ``fold_in(key, n)``; that of its further batches i = 1, 2,
     ... from ``fold_in(fold_in(key, n), i)``.
     """
 
     def sums(state: TrainState, batch: Batch, key: PRNGKeyArray) -> Sums:
-        def loss(params: Arrays) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            logits = _logits(params | state.frozen, batch, config, key)
-            targets, pad_id = jnp.asarray(batch.target_out), config.target_pad_id
-            nll_loss, tokens = cross_entropy(lax.stop_gradient(logits), targets, pad_id=pad_id)
-            total, _ = cross_entropy(
-                logits, targets, pad_id=pad_id, label_smoothing=label_smoothing
-            )
-            return total, (nll_loss, tokens)
+        def loss(params: Arrays) -> tuple[jax.Array, LossSums]:
+            weights = params | state.frozen
+            summed = _loss_sums(weights, batch, config, label_smoothing, key, loss_chunks)
+            return summed.loss, summed
 
-        (total, aux), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return Sums(gradients, total, *aux)
+        (_, losses), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+        return Sums(partitioning.constrain(gradients), losses)
 
     def update(state: TrainState, summed: Sums) -> tuple[TrainState, Metrics]:
-        count = jnp.maximum(summed.tokens, 1).astype(summed.loss.dtype)
+        losses = summed.losses
+        count = jnp.maximum(losses.tokens, 1).astype(losses.loss.dtype)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), summed.gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -205,12 +208,13 @@ def make_step(
             for name, old in state.ema.items()
         }
         metrics = {
-            "loss": summed.loss / count,
-            "nll_loss": summed.nll_loss / count,
-            "tokens": summed.tokens,
+            "loss": losses.loss / count,
+            "nll_loss": losses.nll_loss / count,
+            "tokens": losses.tokens,
             "gradient_norm": optax.tree.norm(gradients),
         }
-        return TrainState(state.step + 1, params, state.frozen, opt_state, average), metrics
+        new_state = TrainState(state.step + 1, params, state.frozen, opt_state, average)
+        return partitioning.constrain(new_state), metrics
 
     @partial(jax.jit, donate_argnums=0)
     def one(state: TrainState, batch: Batch, key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
@@ -231,7 +235,10 @@ def make_step(
 
 
 def make_evaluation(
-    config: TransformerConfig,
+    config: TransformerConfig, loss_chunks: int = 1
 ) -> Callable[[Arrays, Batch], tuple[jax.Array, jax.Array]]:
-    """The jitted validation step: summed loss without smoothing or dropout, and target tokens."""
-    return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config))
+    """The jitted validation step: summed loss without smoothing or dropout, and target tokens.
+
+    ``loss_chunks`` is that of :func:`make_step`.
+    """
+    return jax.jit(lambda weights, batch: loss_sum(weights, {}, batch, config, chunks=loss_chunks))

@@ -1,13 +1,20 @@
 """Schedules, clipping, AdamW and the loss, by value: against formulas written out in NumPy."""
 
+import math
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jax_transformer.training import optimizer, step
-from jax_transformer.training.options import OptimizerOptions, Schedule
+from jax_transformer import transformer
+from jax_transformer.data.batches import Batch
+from jax_transformer.training import loss, optimizer, step
+from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
+from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
 PAD = 2
 
@@ -250,7 +257,7 @@ def example(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_loss_is_smoothed_cross_entropy_over_tokens(smoothing):
     logits, targets = example()
-    total, tokens = step.cross_entropy(
+    total, tokens = loss.cross_entropy(
         jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=smoothing
     )
     expected, count = expected_loss(logits, targets, smoothing)
@@ -263,7 +270,7 @@ def test_a_batch_of_padding_has_zero_loss_and_gradient():
     targets = np.full_like(targets, PAD)
 
     def total(logits):
-        return step.cross_entropy(logits, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
+        return loss.cross_entropy(logits, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)
 
     (value, tokens), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(logits))
     assert (float(value), int(tokens)) == (0.0, 0)
@@ -273,7 +280,7 @@ def test_a_batch_of_padding_has_zero_loss_and_gradient():
 def test_only_tokens_have_a_gradient():
     logits, targets = example()
     gradient = jax.grad(
-        lambda x: step.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
+        lambda x: loss.cross_entropy(x, jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1)[0]
     )(jnp.asarray(logits))
     assert not np.any(np.asarray(gradient)[targets == PAD])
     assert np.all(np.abs(np.asarray(gradient)[targets != PAD]).max(axis=-1) > 0)
@@ -282,7 +289,7 @@ def test_only_tokens_have_a_gradient():
 def test_an_overflowing_logit_at_padding_has_no_effect():
     logits, targets = example()
     logits[1, 3] = np.inf
-    total, _ = step.cross_entropy(
+    total, _ = loss.cross_entropy(
         jnp.asarray(logits), jnp.asarray(targets), pad_id=PAD, label_smoothing=0.1
     )
     np.testing.assert_allclose(total, expected_loss(logits, targets, 0.1)[0], rtol=1e-14)
@@ -300,8 +307,117 @@ def test_an_overflowing_logit_at_padding_has_no_effect():
 def test_the_loss_is_computed_in_float32_at_least(dtype, computed):
     logits, targets = example()
     rounded = jnp.asarray(logits, dtype)
-    total, _ = step.cross_entropy(rounded, jnp.asarray(targets), pad_id=PAD)
+    total, _ = loss.cross_entropy(rounded, jnp.asarray(targets), pad_id=PAD)
     assert str(total.dtype) == computed
     np.testing.assert_allclose(
         total, expected_loss(np.asarray(rounded, np.float64), targets, 0.0)[0], rtol=1e-6
     )
+
+
+def scattered(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Array:
+    """Return the loss whose gradient JAX derives: that of ``take_along_axis`` is a scatter-add."""
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    per_token = normalizer - (1 - smoothing) * target - smoothing * logits.mean(axis=-1)
+    return jnp.where(targets != PAD, per_token, 0.0).sum()
+
+
+def selected(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Array:
+    """Return the loss with its own gradient."""
+    return loss.loss_sums(logits, targets, pad_id=PAD, label_smoothing=smoothing).loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_the_loss_is_that_of_autodiff(smoothing):
+    logits, targets = map(jnp.asarray, example())
+    value, gradient = jax.value_and_grad(selected)(logits, targets, smoothing)
+    expected, reference = jax.value_and_grad(scattered)(logits, targets, smoothing)
+    assert float(value) == float(expected)
+    assert furthest(gradient, reference) < 1e-13
+
+
+def test_the_gradient_of_the_loss_needs_no_scatter():
+    logits, targets = map(jnp.asarray, example())
+    programs = [
+        str(jax.make_jaxpr(jax.grad(partial(each, smoothing=0.1)))(logits, targets))
+        for each in (scattered, selected)
+    ]
+    assert ["scatter" in program for program in programs] == [True, False]
+
+
+HEADS = {
+    "tied": dict(name="vaswani2017_base"),
+    "tied to the target's embedding, with a bias": dict(tying="output", output_bias=True),
+    "untied, with a bias": {},
+    "scaled logits": dict(name="t5", tying="all"),
+    "a bias that is never trained": dict(name="marian"),
+}
+
+
+CHUNKS = [(head, 3) for head in HEADS] + [("untied, with a bias", n) for n in (2, 5, 99)]
+
+
+@pytest.mark.parametrize(("head", "chunks"), CHUNKS)
+def test_a_loss_in_chunks_is_the_whole_loss(head, chunks):
+    """Five positions; two and three do not divide them, and 99 chunks are more than there are."""
+    config = tiny(**HEADS[head], num_layers=1)
+    everything = random_arrays(config)
+    weights = {name: jnp.asarray(everything[name]) for name in transformer.head_names(config)}
+    _, targets = batch(config)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(*targets.shape, config.d_model)))
+    options = dict(pad_id=config.target_pad_id, label_smoothing=0.1)
+    logits = partial(transformer.logits_of, config)
+
+    def at_once(weights: dict, x: jax.Array) -> tuple[jax.Array, loss.LossSums]:
+        sums = loss.loss_sums(logits(weights, x), jnp.asarray(targets), **options)
+        return 0.3 * sums.loss, sums
+
+    def parts(weights: dict, x: jax.Array) -> tuple[jax.Array, loss.LossSums]:
+        sums = loss.chunked_loss_sums(
+            logits, weights, x, jnp.asarray(targets), chunks=chunks, **options
+        )
+        return 0.3 * sums.loss, sums
+
+    (_, expected), reference = jax.value_and_grad(at_once, (0, 1), has_aux=True)(weights, x)
+    (_, sums), gradients = jax.value_and_grad(parts, (0, 1), has_aux=True)(weights, x)
+    assert int(sums.tokens) == int((targets != config.target_pad_id).sum()) < targets.size
+    np.testing.assert_allclose(sums, expected, rtol=1e-14)
+    np.testing.assert_allclose(jax.jit(parts)(weights, x)[1], expected, rtol=1e-14)
+    assert float(sums.loss) != float(sums.nll_loss)
+    for have, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(reference), strict=True):
+        assert furthest(have, want) < 1e-14 * (1 + float(jnp.abs(want).max()))
+    assert all(np.any(np.asarray(each)) for each in jax.tree.leaves(gradients))
+
+
+def test_a_step_with_its_loss_in_chunks_is_the_whole_step():
+    """With tied embeddings, so that the output layer's gradient is only a part."""
+    config = tiny("vaswani2017_base", num_layers=1, dropout=0.2)
+    arrays = {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
+    source, target = batch(config)
+    losses = step.loss_sum
+    at_once, parts = (
+        jax.jit(jax.value_and_grad(losses, has_aux=True), static_argnums=(3, 4, 6))(
+            arrays, {}, Batch(source, target, target[::-1]), config, 0.1, jax.random.key(0), n
+        )
+        for n in (1, 2)
+    )
+    np.testing.assert_allclose(parts[0], at_once[0], rtol=1e-14)
+    for name, gradient in at_once[1].items():
+        assert furthest(parts[1][name], gradient) < 1e-13, name
+
+
+def float32_logits(chunks: int) -> list[str]:
+    """Return the float32 buffers of (b, t, v), in any order, in the compiled step."""
+    config, tx = tiny(num_layers=1), optax.sgd(0.1)
+    with jax.numpy_dtype_promotion("standard"):
+        state = step.initial_state(random_model(config, dtype="float32"), tx)
+        source, target = batch(config, rows=3, source=7, target=10)
+        train = step.make_step(config, tx, 0.1, loss_chunks=chunks).one
+        program = train.lower(state, Batch(source, target, target), jax.random.key(0)).compile()
+    shapes = set(re.findall(r"f32\[([\d,]+)\]", program.as_text()))
+    return [each for each in shapes if math.prod(map(int, each.split(","))) == 3 * 10 * 13]
+
+
+def test_the_step_in_chunks_has_no_float32_logits_of_the_batch():
+    assert float32_logits(1)
+    assert not float32_logits(5)

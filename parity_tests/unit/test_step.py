@@ -84,15 +84,23 @@ def test_accumulated_batches_equal_one_batch():
 
 
 def test_each_accumulated_batch_has_its_own_dropout():
+    """Equal masks would give equal losses, in one step or in two."""
     config, rule, state = prepared()
     train = step.make_step(config.with_sizes(dropout=0.5), rule, 0.0)
-    batch = batch_of(config, 2)
-    first = train.first(state, batch, KEY)
-    both = train.further(jax.tree.map(jnp.copy, first), state, batch, KEY, np.int32(1))
-    assert int(both.tokens) == 2 * int(first.tokens)
-    assert abs(float(both.loss) / 2 - float(first.loss)) > 1e-3, (
-        "twice the same masks would be twice the same loss"
-    )
+    batch, losses = batch_of(config, 2), []
+    for n in range(3):
+        here = state._replace(step=jnp.asarray(n, jnp.int32))
+        sums = [train.first(here, batch, KEY)]
+        losses.append(loss_of(sums[0]))
+        for i in (1, 2):
+            before = jax.tree.map(jnp.copy, sums[-1])
+            sums.append(train.further(before, here, batch, KEY, np.int32(i)))
+            losses.append(loss_of(sums[-1]) - loss_of(sums[-2]))
+    assert len(losses) == 9 and np.diff(np.sort(losses)).min() > 1e-6, losses
+
+
+def loss_of(sums: step.Sums) -> float:
+    return float(sums.losses.loss)
 
 
 def test_each_step_has_its_own_dropout():
@@ -107,8 +115,24 @@ def test_each_step_has_its_own_dropout():
     assert abs(losses[0] - losses[1]) > 1e-3, "the same masks would give the same loss"
 
 
+def test_the_gradient_norm_is_that_before_clipping():
+    config, rule, state = prepared()
+    clipped = optax.chain(optax.clip_by_global_norm(1e-3), rule)
+    state = state._replace(opt_state=strict_off(clipped.init)(state.params))
+    batch = batch_of(config, 2)
+    gradients = strict_off(
+        jax.jit(jax.grad(lambda p: step.loss_sum(p, state.frozen, batch, config)[0]))
+    )(state.params)
+    squares = sum(float((np.asarray(gradient) ** 2).sum()) for gradient in gradients.values())
+    _, measured = strict_off(step.make_step(config, clipped, 0.0))(state, [batch], KEY)
+    expected = np.sqrt(squares) / int(measured["tokens"])
+    np.testing.assert_allclose(measured["gradient_norm"], expected, rtol=1e-12)
+    assert expected > 1e-3, "clipped"
+
+
 def test_the_moving_average_follows():
     config, rule, state = prepared(ema=True)
+    assert furthest(state.params, state.ema) == 0, "it begins at the weights"
     expected = {name: np.array(value) for name, value in state.ema.items()}
     train = strict_off(step.make_step(config, rule, 0.0, 0.75))
     for i in range(3):

@@ -1,0 +1,91 @@
+"""The training step of ``estimate``'s options on this machine's devices: time and memory.
+
+It takes the options of ``jax-transformer estimate``, and prints what was estimated next to what was
+measured. The state is zeros and the ids are random, so nothing is read. See benchmarks/README.md.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jax_transformer.cli.arguments import parse
+from jax_transformer.cli.estimate import EstimateCommand
+
+STEPS = 10
+
+
+def estimated(words: list[str]) -> dict[str, Any]:
+    """The estimate, made in a process that sees no accelerator."""
+    command = [sys.executable, "-m", "jax_transformer", "estimate", "--json", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    if done.returncode not in (0, 1) or not done.stdout:
+        raise SystemExit(f"estimate ended with exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def measured(command: EstimateCommand) -> dict[str, float]:
+    """Seconds of a step, median, and the largest memory of a device in bytes, 0 if unknown."""
+    import jax
+    import jax.numpy as jnp
+
+    from jax_transformer.data.batches import Batch
+    from jax_transformer.training import estimate, loop
+    from jax_transformer.training.devices import Devices
+
+    options = command.options
+    devices = Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
+    config = estimate.config_of(options)
+    shape = estimate.largest_batch(options, config, command.length or 0, devices.row_shards)
+    abstract = loop.abstract_state(options, config, devices)
+    layout = jax.tree.map(lambda x: x.sharding, abstract)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract), out_shardings=layout
+    )
+    sizes = (config.source_vocab_size, config.target_vocab_size, config.target_vocab_size)
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(3, size, (shape.rows, shape.length)).astype(np.int32) for size in sizes]
+    step, key, seconds = loop.make_step(options, config), devices.key(0), []
+    with devices.context():
+        state, batch = zeros(), devices.divide(Batch(*ids))
+        for _ in range(STEPS + 1):
+            began = time.perf_counter()
+            state, metrics = step(state, [batch] * options.optimizer.accumulate, key)
+            jax.block_until_ready((state, metrics))
+            seconds.append(time.perf_counter() - began)
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    return {"seconds": statistics.median(seconds[1:]), "first": seconds[0], "memory": memory}
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    guess, real = estimated(words), measured(parse("estimate", EstimateCommand, words))
+    tokens = 2 * guess["rows"] * guess["length"]
+    peak = guess["memory_bytes"]["peak"] / 2**30
+    print(" ".join(words))
+    print(
+        f"  {1e3 * real['seconds']:,.1f} ms a step, {tokens / real['seconds']:,.0f} tokens/s, "
+        f"first step {real['first']:.1f} s"
+    )
+    if guess["seconds"]:
+        print(
+            f"  {guess['seconds']['model'] / real['seconds']:.1%} of the peak; estimated "
+            f"{1e3 * guess['seconds']['least']:,.1f} to {1e3 * guess['seconds']['most']:,.1f} ms"
+        )
+    if real["memory"]:
+        size = real["memory"] / 2**30
+        print(f"  {size:.2f} GiB, estimated {peak:.2f}: {peak / size - 1:+.1%}")
+    else:
+        print(f"  estimated {peak:.2f} GiB; this device does not report its memory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Several processes that train one run, by ``jax.distributed``: each computes on its own devices,
+the first one writes what is not divided, and the error of one ends all.
+
+Every function may be called without a distributed run, which is one process.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax_transformer.errors import ConfigError, InputError, Refusal, ReportedError
+
+_POLL = 1000
+"""Milliseconds between two looks for a signal or for the error of another process."""
+_LEAVE = 20
+"""Seconds that a process waits for the others at its end."""
+_ERROR = "jax_transformer/error"
+_rounds: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class DistributedOptions:
+    """The processes of the run, as for jax.distributed.initialize."""
+
+    coordinator_address: str | None = None
+    """HOST:PORT at which process 0 coordinates the others."""
+    num_processes: int | None = None
+    """Number of processes."""
+    process_id: int | None = None
+    """Number of this process, from 0 on."""
+    auto: bool | None = None
+    """Ask SLURM, Open MPI, Kubernetes or the TPU for the three above
+    (default: if SLURM, Open MPI or GKE started several processes)."""
+    heartbeat_timeout: int = 100
+    """Seconds until a silent process counts as dead."""
+
+    def __post_init__(self) -> None:
+        missing = [f"distributed.{name}" for name in _ADDRESS if getattr(self, name) is None]
+        if 0 < len(missing) < len(_ADDRESS) and not self.auto:
+            raise ConfigError(f"{', '.join(missing)}: missing; or give distributed.auto")
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ConfigError(f"distributed.num_processes={self.num_processes} must be at least 1")
+        if self.process_id is not None and not 0 <= self.process_id < (self.num_processes or 2**31):
+            raise ConfigError(
+                f"distributed.process_id={self.process_id} must be at least 0 and below "
+                f"distributed.num_processes={self.num_processes}"
+            )
+        if self.coordinator_address and not self.coordinator_address.rpartition(":")[2].isdecimal():
+            raise ConfigError(
+                f"distributed.coordinator_address={self.coordinator_address}: give HOST:PORT"
+            )
+        if self.heartbeat_timeout < 1:
+            raise ConfigError(
+                f"distributed.heartbeat_timeout={self.heartbeat_timeout} must be at least 1"
+            )
+
+    def several(self, environment: Mapping[str, str] = os.environ) -> bool:
+        """True if the run has several processes: by these options, or by the environment."""
+        if self.auto is not None:
+            return self.auto
+        if self.num_processes is not None:
+            return self.num_processes > 1
+        counts = [environment.get(n, "") for n in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")]
+        launched = any(count.isdecimal() and int(count) > 1 for count in counts)
+        return launched or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+
+
+_ADDRESS = ("coordinator_address", "num_processes", "process_id")
+
+
+@contextlib.contextmanager
+def joined(options: DistributedOptions) -> Iterator[None]:
+    """A block in which this process is one of several, if the options say so.
+
+    The first error of a process ends the block in all processes that wait for it, with its exit
+    code; only that process reports it. Raises ConfigError if the processes do not meet.
+    """
+    if not options.several():
+        yield
+        return
+    import jax
+
+    # JAX would take SIGTERM away from our handler
+    jax.config.update("jax_enable_preemption_service", False)
+    address = {name: getattr(options, name) for name in _ADDRESS}
+    try:
+        jax.distributed.initialize(
+            **address,
+            heartbeat_timeout_seconds=options.heartbeat_timeout,
+            shutdown_timeout_seconds=_LEAVE,
+        )
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"distributed: the processes do not meet: {reason[:300]}") from error
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            # Perhaps of a process that has died: then JAX ends this one when it knows
+            time.sleep(2 * options.heartbeat_timeout)
+        _report(error)
+        raise
+    except Exception as error:
+        _report(error)
+        raise
+
+
+def leave() -> None:
+    """Leave the run, if there is one: wait for the others to leave as well."""
+    if count() > 1:
+        import jax
+
+        with contextlib.suppress(RuntimeError):  # a process that has died does not leave
+            jax.distributed.shutdown()
+
+
+def index() -> int:
+    """The number of this process, from 0 on."""
+    state = _state()
+    return 0 if state is None else int(state.process_id)
+
+
+def count() -> int:
+    """The number of processes."""
+    state = _state()
+    return 1 if state is None else int(state.num_processes)
+
+
+def first() -> bool:
+    """True for the process that writes what is not divided among all."""
+    return index() == 0
+
+
+def barrier(name: str) -> None:
+    """Wait until every process has come here; each of them uses a name in one thread only.
+
+    Raises ReportedError if a process has failed.
+    """
+    from_first(name, None)
+
+
+def from_first(name: str, value: Any) -> Any:
+    """The first process's value, which JSON can hold, for all; also a barrier."""
+    if count() == 1:
+        return value
+    _rounds[name] += 1
+    key = f"jax_transformer/{name}/{_rounds[name]}"
+    if not first():
+        _client().key_value_set(f"{key}/{index()}", "")
+        return json.loads(_wait_for(f"{key}/all"))
+    for other in range(1, count()):
+        _wait_for(f"{key}/{other}")
+    _client().key_value_set(f"{key}/all", json.dumps(value))
+    return value
+
+
+def equal(name: str, value: Any) -> bool:
+    """True if the value, which JSON can hold, is that of the first process."""
+    return bool(from_first(name, value) == json.loads(json.dumps(value)))
+
+
+def on_host(array: Any) -> Any:
+    """A JAX array in NumPy, whole, also if other processes have parts of it: all call this."""
+    import numpy as np
+
+    if count() == 1 or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(array, tiled=True)
+
+
+def _wait_for(key: str) -> str:
+    import jax
+
+    while True:
+        try:
+            return str(_client().blocking_key_value_get(key, _POLL))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if (code := _reported()) is not None:
+            raise ReportedError(code)
+
+
+def _reported() -> int | None:
+    """The exit code of the first process that failed; None if none did."""
+    import jax
+
+    try:
+        return int(_client().key_value_try_get(_ERROR))
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
+def _report(error: Exception) -> None:
+    """Tell the other processes of an error. Raises ReportedError if another one was first."""
+    import jax
+
+    if isinstance(error, ReportedError):
+        return
+    code = InputError.exit_code if isinstance(error, OSError) else 1
+    try:
+        _client().key_value_set(_ERROR, str(getattr(error, "exit_code", code)))
+    except jax.errors.JaxRuntimeError:
+        if (before := _reported()) is not None and isinstance(error, Refusal):
+            raise ReportedError(before) from error
+
+
+def _client() -> Any:
+    state = _state()
+    assert state is not None, "more than one process"
+    return state.client
+
+
+def _state() -> Any:
+    """JAX's state of a distributed run, as Orbax finds it; None for a single process."""
+    distributed = sys.modules.get("jax._src.distributed")
+    if distributed is None or distributed.global_state.client is None:
+        return None
+    return distributed.global_state

@@ -1,0 +1,143 @@
+"""The options of the optimizer and the learning rate: ``--optimizer.*`` of ``train``."""
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax_transformer.errors import ConfigError
+
+
+class OptimizerName(enum.StrEnum):
+    """The optimizer, with the paper that describes it."""
+
+    ADAMW = "adamw"  # Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101
+    ADAM = "adam"  # Kingma and Ba 2015, https://arxiv.org/abs/1412.6980
+    SGD = (
+        "sgd"  # momentum: Sutskever et al. 2013, https://proceedings.mlr.press/v28/sutskever13.html
+    )
+    ADAFACTOR = "adafactor"  # Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235
+    LION = "lion"  # Chen et al. 2023, https://arxiv.org/abs/2302.06675
+
+
+class Schedule(enum.StrEnum):
+    """The learning rate after its linear warm-up."""
+
+    COSINE = "cosine"  # to zero at the last step: Loshchilov and Hutter 2017, without restarts
+    INVERSE_SQRT = "inverse_sqrt"  # with the root of the step: Vaswani et al. 2017, section 5.3
+    LINEAR = "linear"  # to zero at the last step: Devlin et al. 2019
+    CONSTANT = "constant"
+
+
+_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
+USED_BY: dict[str, tuple[OptimizerName, ...]] = {
+    "beta1": (*_ADAMS, OptimizerName.LION),
+    "beta2": (*_ADAMS, OptimizerName.LION),
+    "epsilon": _ADAMS,
+    "momentum": (OptimizerName.SGD,),
+    "nesterov": (OptimizerName.SGD,),
+}
+"""The options that only some optimizers have. Every other option is for all of them."""
+
+
+class LearningRate(NamedTuple):
+    """A learning rate that rises linearly to its peak, then follows a schedule."""
+
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+
+
+FROM_SCRATCH = LearningRate(3e-3, Schedule.COSINE, 200)
+"""The defaults for random weights: small models, AdamW."""
+FINE_TUNING = LearningRate(5e-5, Schedule.LINEAR, 100)
+"""The defaults with ``init``: a higher rate would undo the training of those weights."""
+ADAPTERS = LearningRate(2e-4, Schedule.LINEAR, 100)
+"""The defaults with ``init`` for low-rank adapters, which begin at zero and need a higher rate.
+
+Hu et al. 2021, appendix D (https://arxiv.org/abs/2106.09685): the rate of GPT-2 and GPT-3."""
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Optimizer, learning rate and loss."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    """Optimizer; each needs another learning rate."""
+    learning_rate: float | None = None
+    """Highest learning rate; with --init 5e-5, or 2e-4 for LoRA."""
+    schedule: Schedule | None = None
+    """Schedule after warm-up; linear with --init."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; 100 with --init."""
+    beta1: float = 0.9
+    """Decay of the mean gradient (adamw, adam, lion)."""
+    beta2: float = 0.98
+    """Decay of the mean square (adamw, adam, lion)."""
+    epsilon: float = 1e-9
+    """Added to the mean square's root (adamw, adam)."""
+    momentum: float = 0.9
+    """Decay of past gradients (sgd; 0: none)."""
+    nesterov: bool = False
+    """Use Nesterov momentum (sgd)."""
+    weight_decay: float = 0.01
+    """Weight decay; an L2 penalty for adam and sgd."""
+    clip_norm: float = 1.0
+    """Clip gradients to this global norm (0: off)."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the training loss."""
+    accumulate: int = 1
+    """Batches per update."""
+    ema: float = 0.0
+    """Decay of an average of the weights (0: off)."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("beta1", "beta2", "momentum", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1"
+                )
+        if self.accumulate < 1:
+            raise ConfigError(f"optimizer.accumulate={self.accumulate} must be at least 1")
+        for name in ("learning_rate", "epsilon"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        self._check_used()
+
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate; of training from scratch for what is not given."""
+        return self.rate_over(FROM_SCRATCH)
+
+    @property
+    def rate_left_out(self) -> frozenset[str]:
+        """The options of the learning rate that are not given."""
+        return frozenset(name for name in LearningRate._fields if getattr(self, name) is None)
+
+    def rate_over(self, default: LearningRate) -> LearningRate:
+        """The learning rate, with the defaults for what is not given."""
+        values = {name: getattr(self, name) for name in LearningRate._fields}
+        return default._replace(**{k: v for k, v in values.items() if v is not None})
+
+    def _check_used(self) -> None:
+        """Raise ConfigError if an option is set that the optimizer does not have."""
+        unused = [
+            f"optimizer.{field.name}={getattr(self, field.name)} (only for {_listed(field.name)})"
+            for field in dataclasses.fields(self)
+            if self.name not in USED_BY.get(field.name, (self.name,))
+            and getattr(self, field.name) != field.default
+        ]
+        if unused:
+            raise ConfigError(
+                f"{', '.join(unused)}: has no meaning with optimizer.name={self.name.value}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0")
+
+
+def _listed(option: str) -> str:
+    return ", ".join(name.value for name in USED_BY[option])

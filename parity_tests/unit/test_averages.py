@@ -1,0 +1,108 @@
+"""The mean of several checkpoints' weights, and the lines of metrics, each weighing its tokens."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer.errors import NonFiniteLossError
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training.loop import mean_weights
+from jax_transformer.training.metrics_logger import MetricsLogger, scalars
+from jax_transformer.training.options import TrainOptions
+from jax_transformer.training.step import TrainState
+
+SAVED = {10: 1.0, 20: 2.0**-24, 30: 2.0**-24}
+"""A number in the checkpoint of each step. The sum in float32 is 1, and in float64 1 + 2^-23."""
+
+
+def state(number: int, value: float, *, ema: bool = False) -> TrainState:
+    """Return a state whose moving average, if it has one, is ``value`` and whose weight is not."""
+    arrays = {"kernel": jnp.asarray([value, -value], jnp.float32)}
+    raw = {"kernel": jnp.asarray([7.0, 7.0], jnp.float32)} if ema else arrays
+    frozen = {"table": jnp.asarray([5.0], jnp.float32)}
+    return TrainState(jnp.asarray(number, jnp.int32), raw, frozen, (), arrays if ema else {})
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["weights", "moving average"])
+def saved(request, tmp_path_factory) -> tuple[RunFolder, TrainState]:
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    for step, value in SAVED.items():
+        here = state(step, value, ema=request.param)
+        checkpoint.save(folder.checkpoints, step, here, about={})
+    return folder, here
+
+
+def test_the_mean_is_that_of_the_validated_weights_in_float64_rounded_once(saved):
+    mean = mean_weights(saved[0], list(SAVED), saved[1])
+    expected = np.float32(sum(SAVED.values()) / 3)
+    assert expected != np.float32(1 / 3), "a sum in float32 would be another"
+    assert mean.keys() == {"kernel"} and mean["kernel"].dtype == np.float32
+    assert mean["kernel"].tolist() == [expected, -expected]
+
+
+def test_the_mean_is_over_the_chosen_steps_only(saved):
+    assert mean_weights(saved[0], [10], saved[1])["kernel"].tolist() == [1.0, -1.0]
+    assert mean_weights(saved[0], [20, 30], saved[1])["kernel"].tolist() == [2.0**-24, -(2.0**-24)]
+
+
+# Lines of metrics
+
+
+def measured(loss: float, tokens: int, norm: float = 1.0, nll_loss: float = 0.0) -> dict:
+    values = {"loss": loss, "nll_loss": nll_loss, "gradient_norm": norm}
+    return {name: jnp.float32(value) for name, value in values.items()} | {
+        "tokens": jnp.int32(tokens)
+    }
+
+
+@pytest.fixture
+def logger(tmp_path):
+    """A logger of a run that began at step 4, with one step since its last line."""
+    before = [{"loss": 8.0, "nll_loss": 4.0, "gradient_norm": 9.0, "tokens": 1}]
+    logger = MetricsLogger(
+        TrainOptions(steps=100), RunFolder(tmp_path), lambda step: step / 10, 4, before
+    )
+    yield logger
+    logger.close()
+
+
+def test_a_line_weighs_the_losses_by_tokens_and_holds_steps_before_a_resume(logger):
+    logger.pending = [measured(2.0, 2, norm=3.0, nll_loss=1.0), measured(1.0, 1, norm=5.0)]
+    logger.flush(6)
+    logger.pending = [measured(0.5, 3)]
+    logger.flush(7)
+    first, second = [json.loads(line) for line in logger.folder.metrics.read_text().splitlines()]
+    assert first.pop("tokens_per_second") > 0
+    assert first == {
+        "step": 6,
+        "loss": (8.0 * 1 + 2.0 * 2 + 1.0 * 1) / 4,
+        "nll_loss": (4.0 * 1 + 1.0 * 2) / 4,
+        "gradient_norm": 5.0,
+        "learning_rate": 0.5,
+    }
+    assert (second["step"], second["loss"], second["learning_rate"]) == (7, 0.5, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        ({"loss": float("nan")}, r"^the loss of step 6 is nan; "),
+        ({"loss": 1.0, "norm": float("inf")}, r"^the gradient norm of step 6 is inf; "),
+    ],
+)
+def test_the_step_of_a_number_that_is_not_finite_is_named(logger, spoiled, message):
+    logger.pending = [measured(1.0, 2), measured(tokens=2, **spoiled), measured(1.0, 2)]
+    with pytest.raises(NonFiniteLossError, match=message):
+        logger.flush(7)
+    assert not logger.folder.metrics.exists()
+
+
+def test_figures_of_averaged_weights_are_a_group_of_their_own():
+    figures = {"step": 2, "valid_loss": 1.0, "bleu": 3.0}
+    assert scalars(figures) == {"valid/loss": 1.0, "valid/bleu": 3.0}
+    averaged = figures | {"weights": "averaged"}
+    assert scalars(averaged) == {"averaged/loss": 1.0, "averaged/bleu": 3.0}
+    assert scalars({"step": 2, "loss": 1.0}) == {"train/loss": 1.0}

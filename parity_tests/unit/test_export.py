@@ -1,0 +1,80 @@
+"""The train step and the decoding loops are lowered for CPU, GPU and TPU, without their hardware:
+nothing in them needs one kind of device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data.batches import Batch
+from jax_transformer.generate import prepare
+from jax_transformer.nn import blocks
+from jax_transformer.training import optimizer, step
+from jax_transformer.training.optimizer_options import OptimizerOptions
+from parity_tests.unit import helpers
+from parity_tests.unit.test_step import strict_off
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+
+
+def export(function: Callable[..., Any], *arguments: Any) -> None:
+    """Lower a jitted function for all platforms at once."""
+    exported = strict_off(jax.export.export(function, platforms=PLATFORMS))(*arguments)
+    assert exported.platforms == PLATFORMS
+    text = str(exported.mlir_module())
+    assert "custom_call" not in text, "a call that not every platform has"
+
+
+def export_step(config: TransformerConfig) -> None:
+    params = transformer.flatten(transformer.abstract(config))
+    tx = optimizer.make(OptimizerOptions(), 10)
+    state = jax.eval_shape(lambda params: step.state_of(params, {}, tx), params)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    export(step.make_step(config, tx, 0.1).one, state, Batch(IDS, IDS, IDS), key)
+
+
+def export_search(config: TransformerConfig, search: Callable[..., Any], **options: Any) -> None:
+    split = prepare.split(transformer.abstract(config))
+
+    def run(arrays: list[jax.Array], source: jax.Array) -> Any:
+        return search(split._replace(arrays=arrays), source, max_length=5, **options)
+
+    export(jax.jit(run), split.arrays, IDS)
+
+
+def check(config: TransformerConfig) -> None:
+    export_step(config)
+    export_search(config, jt.generate.greedy)
+    export_search(config, jt.generate.beam, beam_size=2)
+
+
+@pytest.mark.parametrize("preset", jt.preset_names())
+def test_step_and_searches_are_lowered_for_every_platform(preset):
+    check(helpers.tiny(preset, num_layers=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", jt.preset_names())
+def test_step_and_searches_in_bfloat16_are_lowered_for_every_platform(preset):
+    check(helpers.tiny(preset, num_layers=1, compute_dtype="bfloat16"))
+
+
+def test_a_call_of_python_is_noticed(monkeypatch):
+    """A GPU or a TPU would wait for the host at every layer."""
+
+    def on_the_host(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: np.maximum(x, 0), shape, x)
+
+    monkeypatch.setattr(blocks, "activation", lambda kind: on_the_host)
+    with pytest.raises((AssertionError, NotImplementedError, ValueError), match="call"):
+        # Of other sizes, as the loop of the sizes above has been traced
+        export_search(helpers.tiny(num_layers=1, d_ff=28), jt.generate.greedy)

@@ -1,0 +1,165 @@
+"""The training loop around the step: the batches of each update, the lines of metrics, validations,
+averages, and where a stopped run goes on. The step, the batches and the validation are stand-ins.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_transformer.data.batches import Batch
+from jax_transformer.errors import NonFiniteLossError, Preempted
+from jax_transformer.storage import checkpoint
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import loop
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.devices import Devices
+from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.options import Criterion, TrainOptions
+from jax_transformer.training.run import Stop
+from jax_transformer.training.step import TrainState
+from jax_transformer.training.validation import ValidationReport
+from parity_tests.unit import runs
+
+SCORES = dict.fromkeys(("bleu", "chrf", "exact_match"), 1.0) | {"signatures": {}}
+
+
+def numbered_batches(encoded, plan, start: int, stop: int, *, dropped) -> Iterator[Batch]:
+    """Batches that hold their number."""
+    for number in range(start, stop):
+        yield Batch(*[np.full((1, 1), number, np.int32)] * 3)
+
+
+class Loop:
+    """A run whose weight is the number of its steps, and whose losses are numbers of batches."""
+
+    def __init__(self, folder: RunFolder, patch: pytest.MonkeyPatch):
+        self.folder, self.corpus = folder, object.__new__(Corpus)
+        for name in ("config", "train", "plan", "dropped"):
+            object.__setattr__(self.corpus, name, None)
+        self.stop_at: int | None = None
+        self.while_validating: Callable[[], None] = lambda: None
+        self.valid_loss = lambda weight: weight
+        patch.setattr(loop, "make_step", lambda *_: self.step)
+        patch.setattr(loop, "Validation", lambda *_: self.validate)
+        patch.setattr(loop.batches, "train_stream", numbered_batches)
+        patch.setattr(loop.curves, "draw", lambda *_, **__: None)
+
+    def train(self, **options) -> None:
+        """Train from the newest checkpoint on."""
+        self.stop = Stop()
+        began = self.folder.last_step() or 0
+        state = TrainState(jnp.int32(0), {"weight": jnp.zeros(1, jnp.float32)}, {}, (), {})
+        if began:
+            state = checkpoint.load(self.folder.checkpoints, began, state)
+        run = loop.Run(
+            TrainOptions(**options), self.corpus, self.folder, Devices.take(1), self.stop, began
+        )
+        run.train(state)
+
+    def step(self, state: TrainState, group: Sequence[Batch], key: jax.Array):
+        numbers = [float(batch.source[0, 0]) for batch in group]
+        step = int(state.step) + 1
+        if step == self.stop_at:
+            self.stop.request()
+        state = state._replace(
+            step=jnp.int32(step), params={"weight": state.params["weight"] + jnp.float32(1)}
+        )
+        measured = {"loss": sum(numbers) / len(numbers), "nll_loss": 0.0, "gradient_norm": step}
+        return state, {name: jnp.float32(value) for name, value in measured.items()} | {
+            "tokens": jnp.int32(1)
+        }
+
+    def validate(self, weights) -> ValidationReport:
+        self.while_validating()
+        loss = self.valid_loss(float(weights["weight"][0]))
+        return ValidationReport({"valid_loss": loss, **SCORES}, [])
+
+    def losses(self) -> dict[int, float]:
+        """The training loss of each line of metrics by its step."""
+        lines = [line for line in runs.metrics(self.folder.path) if "loss" in line]
+        assert len({line["step"] for line in lines}) == len(lines)
+        return {line["step"]: line["loss"] for line in lines}
+
+    def validations(self) -> list[tuple[int, float, bool]]:
+        """Step, loss, and True for averaged weights, of each validation in metrics."""
+        lines = [line for line in runs.metrics(self.folder.path) if "valid_loss" in line]
+        return [(line["step"], line["valid_loss"], "weights" in line) for line in lines]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Loop:
+    (tmp_path / "run").mkdir()
+    return Loop(RunFolder(tmp_path / "run"), monkeypatch)
+
+
+def test_the_last_step_has_a_line_a_validation_and_a_checkpoint(run):
+    run.train(steps=5, log_every=2, eval_every=3)
+    assert run.losses() == {2: 0.5, 4: 2.5, 5: 4.0}
+    assert run.validations() == [(3, 3.0, False), (5, 5.0, False)]
+    assert checkpoint.steps(run.folder.checkpoints) == [3, 5]
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_a_stopped_run_goes_on_with_the_next_batches(run, each):
+    """Its lines are those of a run that was not stopped."""
+    options = dict(steps=6, log_every=4, eval_every=6, optimizer=OptimizerOptions(accumulate=each))
+    run.stop_at = 3
+    with pytest.raises(Preempted, match=r"^stopped at step 3, saved in "):
+        run.train(**options)
+    run.stop_at = None
+    run.train(**options)
+    batches = np.arange(6 * each).reshape(6, each).mean(axis=1)
+    assert run.losses() == {4: batches[:4].mean(), 6: batches[4:].mean()}
+    assert run.validations() == [(6, 6.0, False)]
+    assert checkpoint.steps(run.folder.checkpoints) == [6]
+
+
+def test_a_validation_that_a_stop_cuts_short_is_made_by_the_next_process(run):
+    run.while_validating = lambda: run.stop.request()
+    with pytest.raises(Preempted):
+        run.train(steps=4, eval_every=2)
+    assert run.validations() == [] and checkpoint.steps(run.folder.checkpoints) == [2]
+    run.while_validating = lambda: None
+    run.train(steps=4, eval_every=2)
+    assert run.validations() == [(2, 2.0, False), (4, 4.0, False)]
+
+
+def test_the_last_checkpoints_are_averaged_once(run):
+    options = dict(steps=6, eval_every=2, keep=1, keep_best=0, average=2)
+    run.train(**options)
+    assert checkpoint.steps(run.folder.checkpoints) == [4, 6]
+    assert run.validations()[-1] == (6, 5.0, True)
+    assert checkpoint.read_manifest(run.folder.averaged, 6)["of"] == [4, 6]
+    before = run.folder.metrics.read_bytes()
+    run.train(**options)
+    assert run.folder.metrics.read_bytes() == before, "finished is finished"
+
+
+def test_the_average_of_steps_that_are_made_again_is_made_again(run):
+    run.train(steps=4, eval_every=2, average=2)
+    checkpoint.prune(run.folder.checkpoints, [2])
+    run.stop_at = 3
+    with pytest.raises(Preempted):
+        run.train(steps=4, eval_every=2, average=2)
+    assert checkpoint.steps(run.folder.averaged) == []
+    assert run.validations() == [(2, 2.0, False)]
+
+
+def test_patience_ends_a_run_at_the_same_step_however_often_it_is_continued(run):
+    options = dict(steps=9, eval_every=1, keep_best=1, patience=2, best_by=Criterion.LOSS)
+    run.valid_loss = lambda weight: abs(weight - 2)
+    run.train(**options)
+    assert [step for step, _, _ in run.validations()] == [1, 2, 3, 4]
+    before = run.folder.metrics.read_bytes()
+    run.train(**options)
+    assert run.folder.metrics.read_bytes() == before
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run):
+    run.valid_loss = lambda weight: float("nan")
+    with pytest.raises(NonFiniteLossError, match=r"^the validation loss of step 2 is nan; "):
+        run.train(steps=4, eval_every=2)
+    assert checkpoint.steps(run.folder.checkpoints) == []

@@ -1,0 +1,365 @@
+"""Training on meshes of devices: the same updates as on one, with every array where it is planned.
+
+The devices are simulated, in a process that runs all cases (:mod:`on_meshes`).
+"""
+
+import collections
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import filelock
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.errors import ConfigError
+from jax_transformer.nn import sharding
+from jax_transformer.nn.sharding import FSDP, ROWS, TENSOR
+from jax_transformer.training import optimizer, partitioning, step
+from jax_transformer.training.devices import Devices
+from jax_transformer.training.mesh_options import MeshOptions
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+from parity_tests.unit import helpers, on_meshes, runs
+from parity_tests.unit.on_meshes import ONE
+from parity_tests.unit.test_step import batch_of, strict_off
+
+INDIVISIBLE = 29
+"""A size of the vocabulary that no number of devices divides."""
+SMALL, T5 = (("updates", "small"), ("updates", "t5"))
+QUICK: list[tuple] = [(*SMALL, mesh) for mesh in (ONE, (1, 4, 1), (2, 1, 2), (1, 2, 2))]
+QUICK += [(*T5, mesh, INDIVISIBLE) for mesh in (ONE, (2, 1, 2))]
+SLOW: list[tuple] = [(*SMALL, mesh) for mesh in (ONE, (4, 1, 1), (1, 1, 4), (2, 2, 1))]
+SLOW += [
+    ("updates", preset, mesh)
+    for preset in ("lesson10", "marian")
+    for mesh in (ONE, (2, 1, 2), (1, 4, 1))
+]
+SLOW += [(*T5, mesh, INDIVISIBLE) for mesh in (ONE, (1, 4, 1))]
+BEGINNINGS = [
+    ("beginning", preset, mesh) for preset in ("small", "t5") for mesh in (ONE, (1, 2, 2))
+]
+CONTINUED = ("continued", (2, 2, 1), ((4, 1, 1), ONE, (1, 2, 2)))
+EARLIER = [("opened", str(runs.ROOT / "parity_tests/v0_1/run"), mesh) for mesh in (ONE, (2, 2, 1))]
+LOADING = [("loading", ONE), ("loading", (2, 2, 1))]
+TRANSLATED = [("translated", ONE), ("translated", (2, 1, 2))]
+QUICK += [*BEGINNINGS, CONTINUED, *EARLIER, *LOADING, *TRANSLATED]
+
+
+def measured(cases: list[tuple], folder: Path, name: str) -> dict[tuple, Any]:
+    """The results of the cases, which one process makes for all processes of the tests."""
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    path = shared / f"mesh-{name}.pickle"
+    with filelock.FileLock(f"{path}.lock"):
+        if not path.exists():
+            four = {"JAX_NUM_CPU_DEVICES": "4", "JAX_ENABLE_X64": "1"}
+            done = subprocess.run(
+                [sys.executable, "-m", "parity_tests.unit.on_meshes", str(path)],
+                env=runs.environment() | four,
+                input=repr(cases),
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+    results: dict[tuple, Any] = pickle.loads(path.read_bytes())
+    return results
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory) -> dict[tuple, Any]:
+    return measured(QUICK, tmp_path_factory.getbasetemp(), "quick")
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory) -> dict[tuple, Any]:
+    return measured(SLOW, tmp_path_factory.getbasetemp(), "slow")
+
+
+def several_devices(cases: list[tuple]) -> list[tuple]:
+    return [case for case in cases if case[0] == "updates" and case[2] != ONE]
+
+
+def check_same(results: dict[tuple, Any], case: tuple) -> None:
+    """Assert that the updates are those of one device, by one program, and the state is laid out
+    as planned.
+    """
+    function, preset, mesh, *changes = case
+    one, several = results[function, preset, ONE, *changes], results[case]
+    assert several["programs"] == 1
+    np.testing.assert_allclose(several["losses"], one["losses"], rtol=0, atol=1e-13)
+    assert several["arrays"].keys() == one["arrays"].keys()
+    for name, array in one["arrays"].items():
+        assert helpers.furthest(several["arrays"][name], array) <= 1e-9, name
+    sizes = dict(zip(sharding.MESH_AXES, mesh, strict=True))
+    for name, spec in several["specs"].items():
+        shape = one["arrays"][name].shape
+        planned = partitioning.partition_spec(name.split("/")[-1], shape, sizes)
+        assert PartitionSpec(*spec) == planned, name
+    if mesh[1] * mesh[2] == 4:
+        assert max(several["bytes"]) <= 0.3 * one["bytes"][0]
+
+
+@pytest.mark.parametrize("case", several_devices(QUICK), ids=str)
+def test_every_mesh_makes_the_updates_of_one_device(quick, case):
+    check_same(quick, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", several_devices(SLOW), ids=str)
+def test_every_other_mesh_makes_the_updates_of_one_device(slow, case):
+    check_same(slow, case)
+
+
+@pytest.mark.parametrize("preset", ["small", "t5"])
+def test_every_mesh_begins_with_the_same_weights(quick, preset):
+    """Bit for bit: the layout changes no random number."""
+    one, several = (quick[case] for case in BEGINNINGS if case[1] == preset)
+    assert several == one
+
+
+def test_a_run_continues_on_any_mesh(quick):
+    result = quick[CONTINUED]
+    assert len(result["loaded"]) == 4 and set(result["loaded"].values()) == {result["saved"]}
+    uninterrupted, resumed = result["next"]
+    assert resumed == uninterrupted != result["saved"], "bit for bit on the same mesh"
+
+
+def test_a_run_of_version_0_1_continues_on_a_mesh(quick):
+    one, several = (quick[case] for case in EARLIER)
+    assert several == one
+
+
+@pytest.mark.parametrize("case", LOADING, ids=str)
+def test_a_resume_holds_the_state_once(quick, case):
+    """Parameters and two moments, and never a part of them on another device."""
+    assert 3 <= quick[case] <= 3.1
+
+
+def test_translations_divide_their_rows(quick):
+    (one, undivided), (several, spec) = (quick[case] for case in TRANSLATED)
+    assert np.array_equal(several, one) and len(np.unique(one)) > 3
+    assert (undivided, spec) == ((), ("data",))
+
+
+# The layout
+
+
+def specs(tree, *mesh: int) -> dict[str, PartitionSpec]:
+    """The spec of every array of a tree by its path."""
+    shardings = partitioning.shardings(tree, abstract_mesh(*mesh))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)
+    }
+
+
+def abstract_mesh(*sizes: int) -> AbstractMesh:
+    return AbstractMesh(sizes, sharding.MESH_AXES, (AxisType.Auto,) * 3)
+
+
+def shapes(config: jt.TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    return transformer.flatten(transformer.abstract(config))
+
+
+PLAN = {
+    "source_embedding.embedding": (TENSOR, FSDP),
+    "output.kernel": (FSDP, TENSOR),
+    "output.bias": (TENSOR,),
+    "encoder.positions.table": (None, FSDP),
+    "encoder.blocks.0.self_attention.query.kernel": (FSDP, TENSOR),
+    "encoder.blocks.0.self_attention.key.kernel": (FSDP, TENSOR),
+    "encoder.blocks.0.self_attention.value.kernel": (FSDP, TENSOR),
+    "encoder.blocks.0.self_attention.out.kernel": (TENSOR, FSDP),
+    "encoder.blocks.0.self_attention.query.bias": (TENSOR,),
+    "encoder.blocks.0.self_attention.key.bias": (TENSOR,),
+    "encoder.blocks.0.self_attention.value.bias": (TENSOR,),
+    "encoder.blocks.0.self_attention.out.bias": (),
+    "encoder.blocks.0.feed_forward.up.kernel": (FSDP, TENSOR),
+    "encoder.blocks.0.feed_forward.down.kernel": (TENSOR, FSDP),
+    "encoder.blocks.0.feed_forward.up.bias": (TENSOR,),
+    "encoder.blocks.0.feed_forward.down.bias": (),
+    "encoder.blocks.0.residuals.0.norm.scale": (),
+}
+GATED = {
+    "encoder.relative.embedding": (None, TENSOR),
+    "decoder.blocks.0.feed_forward.gate.kernel": (FSDP, TENSOR),
+    "target_embedding.embedding": (TENSOR, FSDP),
+}
+BIASED = {
+    "output_bias": (TENSOR,),
+    "logits_bias": (TENSOR,),
+    "decoder.blocks.0.feed_forward.gate.bias": (TENSOR,),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        (helpers.tiny("lesson10", **on_meshes.SIZES), PLAN),
+        (helpers.tiny("t5", **on_meshes.SIZES, **{"decoder.gated": True}), GATED),
+        (
+            helpers.tiny(
+                "vaswani2017_base",
+                **on_meshes.SIZES,
+                output_bias=True,
+                logits_bias=True,
+                **{"decoder.gated": True},
+            ),
+            BIASED,
+        ),
+    ],
+)
+def test_every_parameter_lies_as_planned(config, plan):
+    planned = specs(shapes(config), 1, 2, 2)
+    assert {name: tuple(planned[name]) for name in plan} == plan
+
+
+@pytest.mark.parametrize("preset", jt.preset_names())
+def test_no_matrix_of_a_preset_is_replicated(preset):
+    """A new layer needs a rule."""
+    arrays = shapes(helpers.tiny(preset, **on_meshes.SIZES))
+    spec_by_name = specs(arrays, 1, 2, 2)
+    assert not [n for n, x in arrays.items() if len(x.shape) > 1 and tuple(spec_by_name[n]) == ()]
+
+
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_moments_and_the_average_lie_where_their_parameter_does(name):
+    tx = optimizer.make(OptimizerOptions(name=name), 10)
+    params = shapes(helpers.tiny("small", **on_meshes.SIZES))
+    state = jax.eval_shape(lambda params: step.state_of(params, {}, tx, ema=True), params)
+    spec_by_path = specs(state, 1, 2, 2)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    followed = 0
+    for path, leaf in leaves:
+        parameter = params.get(getattr(path[-1], "key", ""))
+        if parameter is not None and leaf.shape == parameter.shape:
+            key = jax.tree_util.keystr(path, simple=True, separator="/")
+            assert spec_by_path[key] == spec_by_path[f"params/{path[-1].key}"]
+            followed += 1
+    least = {OptimizerName.ADAMW: 4, OptimizerName.ADAM: 4, OptimizerName.ADAFACTOR: 2}
+    assert followed >= len(params) * least.get(name, 3)
+
+
+def test_adapters_lie_where_their_kernel_does():
+    for kernel, (rows, columns) in {"query": (FSDP, TENSOR), "out": (TENSOR, FSDP)}.items():
+        name = f"encoder.blocks.0.self_attention.{kernel}.kernel"
+        adapters = {f"{name}.lora_a": (32, 4), f"{name}.lora_b": (4, 32), f"{name}.lora_scale": ()}
+        sizes = abstract_mesh(1, 2, 2).shape
+        lie = [tuple(partitioning.partition_spec(*each, sizes)) for each in adapters.items()]
+        assert lie == [(rows,), (None, columns), ()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "expected"),
+    [
+        ((24, 32), (1, 2, 2), (TENSOR, FSDP)),
+        ((29, 32), (1, 2, 2), (None, (TENSOR, FSDP))),
+        ((29, 30), (1, 2, 2), (None, TENSOR)),
+        ((24, 30), (1, 4, 2), ((TENSOR, FSDP),)),
+        ((29, 31), (1, 2, 2), ()),
+        ((24, 32), (4, 1, 2), (TENSOR,)),
+        ((24, 32), (4, 1, 1), ()),
+    ],
+)
+def test_an_axis_that_does_not_divide_goes_to_the_other_dimension(shape, mesh, expected):
+    sizes = abstract_mesh(*mesh).shape
+    spec = partitioning.partition_spec("target_embedding.embedding", shape, sizes)
+    assert tuple(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        (MeshOptions(fsdp=3), "mesh.fsdp=3 does not divide d_model=32"),
+        (MeshOptions(tensor=8), "mesh.tensor=8 does not divide the encoder's num_heads=4"),
+    ],
+)
+def test_a_mesh_that_cannot_divide_the_model_is_refused(mesh, message):
+    config = helpers.tiny("small", **on_meshes.SIZES)
+    partitioning.check(config, MeshOptions(fsdp=2, tensor=4))
+    with pytest.raises(ConfigError, match=message):
+        partitioning.check(config, mesh)
+    with pytest.raises(ConfigError, match=r"mesh.tensor=4 does not divide the decoder's d_ff=66"):
+        partitioning.check(config.with_sizes(**{"decoder.d_ff": 66}), MeshOptions(tensor=4))
+
+
+def test_axes_that_do_not_divide_the_devices_are_refused():
+    with pytest.raises(ConfigError, match=r"mesh.fsdp=2 times mesh.tensor=3 does not divide 4 "):
+        Devices.of(jax.devices()[:1] * 4, 2, 3)
+    with pytest.raises(ConfigError, match=r"mesh.tensor=0 must be at least 1"):
+        MeshOptions(tensor=0)
+
+
+# Constraints
+
+
+def constraints(preset: str, mesh: AbstractMesh | None) -> collections.Counter:
+    """The specs of the step's constraints, and how often each occurs, by the array's rank."""
+    config = helpers.tiny(preset, **on_meshes.SIZES)
+    model = transformer.abstract(config)
+    params = transformer.flatten(model)
+    tx = optimizer.make(OptimizerOptions(), 10)
+    train = step.make_step(config, tx, 0.1)
+    counts: collections.Counter = collections.Counter()
+
+    def visit(jaxpr) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "sharding_constraint":
+                spec = tuple(equation.params["sharding"].spec)
+                counts[equation.outvars[0].aval.ndim, spec] += 1
+            for value in equation.params.values():
+                for each in value if isinstance(value, (tuple, list)) else (value,):
+                    inner = getattr(each, "jaxpr", each)
+                    if hasattr(inner, "eqns"):
+                        visit(inner)
+
+    def trace():
+        state = jax.eval_shape(lambda params: step.state_of(params, {}, tx), params)
+        batch = batch_of(config, 8)
+        return strict_off(train.one.trace)(state, batch, jax.random.key(0)).jaxpr
+
+    if mesh is None:
+        visit(trace())
+    else:
+        with jax.sharding.use_abstract_mesh(mesh):
+            visit(trace())
+    return counts
+
+
+def test_the_step_constrains_activations_gradients_and_the_new_state():
+    """Each constraint of an activation is one of its gradient, too."""
+    attentions, stacks, tables = 3, 2, 3  # one table, looked up twice and transposed once
+    counts = constraints("small", abstract_mesh(1, 2, 2))
+    activations = {
+        (4, (FSDP, None, TENSOR)): 2 * 3 * attentions,
+        (3, (FSDP, None, TENSOR)): 2 * (stacks + 1),  # feed-forward and logits
+        (3, (FSDP,)): 2 * 2 * stacks,  # embeddings and blocks
+        (2, (TENSOR,)): 2 * tables,
+    }
+    assert {each: counts[each] for each in activations} == activations
+    params = len(shapes(helpers.tiny("small", **on_meshes.SIZES)))
+    scalars = 3  # the step, and the counts of Adam and of the schedule
+    state = counts.total() - sum(activations.values())
+    assert state == (1 + 3) * params + scalars, "gradients, parameters and two moments"
+
+
+def test_without_a_mesh_there_are_no_constraints():
+    assert constraints("small", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "mesh", "expected"),
+    [
+        ((8, 5, 8), (ROWS, FSDP, TENSOR), (2, 2, 4), (ROWS, None, TENSOR)),
+        ((6, 5, 6), (ROWS, None, TENSOR), (2, 2, 4), ()),
+        ((6,), (ROWS,), (1, 2, 2), (FSDP,)),
+    ],
+)
+def test_every_dimension_is_divided_by_the_axes_that_can(shape, axes, mesh, expected):
+    assert tuple(sharding.even_spec(shape, axes, abstract_mesh(*mesh).shape)) == expected

@@ -1,0 +1,263 @@
+"""Several processes train one run: options, errors and deaths, and two real ones."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jax_transformer import processes
+from jax_transformer.errors import ConfigError
+from jax_transformer.processes import DistributedOptions
+from jax_transformer.storage import checkpoint
+from parity_tests.unit import runs
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_processes=2), "distributed.coordinator_address, distributed.process_id: missing"),
+        (
+            dict(coordinator_address="a:1", num_processes=2, process_id=2),
+            "must be at least 0 and b",
+        ),
+        (dict(coordinator_address="a", num_processes=2, process_id=0), "give HOST:PORT"),
+        (dict(coordinator_address="a:1", num_processes=0, process_id=0), "must be at least 1"),
+        (dict(heartbeat_timeout=0), "heartbeat_timeout=0 must be at least 1"),
+    ],
+)
+def test_options_that_describe_no_run_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        DistributedOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("environment", "several"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, False),  # a batch script, not a step of srun
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "a"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+    ],
+)
+def test_only_a_launcher_of_several_processes_begins_a_distributed_run(environment, several):
+    assert DistributedOptions().several(environment) is several
+    assert not DistributedOptions(auto=False).several(environment)
+    assert DistributedOptions(auto=True).several(environment)
+
+
+def test_one_process_waits_for_nobody():
+    assert (processes.index(), processes.count(), processes.first()) == (0, 1, True)
+    processes.barrier("anything")
+    assert processes.from_first("anything", [1]) == [1]
+
+
+# The parent of a process
+
+
+SUPERVISED = """
+import os, signal, sys, time
+from jax_transformer.cli import supervisor
+from jax_transformer.errors import LostProcessError
+
+def work():
+    {work}
+
+try:
+    code = supervisor.supervise()
+except LostProcessError as error:
+    print(error.exit_code, error)
+else:
+    if code is None:
+        supervisor.end(work())
+    else:
+        print("code", code)
+"""
+FATAL = (
+    "E1 coordination_service_agent.cc:289] Polled an error",
+    "F1 client.h:80] Terminating process because the JAX distributed service detected fatal errors",
+    "*** Check failure stack trace: ***",
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "out", "err"),
+    [
+        ("print('out'); print('err', file=sys.stderr); return 3", "out\ncode 3\n", "err\n"),
+        ("os.write(2, b'a warning of XLA\\n'); return 0", "code 0\n", "a warning of XLA\n"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "code 137\n", ""),
+        (
+            f"os.write(2, {chr(10).join(FATAL).encode()!r}); os.abort()",
+            "8 another process of this run has died; started again everywhere, the same command "
+            "continues from the last checkpoint\n",
+            "",
+        ),
+        ("raise ValueError('a fault')", "code 1\n", "ValueError: a fault\n"),
+    ],
+)
+def test_the_parent_ends_as_its_child(work, out, err):
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISED.format(work=work)],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == out
+    assert done.stderr[-len(err) :] == err if err else done.stderr == ""
+
+
+def test_the_parent_passes_signals_on_and_its_death_ends_the_child():
+    work = """
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"stopped\\n"))
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED.format(work=work.strip())],
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "stopped\n"
+        process.kill()
+        began = time.monotonic()
+        assert process.stdout.read() == ""  # the pipe is closed when the child has ended
+        assert time.monotonic() - began < 30
+
+
+# Two processes
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+class Pair:
+    """Two processes with two devices each, which train in one folder."""
+
+    def __init__(self, run: Path, arguments: list[str]):
+        self.run = run
+        distributed = {
+            "coordinator-address": f"127.0.0.1:{free_port()}",
+            "num-processes": 2,
+            "heartbeat-timeout": 8,
+        }
+        flags = [f"--distributed.{name}={value}" for name, value in distributed.items()]
+        self.processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, runs.ROOT / "train.py", "--run", run, *arguments),
+                    *(*flags, f"--distributed.process-id={i}"),
+                ],
+                env=runs.environment() | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": "0"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(2)
+        ]
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until metrics.jsonl has a line of a later step."""
+        deadline = time.monotonic() + 240
+        metrics = self.run / "metrics.jsonl"
+        while not metrics.exists() or f'"step": {step + 1},' not in metrics.read_text():
+            ended = [process for process in self.processes if process.poll() is not None]
+            assert not ended and time.monotonic() < deadline, self.end()
+            time.sleep(0.05)
+
+    def end(self) -> list[tuple[int, str, list[str]]]:
+        """Exit code, standard output and lines of standard error of both."""
+        ended = []
+        for process in self.processes:
+            try:
+                out, err = process.communicate(timeout=120)
+            finally:
+                process.kill()
+            lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+            ended.append((process.returncode, "\n".join(lines), err.splitlines()))
+        return ended
+
+
+def stopped(run: Path) -> int:
+    """The step of the newest checkpoint, whose files are as its manifest says."""
+    newest = max(checkpoint.steps(run / "checkpoints"))
+    assert int(checkpoint.open(run / "checkpoints", newest).arrays({"step"})["step"]) == newest
+    return newest
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory) -> list[str]:
+    return [*runs.write_text(tmp_path_factory.mktemp("text")), *runs.OPTIONS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_a_user() -> Iterator[None]:
+    with runs.as_a_user():
+        yield
+
+
+def test_two_processes_stop_die_and_resume_as_one(arguments, tmp_path, tmp_path_factory):
+    run = tmp_path / "run"
+    pair = Pair(run, arguments)
+    pair.wait_for_step(3)
+    pair.processes[1].send_signal(signal.SIGTERM)
+    (code, out, err), (code_1, out_1, err_1) = pair.end()
+    assert (code, code_1, out, out_1) == (75, 75, "", ""), (err, err_1)
+    step = stopped(run)
+    message = f"jax-transformer: stopped at step {step}, saved in {run}; the same command continues"
+    assert sum(line.startswith(message) for line in (*err, *err_1)) == 1
+    assert [line["step"] for line in runs.metrics(run)] == [*range(1, step + 1)]
+    before = runs.arrays(run, step)
+
+    pair = Pair(run, arguments)
+    pair.wait_for_step(step + 3)
+    pair.processes[1].kill()
+    (code, _, err), _ = pair.end()
+    assert code == 8 and err[-1].startswith("jax-transformer: another process of this run has died")
+    assert f"continuing at step {step}" in err and not [line for line in err if "Trace" in line]
+    assert runs.differing(runs.arrays(run, step), before) == []
+
+    result = runs.train("--run", run, *arguments)
+    assert result.code == 0 and f"continuing at step {step}" in result.err, result.err
+    assert stopped(run) == runs.STEPS
+    expected = runs.metrics(runs.trained(tmp_path_factory.getbasetemp()).path)
+    for ours, theirs in zip(runs.metrics(run), expected, strict=True):
+        assert ours["step"] == theirs["step"]
+        if "loss" in theirs and ours["step"] <= 20:  # the same batches; rounding grows later
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_death_of_the_first_process_ends_the_other(arguments, tmp_path):
+    pair = Pair(tmp_path / "run", arguments)
+    pair.wait_for_step(3)
+    pair.processes[0].kill()
+    _, (code, out, err) = pair.end()
+    assert (code, out, len(err)) == (8, "", 1), err
+    assert err[0].startswith("jax-transformer: another process of this run has died")
+
+
+@pytest.mark.slow
+def test_a_refusal_of_one_process_is_the_exit_code_of_all(arguments, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    ended = Pair(tmp_path / "run", arguments).end()
+    assert [code for code, _, _ in ended] == [2, 2]
+    (line,) = [line for _, _, err in ended for line in err]
+    assert "is not a run folder" in line

@@ -1,0 +1,44 @@
+"""The validation during training: its loss weighs every token, its scores are of a few pairs."""
+
+import numpy as np
+import pytest
+
+from jax_transformer import transformer, translation
+from jax_transformer.data import batches
+from jax_transformer.data.batches import Batch, BatchPlan
+from jax_transformer.training import step, validation
+from jax_transformer.training.corpus import Corpus
+from jax_transformer.training.devices import Devices
+from jax_transformer.training.options import TrainOptions
+
+PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei")]
+SUMS = [(6.0, 2), (1.0, 8)]
+"""The loss and the tokens of each batch."""
+
+
+@pytest.fixture
+def corpus(monkeypatch) -> Corpus:
+    """Two batches, and a translator that returns every line in capitals."""
+    corpus = object.__new__(Corpus)
+    plan = BatchPlan(np.array([[3, 3]]), widths=(4,), rows=(1,), seed=0)
+    fields = {"config": None, "tokenizer": None, "valid": None, "valid_pairs": PAIRS, "plan": plan}
+    for name, value in fields.items():
+        object.__setattr__(corpus, name, value)
+    numbered = [Batch(*[np.full((1, 1), number, np.int32)] * 3) for number in range(len(SUMS))]
+    monkeypatch.setattr(batches, "eval_batches", lambda *_: [(None, each) for each in numbered])
+    monkeypatch.setattr(
+        step, "make_evaluation", lambda *_: lambda weights, batch: SUMS[int(batch.source[0, 0])]
+    )
+    monkeypatch.setattr(transformer, "unflatten", lambda *_: None)
+    monkeypatch.setattr(
+        translation, "Translator", lambda *_, **__: lambda lines: [line.upper() for line in lines]
+    )
+    return corpus
+
+
+def test_the_loss_is_of_all_pairs_and_scores_of_the_first(corpus):
+    options = TrainOptions(eval_pairs=2)
+    report = validation.Validation(options, corpus, Devices.take(1))({})
+    assert report.figures["valid_loss"] == pytest.approx(7 / 10)
+    assert report.lines == [("one", "eins", "ONE"), ("two", "zwei", "TWO")]
+    assert report.figures["exact_match"] == 0
