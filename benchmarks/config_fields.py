@@ -28,6 +28,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface
 from jax_transformer.cli import arguments
 from jax_transformer.config import Branch, StackConfig, TransformerConfig
+from jax_transformer.processes import DistributedOptions
 from jax_transformer.training.options import TrainOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/config-fields.md"
@@ -46,6 +47,10 @@ OURS = {
     "relative_max_distance": "T5 folders with other numbers than T5's own",
     "dropout_masks": "`threefry`: the masks of `jax.random.bernoulli`",
     "compute_dtype": "`bfloat16`: `train --model.precision bfloat16`",
+    "padding_frozen": "`true`: the preset `marian`",
+    "attention_backend": "`sdpa`: `train --model.attention-backend sdpa`",
+    "remat": "`full`: `train --model.remat full`",
+    "scan_layers": "`true`: `train --model.scan-layers`",
     "unused": "deep_dive, whose decoder blocks own an encoder block",
 }
 """Fields that no preset and no family sets, or sets to a value that is too long to print."""
@@ -198,7 +203,8 @@ def enums() -> list[type[enum.Enum]]:
 def options() -> Iterator[str]:
     """Yield the options of training, by section."""
     section = None
-    for option in arguments.listed(TrainOptions):
+    distributed = arguments.listed(DistributedOptions, prefix="distributed.")
+    for option in (*arguments.listed(TrainOptions), *distributed):
         if (prefix := option.name.rpartition(".")[0]) != section:
             section = prefix
             yield from ("", f"### {f'`--{prefix}.`' if prefix else 'The run'}", "")

@@ -6,6 +6,7 @@ its defaults by an object of :class:`HuggingFaceFamily`, and its tokenizers by a
 :mod:`.huggingface_config`, :mod:`.huggingface_state`, ``data`` and ``torch_bridge``.
 """
 
+import abc
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class TokenizerRecipe:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HuggingFaceFamily:
+class HuggingFaceFamily(abc.ABC):
     """One family of transformers' encoder-decoders."""
 
     model_type: str
@@ -229,6 +230,7 @@ class HuggingFaceFamily:
         """The entries of ``architectures`` whose weights make the model."""
         return (self.model_class, self.base_class, *self.older_classes)
 
+    @abc.abstractmethod
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes, all of ``defaults`` among
         them.
@@ -236,11 +238,10 @@ class HuggingFaceFamily:
         ``tie_word_embeddings`` says whether the output layer is the embedding. Raises ConfigError
         for values that no model has.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the attributes that are read, as they must be for ``config``."""
-        raise NotImplementedError
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes with those that follow from others."""

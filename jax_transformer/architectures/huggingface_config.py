@@ -194,6 +194,7 @@ _NOT_WRITTEN = (
     "embedding_dropout",
     "dropout_masks",
     "init",
+    "padding_frozen",
     "compute_dtype",
 )
 
@@ -240,18 +241,25 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
 
 
 def preset(
-    family: HuggingFaceFamily, source: str, last_ids: tuple[str, ...] = (), **attributes: Any
+    family: HuggingFaceFamily,
+    source: str,
+    last_ids: tuple[str, ...] = (),
+    padding_frozen: bool = False,
+    **attributes: Any,
 ) -> Preset:
     """Return a preset for training from scratch: the family's model with these attributes.
 
     Both stacks take their heads and inner widths from the model, so that one number changes both.
-    ``source`` and ``last_ids`` are those of :class:`.base.Preset`.
+    ``source`` and ``last_ids`` are those of :class:`.base.Preset`, and ``padding_frozen`` is the
+    configuration's field, for which transformers has no attribute.
     """
     config = family.to_transformer_config(family.complete({**family.defaults, **attributes}))
     encoder, decoder = (
         replace(stack, num_heads=None, d_ff=None) for stack in (config.encoder, config.decoder)
     )
-    config = replace(config, head_dim=None, encoder=encoder, decoder=decoder)
+    config = replace(
+        config, head_dim=None, encoder=encoder, decoder=decoder, padding_frozen=padding_frozen
+    )
     return Preset(config, source, last_ids=last_ids)
 
 

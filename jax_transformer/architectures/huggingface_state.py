@@ -9,6 +9,7 @@ of the classes of transformers 5.23, and from its ``from_pretrained``.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -18,6 +19,9 @@ from jax_transformer.architectures import huggingface, registry
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.config import Positions, TransformerConfig, Tying
 from jax_transformer.errors import InputError
+from jax_transformer.storage import lazy
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
@@ -39,7 +43,7 @@ def complete(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str
     names is left out. What is missing or unknown beyond that stays so: the weight table refuses it.
 
     Args:
-        state: arrays, or dataclasses with ``shape`` and ``dtype`` that describe them.
+        state: arrays, lazy tensors, or ``TensorInfo`` that describes them.
         config: the model's configuration.
     """
     named = {_renamed(name, state, config): value for name, value in state.items()}
@@ -115,15 +119,13 @@ def why_dropped(name: str, config: TransformerConfig) -> str:
     return _reason_unused(name, config) or f"is {prefix}{name} in a model with an output layer"
 
 
-def computed_again(
-    state: Mapping[str, np.ndarray], config: TransformerConfig
-) -> dict[str, np.ndarray]:
+def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]:
     """Return weights that were cast with positions as transformers computes them in that dtype.
 
     Rounded positions give way to computed ones if the family's files do not hold them.
 
     Args:
-        state: arrays by their names in PyTorch or in Flax.
+        state: tensors by their names in PyTorch or in Flax.
         config: the model's configuration.
     """
     family = huggingface.family_or_none(config)
@@ -131,10 +133,10 @@ def computed_again(
         return dict(state)
     names = [*_positions(config)]
     names += [f"{name.split('.')[-3]}.positions.table" for name in names]
-    computed = {name for name in names if name in state and _gap(state[name], config) is None}
-    return {
-        name: _table(config).astype(value.dtype) if name in computed else value
-        for name, value in state.items()
+    return dict(state) | {
+        name: LazyTensor(state[name].info, _table_in(config, state[name].numpy_dtype()))
+        for name in names
+        if name in state and _gap(state[name].read(), config) is None
     }
 
 
@@ -176,12 +178,18 @@ def _computed(config: TransformerConfig, like: Any) -> Iterator[tuple[str, Any]]
     """The tensors that transformers makes if they are not in a file, in the dtype of ``like``."""
     shapes = {_LOGITS_BIAS: (1, config.target_vocab_size)} if config.logits_bias else {}
     for name, shape in (shapes | _positions(config)).items():
-        if not isinstance(like, np.ndarray):
+        if isinstance(like, TensorInfo):
             yield name, replace(like, shape=shape)
-        elif name == _LOGITS_BIAS:
-            yield name, np.zeros(shape, like.dtype)
-        else:
-            yield name, _table(config).astype(like.dtype)
+            continue
+        lazily = like if isinstance(like, LazyTensor) else lazy.of(like)
+        dtype = lazily.numpy_dtype()
+        read = partial(np.zeros, shape, dtype) if name == _LOGITS_BIAS else _table_in(config, dtype)
+        tensor = LazyTensor(TensorInfo(shape, lazily.dtype), read)
+        yield name, tensor if lazily is like else tensor.read()
+
+
+def _table_in(config: TransformerConfig, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    return lambda: _table(config).astype(dtype)
 
 
 def _table(config: TransformerConfig) -> np.ndarray:
@@ -212,6 +220,8 @@ def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:
 
 
 def _check_computed(name: str, value: Any, config: TransformerConfig) -> None:
+    if isinstance(value, LazyTensor):
+        value = value.read()
     if not isinstance(value, np.ndarray):
         return
     difference = _gap(value, config)

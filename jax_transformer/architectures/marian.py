@@ -88,8 +88,9 @@ ARCHITECTURE = Architecture(
         "marian": huggingface_config.preset(
             FAMILY,
             "The models of OPUS-MT (Tiedemann and Thottingal 2020): Marian's base Transformer. The"
-            " last id is padding, and translations begin with it.",
+            " last id is padding, and translations begin with it: an embedding of zeros.",
             last_ids=("source_pad_id", "target_pad_id", "bos_id"),
+            padding_frozen=True,
             max_position_embeddings=512,
             d_model=512,
             encoder_layers=6,

@@ -2,6 +2,7 @@
 
 from jax_transformer.config.enums import (
     Activation,
+    AttentionBackend,
     DropoutMasks,
     DropoutSite,
     EmbeddingNormOf,
@@ -18,15 +19,18 @@ from jax_transformer.config.enums import (
     PositionIndex,
     Positions,
     PositionsAt,
+    Remat,
     Residual,
     ScoreScale,
     Sinusoids,
     Tying,
 )
-from jax_transformer.config.model import Branch, StackConfig, TransformerConfig
+from jax_transformer.config.model import EXECUTION, Branch, StackConfig, TransformerConfig
 
 __all__ = [
+    "EXECUTION",
     "Activation",
+    "AttentionBackend",
     "Branch",
     "DropoutMasks",
     "DropoutSite",
@@ -44,6 +48,7 @@ __all__ = [
     "PositionIndex",
     "Positions",
     "PositionsAt",
+    "Remat",
     "Residual",
     "ScoreScale",
     "Sinusoids",

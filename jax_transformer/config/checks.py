@@ -4,7 +4,10 @@ import math
 from typing import TYPE_CHECKING
 
 from jax_transformer.config.enums import (
+    AttentionBackend,
     Mask,
+    MaskFill,
+    Mixing,
     Part,
     PositionIndex,
     Positions,
@@ -140,6 +143,8 @@ def check_ids(config: "TransformerConfig") -> None:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
     if config.target_pad_id == config.eos_id:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
+    if config.padding_frozen and config.padding_trained:
+        raise ConfigError("padding_frozen=True needs padding_trained=False")
 
 
 def check_stacks(config: "TransformerConfig") -> None:
@@ -179,3 +184,27 @@ def check_stacks(config: "TransformerConfig") -> None:
                     f"{name}: {mask.value!r} has no meaning there "
                     f"(it knows {', '.join(sorted(allowed)) or 'none'})"
                 )
+
+
+def check_backend(config: "TransformerConfig") -> None:
+    """Raise ConfigError if the attention backend cannot compute this architecture."""
+    if config.attention_backend is AttentionBackend.XLA:
+        return
+    reasons = []
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        rate = config.attention_dropout if stack.attention_dropout is None else 0.0
+        if stack.mixing is Mixing.SUMMED:
+            reasons.append(f"{name}.mixing='{stack.mixing.value}' is no product with the values")
+        if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+            reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
+        if rate or stack.attention_dropout:
+            which = "attention_dropout" if rate else f"{name}.attention_dropout"
+            reasons.append(f"{which}={rate or stack.attention_dropout} drops attention weights")
+    if config.mask_fill is not MaskFill.EXCLUDED:
+        reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")
+    if reasons:
+        raise ConfigError(
+            f"attention_backend='{config.attention_backend.value}' cannot compute this model: "
+            f"{'; '.join(dict.fromkeys(reasons))}"
+        )

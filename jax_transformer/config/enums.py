@@ -194,3 +194,23 @@ class DropoutMasks(enum.StrEnum):
 
     HASH = "hash"  # an integer hash of position and key: several times cheaper on CPU
     THREEFRY = "threefry"  # jax.random.bernoulli
+
+
+class AttentionBackend(enum.StrEnum):
+    """The implementation of attention over whole sequences.
+
+    Steps of cached decoding, whose queries are few, and calls that return the weights have one.
+    """
+
+    XLA = "xla"  # written out in nn/attention.py: exact, for every architecture
+    SDPA = "sdpa"  # jax.nn.dot_product_attention, in float32 or 16 bits, where it is the same
+
+
+class Remat(enum.StrEnum):
+    """The values inside a block that the backward pass computes again, to save memory.
+
+    Chen et al. 2016, https://arxiv.org/abs/1604.06174.
+    """
+
+    NONE = "none"  # all are stored
+    FULL = "full"  # all are computed again from the block's input

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from jax_transformer.config import checks, codec
 from jax_transformer.config.enums import (
     Activation,
+    AttentionBackend,
     DropoutMasks,
     DropoutSite,
     EmbeddingNormOf,
@@ -35,12 +36,18 @@ from jax_transformer.config.enums import (
     PositionIndex,
     Positions,
     PositionsAt,
+    Remat,
     Residual,
     ScoreScale,
     Sinusoids,
     Tying,
 )
 from jax_transformer.errors import ConfigError, nearest
+
+EXECUTION = ("attention_backend", "remat", "scan_layers")
+"""The fields of TransformerConfig that say how the same numbers are computed.
+
+No weight depends on them, and a run may be resumed with others."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,10 @@ class TransformerConfig:
     embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
     padding_trained: bool = True
     """Train the embedding of padding; False is ``torch.nn.Embedding(padding_idx=...)``."""
+    padding_frozen: bool = False
+    """Do not train the embedding of padding through a tied output layer either, so that it stays
+    zero: Marian has no such token, and begins a translation with zeros.
+    """
     tying: Tying = Tying.NONE
     dropout: float = 0.1
     """Rate of dropout on the output of every branch."""
@@ -184,6 +195,10 @@ class TransformerConfig:
     """The architecture that names this model's PyTorch weights and twin."""
     compute_dtype: str | None = None
     """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
+    attention_backend: AttentionBackend = AttentionBackend.XLA
+    remat: Remat = Remat.NONE
+    scan_layers: bool = False
+    """Compile one block of each stack and loop over its layers; no weight has another name."""
     source_pad_id: int = 0
     """Id of padding in the source."""
     target_pad_id: int = 0
@@ -201,8 +216,15 @@ class TransformerConfig:
             checks.check_rates,
             checks.check_ids,
             checks.check_stacks,
+            checks.check_backend,
         ):
             check(self)
+
+    @property
+    def portable(self) -> "TransformerConfig":
+        """The configuration without :data:`EXECUTION`: what a run and an export record."""
+        defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: defaults[name] for name in EXECUTION})
 
     @property
     def head_width(self) -> int:

@@ -21,7 +21,7 @@ from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.storage import huggingface, kinds, pt, safetensors
+from jax_transformer.storage import huggingface, kinds, lazy, pt, safetensors
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 
@@ -64,7 +64,7 @@ def theirs(tmp_path_factory) -> Path:
         "README.md": CARD.encode(),
     }
     extra_files = {"config.json": json.dumps(T5).encode(), **others}
-    huggingface.write(path, weights(), extra_files)
+    huggingface.write(path, lazy.in_memory(weights()), extra_files)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path

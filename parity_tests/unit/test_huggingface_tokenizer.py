@@ -212,14 +212,14 @@ def test_batches_have_the_special_tokens_of_a_line(family, tmp_path):
     assert batch.source[2].tolist() == empty + [loaded.pad_id] * (40 - len(empty))
     assert batch.target_in[2].tolist() == [loaded.bos_id] + [loaded.pad_id] * 39
     assert batch.target_out[2].tolist() == [loaded.pad_id] * 40
-    ((indices, rows),) = batches.source_batches(
+    rows = batches.pad_rows(
         encoding.encode_sources([LINE, "the"], loaded, 40),
-        (40,),
-        (2,),
+        40,
+        2,
         loaded.pad_id,
         encoding.special_tokens(loaded),
     )
-    assert rows.tolist() == [batch.source[i].tolist() for i in indices]
+    assert rows.tolist() == batch.source[:2].tolist()
 
 
 def test_lengths_count_the_special_tokens(tmp_path):

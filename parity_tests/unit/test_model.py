@@ -104,9 +104,9 @@ def test_attention_weights_are_those_of_every_layer_and_head(model):
 def test_encode_equals_the_memory_of_a_call(model, monkeypatch):
     seen = []
 
-    def spy(self, x, context, *rest):
+    def spy(self, x, context, *rest, **options):
         seen.append(context.memory)
-        return stacks.Stack.__call__(self, x, context, *rest)
+        return stacks.Stack.__call__(self, x, context, *rest, **options)
 
     monkeypatch.setattr(stacks.Decoder, "__call__", spy)
     for rngs in (None, jax.random.key(3)):

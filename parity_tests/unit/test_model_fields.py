@@ -137,7 +137,7 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
 
     def gradient(config: TransformerConfig) -> np.ndarray:
         table, weights = (
-            Embedding(config, config.target_vocab_size, rngs=nnx.Rngs(0)),
+            Embedding(config, config.target_vocab_size, config.target_pad_id, rngs=nnx.Rngs(0)),
             jnp.ones((1, 3, config.d_model), jnp.float32),
         )
         definition, params = nnx.split(table)
@@ -150,6 +150,28 @@ def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerC
     assert furthest(logits(old), logits(new)) == 0
     assert np.flatnonzero(first.any(axis=1)).tolist() == [old.target_pad_id, 3, 5]
     assert np.flatnonzero(second.any(axis=1)).tolist() == [3, 5]
+
+
+def keeps_the_embedding_of_padding(old: TransformerConfig, new: TransformerConfig):
+    """Return one embedding's gradients as an output layer, and compare the logits with others'."""
+    x = jax.random.normal(jax.random.key(0), (1, 3, old.d_model), jnp.float32)
+    pad = old.target_pad_id
+
+    def outputs(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
+        table = Embedding(config, config.target_vocab_size, pad, rngs=nnx.Rngs(0))
+        assert not np.asarray(table.embedding[...])[pad].any()
+        table.embedding[...] = table.embedding[...].at[pad].set(1)
+        definition, params = nnx.split(table)
+        values, pull = jax.vjp(lambda p: nnx.merge(definition, p).attend(x), params)
+        gradients = pull(jnp.ones_like(values))[0].embedding[...]
+        return np.asarray(values), np.asarray(gradients)
+
+    (first, trained), (second, frozen) = map(outputs, (replace(new, padding_frozen=False), new))
+    assert (first == second).all() and first[..., pad].all()
+    assert trained[pad].any() and not frozen[pad].any()
+    assert (np.delete(trained, pad, 0) == np.delete(frozen, pad, 0)).all()
+    with pytest.raises(ConfigError, match="padding_frozen"):
+        replace(new, padding_trained=True)
 
 
 def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: TransformerConfig):
@@ -202,6 +224,27 @@ def changes_dtype(old: TransformerConfig, new: TransformerConfig):
     assert dtypes == [np.float64, new.compute_dtype]
 
 
+def program(config: TransformerConfig, dtype: str = "float64") -> str:
+    model = random_model(config, dtype=dtype)
+    return str(jax.make_jaxpr(lambda: model(SOURCE, TARGET))())
+
+
+def computes_the_same_by_another_program(old: TransformerConfig, new: TransformerConfig):
+    """test_scan_and_remat compares gradients, with dropout."""
+    assert shapes(old) == shapes(new) and old == new.portable
+    assert program(old) != program(new)
+    assert furthest(logits(old), logits(new)) < 1e-12
+
+
+def computes_float32_by_another_program(old: TransformerConfig, new: TransformerConfig):
+    """test_attention_backends compares outputs and gradients; this backend is not for float64."""
+    assert shapes(old) == shapes(new)
+    old = replace(old, attention_dropout=0.0)
+    assert program(old, "float32") != program(new, "float32")
+    plain, other = (random_model(each, dtype="float32")(SOURCE, TARGET) for each in (old, new))
+    assert furthest(plain, other) < 1e-5
+
+
 def others(name: str, owner=BASE) -> list[dict]:
     """Return flips of the field to every other member of its enum."""
     current = getattr(owner, name)
@@ -232,6 +275,12 @@ FLIPS = {
     "source_vocab_size": (changes_what_is_refused, [dict(source_vocab_size=9)]),
     "target_vocab_size": (changes_what_is_refused, [dict(target_vocab_size=9)]),
     "d_model": (changes_weights, [dict(d_model=24)]),
+    "attention_backend": (
+        computes_float32_by_another_program,
+        [other | dict(attention_dropout=0.0) for other in others("attention_backend")],
+    ),
+    "remat": (computes_the_same_by_another_program, others("remat")),
+    "scan_layers": (computes_the_same_by_another_program, [dict(scan_layers=True)]),
     "num_heads": (changes_logits, [dict(num_heads=4)]),
     "d_ff": (changes_weights, [dict(d_ff=21)]),
     "max_length": (changes_what_is_refused, [dict(max_length=6)]),
@@ -248,6 +297,10 @@ FLIPS = {
     "mask_fill": (changes_rows_that_see_no_key, others("mask_fill")),
     "embedding_scale": (changes_logits, others("embedding_scale")),
     "padding_trained": (changes_gradients_of_padding_alone, [dict(padding_trained=False)]),
+    "padding_frozen": (
+        keeps_the_embedding_of_padding,
+        [dict(padding_frozen=True, padding_trained=False)],
+    ),
     "tying": (changes_weights_and_logits, others("tying")),
     "dropout": (changes_training_alone, [dict(dropout=0.3)]),
     "attention_dropout": (changes_training_alone, [dict(attention_dropout=0.3)]),
