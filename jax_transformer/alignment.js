@@ -262,7 +262,12 @@ async function drawAttention() {
 
 // The service
 
-let running = new AbortController();
+// The last request for each: a line that is chosen does not stop the translation of what was typed
+const running = { text: new AbortController(), maps: new AbortController() };
+
+function stop(...kinds) {
+  for (const kind of kinds) running[kind].abort();
+}
 
 async function post(fields, signal) {
   const response = await fetch("translate", {
@@ -288,9 +293,9 @@ function report(text, bad = false) {
   get("status").classList.toggle("bad", bad);
 }
 
-async function ask(fields, use) {
-  running.abort();
-  const { signal } = running = new AbortController();
+async function ask(kind, fields, use) {
+  stop(kind);
+  const { signal } = running[kind] = new AbortController();
   try {
     const translations = await post(fields, signal);
     if (!signal.aborted) use(translations);
@@ -305,7 +310,7 @@ async function translate() {
   const numbered = get("input").value.split("\n").map((source, index) => ({ source, number: index + 1 }));
   const lines = numbered.filter(({ source }) => source.trim());
   if (!lines.length) {
-    running.abort();
+    stop("text", "maps");
     get("result").hidden = true;
     return report("");
   }
@@ -313,7 +318,7 @@ async function translate() {
   report("Translating …");
   const fields = options();
   const begin = performance.now();
-  await ask({ ...fields, text: lines.map(({ source }) => source) }, translations => {
+  await ask("text", { ...fields, text: lines.map(({ source }) => source) }, translations => {
     data.sentences = lines.map((line, index) => ({ ...line, fields, ...translations[index] }));
     Object.assign(shown, { sentence: 0, hypothesis: 0, row: 0, column: 0 });
     report(`${lines.length === 1 ? "One line" : `${lines.length} lines`} in ${seconds(begin)} s`);
@@ -328,7 +333,7 @@ async function showAttention() {
   const chosen = sentence();
   if (data.service && !attention()) {
     const fields = { ...chosen.fields, text: chosen.source, attention: true };
-    await ask(fields, ([translation]) => { chosen.hypotheses = translation.hypotheses; });
+    await ask("maps", fields, ([translation]) => { chosen.hypotheses = translation.hypotheses; });
   }
   if (chosen === sentence()) drawAttention();
 }
@@ -336,6 +341,7 @@ async function showAttention() {
 function startService({ beam, max_beam }) {
   document.title = get("heading").textContent = "Translate";
   get("request").hidden = false;
+  get("input").focus();
   Object.assign(get("beam"), { value: beam, max: max_beam });
   let timer;
   const soon = () => { clearTimeout(timer); timer = setTimeout(translate, PAUSE); };

@@ -3,7 +3,7 @@
 import base64
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int32
 from jax_transformer import webpage
 from jax_transformer.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from jax_transformer.errors import ConfigError
+from jax_transformer.generate import prepare
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.storage import atomic
 from jax_transformer.transformer import Attention
@@ -145,12 +146,38 @@ def _attention(
     source_ids: Sequence[int],
     target_ids: Sequence[int],
 ) -> Attention:
-    """The model's attention weights, with both sides padded to the translator's widths."""
+    """The model's attention weights, with both sides padded as in :func:`shapes`."""
     config, split = translator.model.config, translator.split_model
     source = _padded(source_ids, translator.widths, config.source_pad_id)
-    widths = [source.shape[1]] if config.equal_lengths else translator.widths
+    widths = _target_widths(translator, source.shape[1])
     target = _padded(target_ids, widths, config.target_pad_id)
     return _attend(split.structure, split.arrays, source, target)
+
+
+def shapes(translator: Translator) -> Iterator[tuple[int, int]]:
+    """The widths of source and target of every program that :func:`maps` can need."""
+    for source_width in translator.widths:
+        for target_width in _target_widths(translator, source_width):
+            yield source_width, target_width
+
+
+def compile(translator: Translator, source_width: int, target_width: int) -> None:
+    """Compile the program of one of the :func:`shapes`."""
+    config = translator.model.config
+    _attention(
+        translator, [config.source_pad_id] * source_width, [config.target_pad_id] * target_width
+    )
+
+
+def _target_widths(translator: Translator, source_width: int) -> list[int]:
+    """The widths of targets: that of translations without a length of their own, and the longest.
+
+    Two for each width of sources, not all pairs of widths, so that there are few programs.
+    """
+    config = translator.model.config
+    if config.equal_lengths:
+        return [source_width]
+    return sorted({prepare.default_length(config, source_width), config.longest})
 
 
 def _map(layers: tuple[jax.Array, ...], rows: list[str], columns: list[str]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import commands, completion
+from jax_transformer.cli import commands, completion, supervisor
 from jax_transformer.cli.arguments import Command, flags, parse
 from jax_transformer.cli.help_text import help_text
-from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
+from jax_transformer.errors import ConfigError, InputError, Refusal, ReportedError, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()  # here and not at exit: a reader that has gone is no error
         return code
+    except ReportedError as error:
+        return error.exit_code
     except Refusal as error:
         if debug:
             for detail in error.details:
@@ -60,6 +62,7 @@ def process(*before: str) -> NoReturn:
     Python would wait for them for ever.
     """
     code = main([*before, *sys.argv[1:]])
+    supervisor.end(code)
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -90,6 +93,11 @@ def _run(arguments: list[str]) -> int:
         from jax_transformer.architectures import registry
 
         registry.load_from(architecture)
+    distributed = getattr(options, "distributed", None)
+    if distributed is not None and distributed.several():
+        code = supervisor.supervise()
+        if code is not None:
+            return code
     return command.run(options)
 
 

@@ -2,6 +2,7 @@
 
 from jax_transformer.cli import (
     convert,
+    estimate,
     evaluate,
     golden,
     inspect,
@@ -14,6 +15,7 @@ from jax_transformer.cli.arguments import Command
 
 COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
+    "estimate": estimate.COMMAND,
     "translate": translate.COMMAND,
     "serve": serve.COMMAND,
     "evaluate": evaluate.COMMAND,

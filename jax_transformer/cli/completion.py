@@ -50,6 +50,9 @@ def _parser(file: Any) -> argparse.ArgumentParser:
                 action.choices = [str(member.value) for member in option.type]
             elif help_text.metavar(option) == "PATH" or option.positional:
                 action.complete = file  # type: ignore[attr-defined]
+    text = "List the commands, or the options of one."
+    names = [*commands.COMMANDS, "completion"]
+    parsers.add_parser("help", help=text).add_argument("command", choices=names)
     return root
 
 

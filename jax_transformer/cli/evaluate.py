@@ -34,6 +34,8 @@ class EvaluateOptions:
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    tokens_per_batch: int = 4096
+    """Positions of the source in a batch, padding and all beams included."""
     architecture: str | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: str | None = None
@@ -83,6 +85,7 @@ def run(options: EvaluateOptions) -> int:
         languages=(options.source_lang, options.target_lang),
         ensemble=options.ensemble,
         precision=options.precision,
+        tokens_per_batch=options.tokens_per_batch,
     )
     if options.hypotheses is not None:
         with streams.output(options.hypotheses) as file:
@@ -99,7 +102,7 @@ COMMAND = Command(
     EvaluateOptions,
     run,
     groups={
-        "model": "run weights ensemble precision architecture",
+        "model": "run weights ensemble precision tokens_per_batch architecture",
         "input and output": "source target pairs *_field reference source_lang target_lang comet "
         "hypotheses bootstrap json",
         "decoding": "*",

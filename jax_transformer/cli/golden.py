@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Positional
-from jax_transformer.errors import ConfigError, DifferentError, nearest
+from jax_transformer.errors import ConfigError, DifferentError, counted, nearest
 from jax_transformer.storage import atomic
 
 _ACTIONS = ["make", "check"]
@@ -66,7 +66,8 @@ def run(options: GoldenOptions) -> int:
     for line in check.lines():
         print(line)
     if check.wrong:
-        raise DifferentError(f"{options.file}: {len(check.wrong)} arrays differ: {check.wrong[0]}")
+        number = counted(len(check.wrong), "different array")
+        raise DifferentError(f"{options.file}: {number}: {check.wrong[0]}")
     return 0
 
 

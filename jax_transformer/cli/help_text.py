@@ -33,7 +33,9 @@ METAVARS = {
     "SIZE": "shard_size",
     "FILE.py:NAME": "architecture",
     "HOST": "host allowed_hosts",
+    "HOST:PORT": "distributed.coordinator_address",
     "N,N,...": "lengths",
+    "KIND:SIZE": "topology",
 }
 """The placeholders of text values in help, each with the dotted names of its options."""
 _METAVAR = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from jax_transformer import signals
 from jax_transformer.data import parallel_text
 from jax_transformer.storage import atomic
 
@@ -128,29 +129,12 @@ def interruptible() -> Iterator[threading.Event]:
     callback of the garbage collector.
     """
     asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # only the main thread can handle signals
-        return
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt() -> None:
         asked.set()
         raise KeyboardInterrupt
 
-    unraisable = sys.unraisablehook
-
-    def dropped(what: Any) -> None:
-        if not isinstance(what.exc_value, KeyboardInterrupt):
-            unraisable(what)
-
-    before = {
-        number: signal.signal(number, interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    sys.unraisablehook = dropped
-    try:
+    # A shell starts what runs in the background with SIGINT ignored, and so it stays
+    heeded = [n for n in signals.STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
+    with signals.handled(interrupt, raising=KeyboardInterrupt, numbers=heeded):
         yield asked
-    finally:
-        sys.unraisablehook = unraisable
-        for number, handler in before.items():
-            signal.signal(number, handler)

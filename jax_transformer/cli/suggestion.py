@@ -36,6 +36,9 @@ SYNONYMS = {
     "data.source_lang": "src_lang",
     "data.target_lang": "tgt_lang",
     "model.precision": "dtype fp16 bf16 mixed_precision precision",
+    "model.attention_backend": "attn_implementation attn_backend attention flash_attention",
+    "model.remat": """gradient_checkpointing activation_checkpointing checkpoint_activations
+        remat_policy""",
     "model.num_heads": "heads nhead n_heads",
     "model.encoder_layers": "layers num_layers n_layers num_encoder_layers",
     "model.decoder_layers": "num_decoder_layers",

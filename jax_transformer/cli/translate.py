@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.data.options import LongLine
-from jax_transformer.errors import ConfigError, Refusal
+from jax_transformer.errors import ConfigError, Refusal, counted
 from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
 from jax_transformer.storage import atomic
 
@@ -89,6 +89,8 @@ class TranslateOptions:
     """Read lines from this file, plain or gzip, instead of standard input."""
     output: str | None = None
     """Write translations to this file instead of standard output."""
+    tokens_per_batch: int = 4096
+    """Positions of the source in a batch, padding and all beams included."""
     buffer: int = 8192
     """Collect at most N lines before they are translated, sorted by length."""
     too_long: LongLine = LongLine.REFUSE
@@ -117,7 +119,7 @@ def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
 @with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
-    from jax_transformer import alignment, pretrained, translation
+    from jax_transformer import pretrained, translation
     from jax_transformer.training import devices
 
     devices.use_cache()
@@ -135,6 +137,7 @@ def run(options: TranslateOptions) -> int:
         source_lang=options.source_lang,
         target_lang=options.target_lang,
         precision=options.precision,
+        tokens_per_batch=options.tokens_per_batch,
         **overrides,
     )
     if message := translation.without_cache(translator.model.config):
@@ -148,6 +151,8 @@ def run(options: TranslateOptions) -> int:
         if options.attention is not None:
             shown.append(line)
     if options.attention is not None:
+        from jax_transformer import alignment
+
         alignment.write(
             options.attention,
             translator,
@@ -184,15 +189,19 @@ def _translated(
     except (KeyboardInterrupt, Refusal):
         if count:
             name = str(getattr(file, "name", ""))
-            where = f", in {name}" if name.endswith(atomic.PARTIAL) else ""
-            print(f"{count:,} lines are translated{where}", file=sys.stderr)
+            where = f" in {name}" if name.endswith(atomic.PARTIAL) else ""
+            print(
+                f"translated {counted(count, 'line')}{where}; "
+                f"to go on, translate the input from line {count + 1:,}",
+                file=sys.stderr,
+            )
         raise
     finally:
         if too_long:
             limit, names = translator.model.config.longest, ", ".join(too_long[:10])
             print(
-                f"{len(too_long):,} lines are over max_length={limit}, and were "
-                f"{'cut' if options.too_long is LongLine.CUT else 'skipped'}: {names}"
+                f"{'cut' if options.too_long is LongLine.CUT else 'skipped'} "
+                f"{counted(len(too_long), 'line')} over max_length={limit}: {names}"
                 f"{', ...' if len(too_long) > 10 else ''}",
                 file=sys.stderr,
             )
@@ -213,7 +222,7 @@ COMMAND = Command(
     TranslateOptions,
     run,
     groups={
-        "model": "run weights ensemble precision architecture",
+        "model": "run weights ensemble precision tokens_per_batch architecture",
         "input and output": "input output buffer too_long attention source_lang target_lang",
         "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
         "repetition_penalty min_new_tokens",

@@ -102,11 +102,11 @@ class Service:
     async def _warm(self) -> None:
         """Compile all programs of the start, one at a time."""
         loop = asyncio.get_running_loop()
-        shapes, start = list(self.engine.shapes()), loop.time()
-        for group, rows in shapes:
-            await loop.run_in_executor(self.batcher.device, self.engine.compile, group, rows)
+        programs, start = list(self.engine.programs()), loop.time()
+        for program in programs:
+            await loop.run_in_executor(self.batcher.device, program)
         self.ready = True
-        logger.info("ready: %d programs after %.0f s", len(shapes), loop.time() - start)
+        logger.info("ready: %d programs after %.0f s", len(programs), loop.time() - start)
 
     # Endpoints
 

@@ -1,8 +1,9 @@
 """A translator for one batch at a time, over a fixed few shapes."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +55,8 @@ class Engine:
     """Translates lines as its translator does, in batches of the translator's widths.
 
     A batch of each width has one of a few numbers of rows, so a set of options compiles few
-    programs; those of :meth:`shapes` at the start, others when they are first asked for. Only one
-    thread may translate at a time; another one may encode.
+    programs; those of :meth:`programs` at the start, others when they are first asked for. Only
+    one thread may translate at a time; another one may encode.
     """
 
     def __init__(self, translator: Translator, *, batch_rows: int, max_configs: int):
@@ -127,15 +128,20 @@ class Engine:
         """Undo :meth:`admit` for a config that the model refused, as nothing was compiled."""
         self._others.discard(_compiled(config))
 
-    def shapes(self) -> Iterator[tuple[Group, int]]:
-        """Every batch to compile at the start: a group and its number of rows."""
+    def programs(self) -> Iterator[Callable[[], None]]:
+        """A function for each program of the start, which compiles it.
+
+        They are those of the default options, of the page's, and of every attention map.
+        """
         for config in dict.fromkeys((self.translator.generation_config, self.page_config)):
             for width in self.translator.widths:
                 group = Group(
                     dataclasses.replace(config, num_return_sequences=config.num_beams), width
                 )
                 for rows in self.rows(group):
-                    yield group, rows
+                    yield partial(self.compile, group, rows)
+        for widths in alignment.shapes(self.translator):
+            yield partial(alignment.compile, self.translator, *widths)
 
     def compile(self, group: Group, rows: int) -> None:
         """Translate a batch of empty lines, so that its program is compiled."""

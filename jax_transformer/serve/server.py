@@ -17,6 +17,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at the address, which does not listen yet. Raises ConfigError."""
+    if not 0 <= port < 65536:  # getaddrinfo takes its last 16 bits
+        raise ConfigError(f"port={port} must be between 0 and 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -51,7 +53,8 @@ def url(bound: socket.socket) -> str:
 def run(service: Service, bound: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then answer every request that was accepted and return.
 
-    A second SIGINT ends it at once. An error outside of requests ends it, too, and is raised.
+    A second signal that is SIGINT ends it without these answers and raises KeyboardInterrupt. An
+    error outside of requests ends it, too, and is raised.
     """
     logger = logging.getLogger("jax_transformer.serve")
     logger.addHandler(logging.StreamHandler(sys.stderr))
@@ -80,9 +83,12 @@ def run(service: Service, bound: socket.socket) -> None:
             signal.signal(number, action)
     if service.failure is not None:
         raise service.failure
+    lost = service.accepted - service.answered - service.abandoned
     print(
         f"stopped: {service.accepted} requests accepted, {service.answered} answered, "
-        f"{service.abandoned} abandoned by their clients",
+        f"{service.abandoned} abandoned by their clients" + (f", {lost} lost" if lost else ""),
         file=sys.stderr,
         flush=True,
     )
+    if uvicorn_server.force_exit:
+        raise KeyboardInterrupt

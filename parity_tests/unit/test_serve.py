@@ -1,16 +1,10 @@
-"""The HTTP service: same translations as the translator, bounded, and nothing lost at its end."""
+"""The HTTP service: same translations as the translator, and everything bounded."""
 
-import contextlib
 import dataclasses
-import http.client
 import itertools
 import json
 import re
-import signal
-import socket
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,55 +13,28 @@ import numpy as np
 import pytest
 from starlette import testclient
 
+from jax_transformer import alignment
 from jax_transformer.cli import translate
-from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.errors import ConfigError
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
 from jax_transformer.serve import requests, server
 from jax_transformer.serve.app import Service
 from jax_transformer.serve.engine import Engine
-from jax_transformer.serve.limits import Limits
-from jax_transformer.translation import Translator
-from parity_tests.unit import runs
-from parity_tests.unit.helpers import tiny
-from parity_tests.unit.speakers import loud
-
-WORDS = "one two three four five six seven eight nine ten".split()
-LINES = ["one two three four five six", "seven", "", "eight nine ten", "ten ten", "one"]
-LIMITS = Limits(
-    queue_size=12,
-    max_lines=11,
-    max_characters=200,
-    max_body_bytes=2000,
-    max_beam=6,
-    max_configs=2,
-    batch_rows=4,
-    timeout=20.0,
+from jax_transformer.translation import Hypothesis, Translator
+from parity_tests.unit import services
+from parity_tests.unit.services import (
+    LIMITS,
+    LINES,
+    WORDS,
+    device_busy,
+    serving,
+    status_and_message,
+    until,
 )
 
 
 @pytest.fixture(scope="module")
 def translator() -> Translator:
-    tokenizer = Tokenizer.train([" ".join(WORDS)] * 9, 300, pad_id=1, bos_id=2, eos_id=3)
-    config = tiny("lesson10_repaired", vocab_size=tokenizer.vocab_size, max_length=16, num_layers=1)
-    return Translator(loud(config, 3), tokenizer, widths=(8,))
-
-
-@contextlib.contextmanager
-def serving(translator: Translator, **changes: Any) -> Iterator[tuple[Service, Any]]:
-    """A service whose programs are compiled, and a client of it."""
-    service = Service(translator, dataclasses.replace(LIMITS, **changes), title="a <model>")
-    with testclient.TestClient(service.app, raise_server_exceptions=False) as client:
-        until(lambda: service.ready)
-        yield service, client
-
-
-def until(condition: Any) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    return services.translator()
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +46,6 @@ def served(translator) -> Iterator[tuple[Service, Any]]:
 @pytest.fixture
 def client(served) -> Any:
     return served[1]
-
-
-@contextlib.contextmanager
-def device_busy(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
-    """The device stops before its next batch, until the end; yields the batches."""
-    free, batches, translate = threading.Event(), [], service.engine.translate
-
-    def wait(lines):
-        batches.append([line.text for line in lines])
-        assert free.wait(60)
-        return translate(lines)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service.engine, "translate", wait)
-        try:
-            yield batches
-        finally:
-            free.set()
-            until(lambda: not service.batcher.queued)
 
 
 # Translations
@@ -165,6 +113,15 @@ def test_attention_comes_if_asked_for(client, translator):
         assert maps["cross"]["layers"] == 1 and "".join(maps["cross"]["columns"]).startswith("one")
 
 
+def test_attention_compiles_nothing_after_the_start(served, translator):
+    before = alignment._attend._cache_size()
+    for line in LINES[:2]:
+        for length in range(1, 17):
+            hypothesis = Hypothesis("", np.arange(length), None)
+            alignment.maps(translator, line, hypothesis)
+    assert alignment._attend._cache_size() == before >= 2
+
+
 # No mix-up
 
 
@@ -211,13 +168,6 @@ def test_requests_of_equal_options_share_batches(served, monkeypatch):
 
 
 # Refusals
-
-
-def status_and_message(answer: Any) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/json"
-    (message,) = answer.json().values()
-    assert "\n" not in message
-    return answer.status_code, message
 
 
 @pytest.mark.parametrize(
@@ -399,74 +349,3 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "a <model>" not in answer.text and "a \\u003cmodel\\u003e" in answer.text
     assert not re.findall(r"https?:|url\(|@import|innerHTML|eval\(", answer.text)
-
-
-# The process
-
-
-def test_an_address_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        taken.listen()
-        with pytest.raises(ConfigError, match="cannot listen"):
-            server.bind("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(ConfigError, match="cannot listen"):
-        server.bind("no.such.host.invalid", 0)
-
-
-def test_a_missing_package_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    for name in ("app", "server"):
-        monkeypatch.delitem(sys.modules, f"jax_transformer.serve.{name}", raising=False)
-    monkeypatch.delattr("jax_transformer.serve.app")
-    assert runs.main("serve", "nowhere") == 2
-    assert "jax-seq2seq[serve]" in capsys.readouterr().err
-
-
-def posted(port: int, fields: dict[str, Any]) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    with contextlib.closing(connection):
-        body, headers = json.dumps(fields), {"Content-Type": "application/json"}
-        connection.request("POST", "/translate", body, headers)
-        with connection.getresponse() as response:
-            return json.loads(response.read())
-
-
-def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
-    temporary = tmp_path_factory.getbasetemp()
-    with runs.as_a_user():
-        run = runs.trained(temporary).path
-        expected = Translator.load(run)([f"the {word}" for word in runs.WORDS])
-        process = runs.start(
-            "serve", run, "--port", "0", "--batch-rows", "4", "--queue-size", "300"
-        )
-    texts = dict(zip((f"the {word}" for word in runs.WORDS), expected, strict=True))
-    lines: list[str] = []
-    try:
-        while not any("ready" in line for line in lines):
-            lines.append(process.stderr.readline())
-            assert lines[-1], lines
-        port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
-        answers: list[bool] = []
-
-        def load(number: int) -> None:
-            line = list(texts)[number % len(texts)]
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                while True:
-                    answer = posted(port, {"text": [line] * 3})
-                    answers.append([t["text"] for t in answer["translations"]] == [texts[line]] * 3)
-
-        threads = [threading.Thread(target=load, args=(number,)) for number in range(12)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(answers) > 20)
-        process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(60)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, errors
-    accepted, answered, abandoned = map(int, re.findall(r"(\d+) ", errors.splitlines()[-1]))
-    assert accepted == answered == len(answers) and abandoned == 0
-    assert all(answers)

@@ -136,6 +136,18 @@ def test_another_line_and_another_alternative_show_their_attention(page, transla
         until(lambda rows=rows: len(texts(page, "#rows button")) == len(rows))
 
 
+def test_choosing_a_line_does_not_stop_the_translation_of_what_was_typed(page):
+    page.execute_script(
+        "const ask = window.fetch; window.fetch = async (...all) => {"
+        "await new Promise(done => setTimeout(done, 500)); return ask(...all); }"
+    )
+    all_of(page, "#input")[0].send_keys(" six")
+    until(lambda: all_of(page, "#status")[0].text.startswith("Translating"))
+    all_of(page, "#lines label")[1].click()
+    until(lambda: all_of(page, "#status")[0].text.startswith("2 lines"))
+    assert texts(page, "#lines .quiet")[1] == LINES[1] + " six"
+
+
 def test_pointing_at_a_token_highlights_what_it_looks_at(page):
     from selenium.webdriver import ActionChains
 

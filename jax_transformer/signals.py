@@ -1,0 +1,58 @@
+"""SIGTERM and Ctrl-C, handled for as long as a block runs."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def handled(
+    action: Callable[[], None],
+    *,
+    raising: type[BaseException],
+    numbers: Sequence[int] = STOPPING,
+    once: bool = False,
+) -> Iterator[None]:
+    """Call ``action`` at these signals. Only the main thread can: in others, nothing changes.
+
+    Args:
+        action: may raise ``raising``.
+        raising: an exception that Python drops, and would report, if the signal comes in a
+            finalizer or a callback of the garbage collector. It is not reported; the block has to
+            look for the request by itself.
+        numbers: the signals.
+        once: the first signal brings back the handlers that were in place, so that a second one
+            has its usual effect.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    report = sys.unraisablehook
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        if once:
+            restore()
+        action()
+
+    def dropped(what: Any) -> None:
+        if not isinstance(what.exc_value, raising):
+            report(what)
+
+    for number in numbers:
+        signal.signal(number, handle)
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+        restore()

@@ -1,0 +1,223 @@
+"""The process of the service: its address, requests that end early, and its stop."""
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from jax_transformer.errors import ConfigError
+from jax_transformer.serve import server
+from jax_transformer.serve.app import Service
+from jax_transformer.translation import Translator
+from parity_tests.unit import runs, services
+from parity_tests.unit.services import LIMITS, device_busy, serving, until
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return services.translator()
+
+
+# Requests that end early
+
+BODY = {"type": "http.request", "body": b'{"text": ["two", "three"]}'}
+PART = {"type": "http.request", "body": b'{"text', "more_body": True}
+GONE = {"type": "http.disconnect"}
+
+
+async def status(service: Service, receive: Callable[[], Awaitable[dict[str, Any]]]) -> int:
+    """The status of a request whose messages come from ``receive``."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers}
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await service.app(scope, receive, send)
+    return sent[0]["status"]
+
+
+def count(service: Service, status: int) -> float:
+    """The number of requests with that status in the metrics."""
+    name = "jax_transformer_requests_total"
+    return service.metrics.registry.get_sample_value(name, {"status": str(status)}) or 0
+
+
+def test_a_body_that_does_not_come_in_time_is_408(translator):
+    service = Service(translator, dataclasses.replace(LIMITS, timeout=0.05))
+    messages = [PART]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.sleep(60)
+        return messages.pop()
+
+    assert asyncio.run(status(service, receive)) == 408
+    assert count(service, 408) == 1
+
+
+def test_a_client_that_goes_while_it_sends_is_499(translator):
+    service, messages = Service(translator, LIMITS), [GONE, PART]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop()
+
+    assert asyncio.run(status(service, receive)) == 499
+    assert count(service, 499) == 1
+
+
+def test_the_lines_of_a_client_that_goes_leave_the_queue(translator, monkeypatch):
+    gone, messages = threading.Event(), [BODY]
+
+    async def receive() -> dict[str, Any]:
+        while not messages and not gone.is_set():
+            await asyncio.sleep(0.005)
+        return messages.pop() if messages else GONE
+
+    with (
+        serving(translator) as (service, client),
+        ThreadPoolExecutor(1) as threads,
+        device_busy(service, monkeypatch) as batches,
+    ):
+        first = threads.submit(client.post, "/translate", json={"text": "one"})
+        until(lambda: batches)
+        second = client.portal.start_task_soon(status, service, receive)
+        until(lambda: service.batcher.queued == 2)
+        gone.set()
+        assert second.result(60) == 499
+    assert first.result().status_code == 200
+    assert batches == [["one"]]
+    assert (service.accepted, service.answered, service.abandoned) == (2, 1, 1)
+    assert count(service, 499) == 1
+
+
+# The process
+
+
+def test_an_address_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        taken.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            server.bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="cannot listen"):
+        server.bind("no.such.host.invalid", 0)
+    with pytest.raises(ConfigError, match="port=80000"):
+        server.bind("127.0.0.1", 80000)
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    for name in ("app", "server"):
+        monkeypatch.delitem(sys.modules, f"jax_transformer.serve.{name}", raising=False)
+    monkeypatch.delattr("jax_transformer.serve.app")
+    assert runs.main("serve", "nowhere") == 2
+    assert "jax-seq2seq[serve]" in capsys.readouterr().err
+
+
+def posted(port: int, fields: dict[str, Any]) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        body, headers = json.dumps(fields), {"Content-Type": "application/json"}
+        connection.request("POST", "/translate", body, headers)
+        with connection.getresponse() as response:
+            return json.loads(response.read())
+
+
+def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
+    temporary = tmp_path_factory.getbasetemp()
+    with runs.as_a_user():
+        run = runs.trained(temporary).path
+        expected = Translator.load(run)([f"the {word}" for word in runs.WORDS])
+        process = runs.start(
+            "serve", run, "--port", "0", "--batch-rows", "4", "--queue-size", "300"
+        )
+    texts = dict(zip((f"the {word}" for word in runs.WORDS), expected, strict=True))
+    lines: list[str] = []
+    try:
+        while not any("ready" in line for line in lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", lines[0])[1])
+        answers: list[bool] = []
+
+        def load(number: int) -> None:
+            line = list(texts)[number % len(texts)]
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                while True:
+                    answer = posted(port, {"text": [line] * 3})
+                    answers.append([t["text"] for t in answer["translations"]] == [texts[line]] * 3)
+
+        threads = [threading.Thread(target=load, args=(number,)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answers) > 20)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(60)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, errors
+    accepted, answered, abandoned = map(int, re.findall(r"(\d+) ", errors.splitlines()[-1]))
+    assert accepted == answered == len(answers) and abandoned == 0
+    assert all(answers)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capfd):
+    logger = logging.getLogger("jax_transformer.serve")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)  # and so again after the test
+    service, bound = Service(translator, LIMITS), server.bind("127.0.0.1", 0)
+    port, started, free = bound.getsockname()[1], threading.Event(), threading.Event()
+
+    def translate(lines):
+        started.set()
+        free.wait(60)
+        return []
+
+    def press() -> bool:
+        """Ctrl-C during a batch; True if only the second one ended the server."""
+        try:
+            until(lambda: service.ready)
+            waiting = threads.submit(posted, port, {"text": "one"})
+            assert started.wait(60)
+            os.kill(os.getpid(), signal.SIGINT)
+            until(lambda: refuses(port))
+            return not waiting.done()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(service.engine, "programs", lambda: ())
+    monkeypatch.setattr(service.engine, "translate", translate)
+    with ThreadPoolExecutor(2) as threads:
+        pressed = threads.submit(press)
+        with pytest.raises(KeyboardInterrupt):
+            server.run(service, bound)
+        free.set()
+    assert pressed.result()
+    assert "1 requests accepted, 0 answered, 0 abandoned by their clients, 1 lost" in (
+        capfd.readouterr().err
+    )
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
