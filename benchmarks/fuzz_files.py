@@ -53,6 +53,7 @@ OPCODES = (
 MEMORY = 4_000_000  # bytes, in addition to 100 times the file's
 SECONDS = 10.0  # with memory traced, on a busy machine
 HARMLESS = (
+    "mmap.__new__",  # of a file that was opened
     "open",
     "builtins.id",
     "os.scandir",

@@ -76,7 +76,7 @@ def measure(rounds: int, steps: int) -> dict[str, np.ndarray]:
     options = TrainOptions()
     with tempfile.TemporaryDirectory() as folder:
         text = corpus.prepare(
-            options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).count
+            options, RunFolder(Path(folder)), lambda: Devices.take(options.devices).row_shards
         )
     trainer = Trainer(text, options)
     plain = unbuffered(text)

@@ -33,7 +33,7 @@ KINDS = ("kills", "terms", "failures")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def record_references(work: Path, compiled: Path) -> list[Reference]:
+def record_references(work: Path, compiled: Path, processes: int) -> list[Reference]:
     """A run of each setting, done twice; exits if the two differ.
 
     The first compiles everything, the second finds it compiled.
@@ -43,7 +43,10 @@ def record_references(work: Path, compiled: Path) -> list[Reference]:
         runs = []
         for turn in ("cold", "warm"):
             sandbox = Sandbox(
-                work / f"whole-{name}-{turn}", [*flags, *COMMON.split(), *options.split()], compiled
+                work / f"whole-{name}-{turn}",
+                [*flags, *COMMON.split(), *options.split()],
+                compiled,
+                processes,
             )
             sandbox.folder.mkdir()
             result = sandbox.start()
@@ -77,6 +80,7 @@ def chains(
                     references[number % len(references)],
                     work,
                     compiled,
+                    options.processes,
                 )
 
 
@@ -185,7 +189,8 @@ def parse() -> argparse.Namespace:
         ("damages", 500, "damaged checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=int, default=count, help=text)
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--processes", type=int, default=1, help="processes of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--only", metavar="KIND-NUMBER", help="one chain, as kills-17, of the same counts"
@@ -203,11 +208,11 @@ def campaign(options: argparse.Namespace, work: Path) -> int:
     """Run everything and return the exit code."""
     began = time.monotonic()
     compiled = work / "compiled"
-    references = record_references(work, compiled)
+    references = record_references(work, compiled, options.processes)
     outcomes = interrupt(options, references, work, compiled)
     controls: list[Finding] = []
     damages: list[Finding] = []
-    if options.only is None:
+    if options.only is None and options.processes == 1:
         parts: list[tuple[list[Finding], Callable]] = [
             (controls, interruptions_damage.controls),
             (damages, interruptions_damage.damages),

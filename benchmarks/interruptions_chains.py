@@ -26,6 +26,7 @@ REPEATED = (
     "save",
     "prune",
 )  # the phases of every validation; only averaging comes after the last of them
+BEFORE_MEETING = ("interpreter", "imports")  # several processes wait minutes for one that is late
 LONGEST = 7  # interruptions of one chain
 COLD = 10  # every tenth chain begins without compiled programs, and keeps its own
 ATTEMPTS = 4  # starts per requested interruption: some runs end before it comes
@@ -88,19 +89,23 @@ class Chain:
         reference: Reference,
         work: Path,
         compiled: Path,
+        processes: int = 1,
     ):
         self.kind, self.number, self.count, self.reference = kind, number, count, reference
         self.random = random.Random(f"{seed} {kind} {number}")
         self.folder = work / f"{kind}-{number}"
         self.compiled = self.folder / "compiled" if number % COLD == COLD - 1 else compiled
         self.starts = ATTEMPTS * count
+        self.processes = processes
 
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
         outcomes: list[Outcome] = []
         run = 0
         while len(outcomes) < self.count and self.starts > 0:
-            sandbox = Sandbox(self.folder / str(run), self.reference.arguments, self.compiled)
+            sandbox = Sandbox(
+                self.folder / str(run), self.reference.arguments, self.compiled, self.processes
+            )
             sandbox.folder.mkdir(parents=True)
             run += 1
             outcomes += self._run(sandbox, self.count - len(outcomes))
@@ -130,7 +135,8 @@ class Chain:
         while len(outcomes) < count and self.starts > 0:
             signal_time, task = self._draw(sandbox)
             self.starts -= 1
-            result = sandbox.start(signal_time, **task)
+            target = self.random.randrange(self.processes) if self.processes > 1 else 0
+            result = sandbox.start(signal_time, target, **task)
             outcome = interruptions_verdict.judge(self.kind, self.number, sandbox, result, task)
             if outcome:
                 outcomes.append(outcome)
@@ -162,7 +168,12 @@ class Chain:
 
     def _moment(self, ahead: float) -> SignalTime:
         phase = self.random.choice(
-            [phase for phase in PHASES if ahead or phase not in (*REPEATED, "compile")]
+            [
+                phase
+                for phase in PHASES
+                if (ahead or phase not in (*REPEATED, "compile"))
+                and (self.processes == 1 or phase not in BEFORE_MEETING)
+            ]
         )
         times = max(1, round(ahead * STEPS / EVAL_EVERY)) if phase in REPEATED else 1
         occurrence = self.random.randint(1, times)

@@ -96,9 +96,30 @@ class Pipe:
             try:
                 return function(*arguments, **options)
             finally:
-                self.begin(then or before)
+                if self.phase == phase:  # or another thread has begun one
+                    self.begin(then or before)
 
         setattr(holder, name, reported)
+
+    def wrap_saving(self, checkpoint: Any) -> None:
+        """Report ``save`` from the beginning of a checkpoint until its thread has completed it."""
+        begin = checkpoint.begin
+
+        @functools.wraps(begin)
+        def reported(*arguments: Any, **options: Any) -> Any:
+            self.begin("save")
+            complete = begin(*arguments, **options)
+
+            def completed() -> Any:
+                try:
+                    return complete()
+                finally:
+                    if self.phase == "save":
+                        self.begin("steps")
+
+            return completed
+
+        checkpoint.begin = reported
 
 
 # System calls
@@ -195,7 +216,7 @@ def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
         pipe.wrap(loop.Run, "_average", "average", "end")
 
     def change_checkpoint(checkpoint: Any) -> None:
-        pipe.wrap(checkpoint, "save", "save")
+        pipe.wrap_saving(checkpoint)
         pipe.wrap(checkpoint, "prune", "prune")
 
     def change_step(step: Any) -> None:
@@ -219,7 +240,8 @@ def counted(call: Callable, pipe: Pipe, task: Task) -> Callable:
         nonlocal updates
         result = call(*arguments)
         updates += 1
-        pipe.begin("steps")
+        if pipe.phase != "save":  # steps go on while a checkpoint is written
+            pipe.begin("steps")
         if updates == task.updates:
             os.kill(os.getpid(), signal.SIGTERM)
         return result

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from parity_tests import compiling
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "interruptions_child.py"
@@ -100,6 +103,8 @@ class ProcessResult:
     ended: float = 0.0
     hung: bool = False
     """True if it had not ended after :data:`LONGEST` and was killed."""
+    others: list[tuple[int, str]] = field(default_factory=list)
+    """Exit code and standard error of the other processes of a distributed run."""
 
     def phase(self, at: float) -> str:
         """The phase at a time."""
@@ -133,13 +138,20 @@ class Sandbox:
     arguments: Sequence[str]
     compiled: Path
     """The cache of compiled programs."""
+    processes: int = 1
+    """Processes that train together; any of them may be the one that is interrupted."""
 
     @property
     def run(self) -> Path:
         return self.folder / RUN
 
-    def start(self, signal_time: SignalTime | None = None, **task: Any) -> ProcessResult:
-        """Start the command and wait for its end; ``task`` are fields of the child's task."""
+    def start(
+        self, signal_time: SignalTime | None = None, target: int = 0, **task: Any
+    ) -> ProcessResult:
+        """Start the command and wait for its end; ``task`` are fields of the child's task.
+
+        With several processes, signals and the task are for process ``target``.
+        """
         reader, writer = os.pipe()
         environment = {
             name: value
@@ -152,21 +164,29 @@ class Sandbox:
             "JAX_COMPILATION_CACHE_DIR": str(self.compiled),
         }
         environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        command = [
-            sys.executable,
-            str(CHILD),
-            json.dumps({"pipe": writer, **task}),
-            "train",
-            "--run",
-            RUN,
-            *self.arguments,
-        ]
+        if self.processes > 1:  # collectives of CPUs wait half a minute for one that compiles
+            environment["XLA_FLAGS"] = compiling.FLAGS
+        child = [str(CHILD), json.dumps({"pipe": writer, **task})]
+        train = ["train", "--run", RUN, *self.arguments]
+        flags = distributed(self.processes)
+        command = [sys.executable, *child, *train, *flags[target]]
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         result = ProcessResult(0, "", "", [])
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, pass_fds=(writer,), **pipes
         )  # type: ignore[call-overload]
         os.close(writer)
+        others = [
+            subprocess.Popen(
+                [sys.executable, "-m", "jax_transformer", *train, *each],
+                cwd=self.folder,
+                env=environment,
+                text=True,
+                **pipes,
+            )  # type: ignore[call-overload]
+            for i, each in enumerate(flags)
+            if i != target
+        ]
         sender = Sender(process, signal_time, result)
         follower = threading.Thread(target=sender.follow, args=(reader,))
         follower.start()
@@ -178,10 +198,35 @@ class Sandbox:
             result.hung = True
         finally:
             result.ended = time.monotonic()
+            for other in others:
+                err, hung = _ended(other)
+                result.hung |= hung
+                result.others.append((other.returncode, err))
             sender.cancel()
             follower.join()
         result.code = process.returncode
         return result
+
+
+def distributed(count: int) -> list[list[str]]:
+    """The flags of each process of a run: none for a single one."""
+    if count == 1:
+        return [[]]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    common = f"--distributed.coordinator-address=127.0.0.1:{port} --distributed.num-processes="
+    common += f"{count} --distributed.heartbeat-timeout=10 --distributed.process-id="
+    return [f"{common}{i}".split() for i in range(count)]
+
+
+def _ended(process: subprocess.Popen) -> tuple[str, bool]:
+    """Standard error of a process after its end, and True if it had to be killed."""
+    try:
+        return process.communicate(timeout=LONGEST)[1], False
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[1], True
 
 
 class Sender:

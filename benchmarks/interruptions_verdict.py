@@ -8,10 +8,11 @@ from typing import Any
 
 from benchmarks import interruptions_child
 from benchmarks.interruptions_runs import LONGEST, PHASES, ProcessResult, Sandbox
-from jax_transformer.errors import CheckpointError, InputError, Preempted
+from jax_transformer.errors import CheckpointError, InputError, LostProcessError, Preempted
 from jax_transformer.storage import checkpoint
 
 REFUSALS = (InputError.exit_code, CheckpointError.exit_code)  # after a failed call
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter: of a supervised process
 WITHOUT_HANDLER = (PHASES[0], "imports", "end")  # a signal may act as on any program
 WORK = ("validation", "save")  # a run told to stop must not begin these and exit with 0
 AT_ONCE = (
@@ -78,8 +79,8 @@ def judge(
         return None
     if result.hung:
         complaints = iter([_hung(result)])
-    elif result.code == -signal.SIGKILL:
-        complaints = iter(() if kind == "kills" else ["it was killed"])
+    elif result.code in KILLED:
+        complaints = _lost_complaints(result) if kind == "kills" else iter(["it was killed"])
     elif kind == "failures":
         complaints = _failure_complaints(result)
     else:
@@ -101,7 +102,24 @@ def clean_end(result: ProcessResult) -> list[str]:
     return [f"a traceback on stderr\n{result.err[-2000:]}"] if _traceback(result) else []
 
 
+def _lost_complaints(result: ProcessResult) -> Iterator[str]:
+    """Problems of the processes that another one has left by its death."""
+    for code, err in result.others:
+        if code not in (0, LostProcessError.exit_code):
+            yield f"another process ended with exit code {code}\n{err[-2000:]}"
+        elif code and not err.splitlines()[-1].startswith("jax-transformer: another process"):
+            yield f"no line with the reason for the end of another process\n{err[-2000:]}"
+
+
+def _other_complaints(result: ProcessResult, *more: int) -> Iterator[str]:
+    """Problems of the processes that must end as this one did, or with one of ``more`` codes."""
+    for code, err in result.others:
+        if code not in (result.code, *more):
+            yield f"another process ended with exit code {code}, not {result.code}\n{err[-2000:]}"
+
+
 def _failure_complaints(result: ProcessResult) -> Iterator[str]:
+    yield from _other_complaints(result, LostProcessError.exit_code)
     if result.code not in (0, *REFUSALS):
         yield f"exit code {result.code} after a call that failed"
     elif result.code and not _last(result).startswith("jax-transformer: "):
@@ -117,6 +135,7 @@ def _signal_complaints(sandbox: Sandbox, result: ProcessResult, outcome: Outcome
         yield "a traceback on stderr"
     if outcome.by_default and len(result.sent) > 1 and result.code in AT_ONCE:
         return
+    yield from _other_complaints(result)
     if result.code not in (0, Preempted.exit_code):
         yield f"exit code {result.code} after {outcome.what}"
     elif result.code == 0 and any(
@@ -155,8 +174,14 @@ def _hung(result: ProcessResult) -> str:
 
 
 def _traceback(result: ProcessResult) -> bool:
-    return "Traceback (most recent call last)" in result.err
+    return any("Traceback (most recent call last)" in err for err in _errors(result))
 
 
 def _last(result: ProcessResult) -> str:
-    return result.err.splitlines()[-1] if result.err else ""
+    """The last line of the process that reports its end, which any of several may be."""
+    lasts = [err.splitlines()[-1] for err in _errors(result) if err]
+    return next((last for last in lasts if last.startswith("jax-transformer: ")), "")
+
+
+def _errors(result: ProcessResult) -> list[str]:
+    return [result.err, *(err for _, err in result.others)]

@@ -29,7 +29,8 @@ from jax_transformer.data.options import DataOptions
 from jax_transformer.storage import atomic, pt, pt_writer
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, curves, optimizer, step, torch_checkpoint
-from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.transformer import Transformer
 from torch_reference import training
 

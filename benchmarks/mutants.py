@@ -39,6 +39,13 @@ PAGES = {
     "tables": "weight tables",
     "training": "loss, optimizer, step, and an optimizer's state between the frameworks",
     "decoding": "decoding",
+    "mesh": "the layout on several devices",
+    "updates": "accumulated updates, averages, and the lines of metrics",
+    "runs": "a resumed run: its checkpoints, which are kept and averaged, and its metrics",
+    "batches": "the order of pairs, pairs left over, and the arrays of a batch",
+    "text": "reading text, its normalisation, and lengths",
+    "lines": "sampling, n-best lists, and the weighting of evaluation",
+    "files": "casts, sharded exports and exit codes",
 }
 PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"

@@ -6,6 +6,7 @@ _CACHE, _WHOLE = "jax_transformer/nn/attention.py", "jax_transformer/transformer
 _LOOP, _SCORERS, _SEARCH = (
     f"jax_transformer/generate/{name}.py" for name in ("decoding", "scorers", "beam_search")
 )
+_COMPACTION = "jax_transformer/generate/compaction.py"
 _UNIT = "parity_tests/unit/test_generate.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
 _STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_a_full_pass[lesson10]",)
@@ -91,9 +92,9 @@ MUTANTS = [
     Mutant(
         "only as many continuations as beams",
         _SEARCH,
-        ("-1), 2 * static_args.config.num_beams)\n"),
+        ("-1), count)\n"),
         (
-            "-1), 2 * static_args.config.num_beams)\n"
+            "-1), count)\n"
             "    lowest = jnp.finfo(best.dtype).min / 2\n"
             "    best = best.at[:, static_args.config.num_beams :].set(lowest)\n"
         ),
@@ -165,26 +166,34 @@ MUTANTS = [
     Mutant(
         "a finished row continues",
         _LOOP,
-        "jnp.where(done, static_args.pad_id, choose(scores[:, 0], i))",
-        "choose(scores[:, 0], i)",
+        "jnp.where(carry.open, chosen, static_args.pad_id)",
+        "chosen",
         (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
         met="tokens after the end",
     ),
     Mutant(
         "greedy runs to the last position",
         _LOOP,
-        "(step < length) & ~done.all()",
-        "step < length",
+        "open=carry.open & (token != static_args.eos_id)",
+        "open=carry.open",
         _STOP,
         met="early stop",
     ),
     Mutant(
         "greedy stops with its first row",
-        _LOOP,
-        "~done.all()",
-        "~done.any()",
+        _COMPACTION,
+        "is_open(c).sum() > next_size",
+        "is_open(c).all()",
         (f"{_UNIT}::test_greedy_is_the_plain_loop_without_a_cache[lesson10]",),
         met="early stop",
+    ),
+    Mutant(
+        "rows that leave the batch lose their place",
+        _COMPACTION,
+        "now, rows[left], sizes[1:])",
+        "now, left, sizes[1:])",
+        ("parity_tests/unit/test_compaction.py::test_rows_leave_the_loop_and_keep_their_order",),
+        met="rows of a batch in another order",
     ),
     Mutant(
         "temperature multiplies",

@@ -22,8 +22,10 @@ def seed(mutant: Mutant) -> None:
         raise ValueError(f"{mutant.name}: no function and no table of {mutant.file} has changed")
 
 
-def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
-    """Replace the object of this name in the module; True if it has changed.
+def _exchanged(
+    module: ModuleType, name: str, old: Any, new: Any, owner: type | None = None
+) -> bool:
+    """Replace the object of this name in the module, or in its class; True if it has changed.
 
     The code of functions is exchanged inside them, so references elsewhere change too.
     """
@@ -39,8 +41,8 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
         if not _own(old, module):
             return False
         exchanged = [
-            _exchanged(module, key, value, vars(new).get(key, value))
-            for key, value in vars(old).items()
+            _exchanged(module, key, value, vars(new).get(key, value), old)
+            for key, value in list(vars(old).items())
         ]
         return any(exchanged)
     before, after = _function(old), _function(new)
@@ -49,24 +51,24 @@ def _exchanged(module: ModuleType, name: str, old: Any, new: Any) -> bool:
             return False
         before.__code__ = after.__code__
         return True
-    if (
-        isinstance(old, dict | tuple)
-        and not name.startswith("__")
-        and isinstance(new, type(old))
-        and repr(old) != repr(new)
-    ):
-        setattr(module, name, new)
+    if name.startswith("__") or not isinstance(new, type(old)):
+        return False
+    tables = isinstance(old, dict | tuple) and repr(old) != repr(new)
+    numbers = type(old) in (int, float, str, bytes, frozenset) and old != new
+    if tables or numbers:
+        setattr(owner or module, name, new)
         return True
     return False
 
 
 def _function(value: Any) -> FunctionType | None:
     """The function inside a cache, a jit or a property."""
-    while not isinstance(value, FunctionType) and (
-        hasattr(value, "__wrapped__") or getattr(value, "fget", None)
-    ):
-        value = getattr(value, "__wrapped__", None) or value.fget
-    return value if isinstance(value, FunctionType) else None
+    while not isinstance(value, FunctionType):
+        inner = (getattr(value, name, None) for name in ("__wrapped__", "fget", "func"))
+        value = next((each for each in inner if each is not None), None)
+        if value is None:
+            return None
+    return value
 
 
 def _own(value: Any, module: ModuleType) -> bool:

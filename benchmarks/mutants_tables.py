@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a copy on our side may drift",
         _RULES,
-        "if array.tobytes() != arrays[0].tobytes():",
+        "if not tensors.same(array, arrays[0]):",
         "if array.shape != arrays[0].shape:",
         (f"{_UNIT}::test_flax_copies_that_differ_are_named",),
         met="tied copy that drifts",
@@ -157,15 +157,15 @@ MUTANTS = [
     Mutant(
         "arrays share the checkpoint's memory",
         _RULES,
-        'return [np.array(self.each.to_flax(part), order="C") for part in parts]',
-        "return [self.each.to_flax(part) for part in parts]",
+        "return [_owned(part, tensor) for part in parts]",
+        "return parts",
         (f"{_UNIT}::test_converted_arrays_are_contiguous_and_share_no_memory",),
         met="an in-place update that changes both models",
     ),
     Mutant(
         "tensors are strided views",
         _RULES,
-        'return np.array(self._join(parts) if len(parts) > 1 else parts[0], order="C")',
+        "return tensors.contiguous(self._join(parts) if len(parts) > 1 else parts[0])",
         "return self._join(parts) if len(parts) > 1 else parts[0]",
         (f"{_UNIT}::test_converted_arrays_are_contiguous_and_share_no_memory",),
         met="safetensors writes other bytes for a transposed view",

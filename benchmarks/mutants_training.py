@@ -2,9 +2,10 @@
 
 from benchmarks.mutants_fault import GRADIENTS, Mutant
 
-_RULE, _STEP = (
+_RULE, _STEP, _LOSS = (
     "jax_transformer/training/optimizer.py",
     "jax_transformer/training/step.py",
+    "jax_transformer/training/loss.py",
 )
 _STATE, _CROSS, _GROUPS = (
     "jax_transformer/training/optimizer_state.py",
@@ -145,16 +146,15 @@ MUTANTS = [
     ),
     Mutant(
         "smoothing over the other tokens",
-        _STEP,
+        _LOSS,
         "loss = loss - label_smoothing * logits.mean(axis=-1)",
-        "gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]\n        "
-        "loss = loss - label_smoothing * (logits.sum(axis=-1) - gold) / (logits.shape[-1] - 1)",
+        "loss = loss - label_smoothing * (logits.sum(axis=-1) - target) / (logits.shape[-1] - 1)",
         _SMOOTHED,
         met="label-smoothing form: tensor2tensor's and torch's",
     ),
     Mutant(
         "smoothing added to the full loss",
-        _STEP,
+        _LOSS,
         "(1 - label_smoothing) *",
         "1.0 *",
         _SMOOTHED,
@@ -162,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding counted",
-        _STEP,
+        _LOSS,
         "counted.sum()",
         "jnp.asarray(targets.size, jnp.int32)",
         _SMOOTHED,
@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding has a loss",
-        _STEP,
+        _LOSS,
         "jnp.where(counted, loss, jnp.zeros((), loss.dtype)).sum()",
         "loss.sum()",
         _SMOOTHED,
@@ -178,11 +178,27 @@ MUTANTS = [
     ),
     Mutant(
         "loss in 16 bits",
-        _STEP,
+        _LOSS,
         "if logits.dtype.itemsize < 4:",
         "if logits.dtype.itemsize < 2:",
         (f"{_VALUES}::test_the_loss_is_computed_in_float32_at_least",),
         met="bfloat16 without the cast up",
+    ),
+    Mutant(
+        "the target logit's gradient at the next id",
+        _LOSS,
+        "ids = jnp.arange(size, dtype=targets.dtype)",
+        "ids = 1 + jnp.arange(size, dtype=targets.dtype)",
+        (f"{_VALUES}::test_the_gradient_of_the_loss_is_that_of_autodiff",),
+        met="a gradient written by hand",
+    ),
+    Mutant(
+        "only the last chunk's gradient of the output layer",
+        _LOSS,
+        "return jax.tree.map(jnp.add, summed, (result, of_weights)), of_x",
+        "return (jax.tree.map(jnp.add, summed[0], result), of_weights), of_x",
+        (f"{_VALUES}::test_a_loss_in_chunks_is_the_whole_loss",),
+        met="a sum over chunks",
     ),
     Mutant(
         "only the last batch counts",
@@ -196,7 +212,7 @@ MUTANTS = [
         "a mean of means",
         _STEP,
         "return jax.tree.map(jnp.add, summed, more)",
-        "scale = (summed.tokens / more.tokens).astype(more.loss.dtype)\n"
+        "scale = (summed.losses.tokens / more.losses.tokens).astype(more.losses.loss.dtype)\n"
         "        gradients = jax.tree.map(\n"
         "            lambda a, b: a + b * scale, summed.gradients, more.gradients\n        )\n"
         "        summed = summed._replace(gradients=gradients)\n"

@@ -8,6 +8,7 @@ _RESIDUAL, _DROPOUT, _WHOLE = (
     "jax_transformer/transformer.py",
 )
 _STACKS = "jax_transformer/nn/stacks.py"
+_SCAN = "parity_tests/unit/test_scan_and_remat.py"
 _SAME_MASKS = "parity_tests/test_dropout.py::test_same_masks_same_loss_and_gradients"
 
 MUTANTS = [
@@ -50,8 +51,8 @@ MUTANTS = [
     Mutant(
         "source padding by the target's id",
         _WHOLE,
-        "self._decode(memory, source != self.config.source_pad_id, target, dropout)",
-        "self._decode(memory, source != self.config.eos_id, target, dropout)",
+        "valid = source != self.config.source_pad_id\n        return *self._decode",
+        "valid = source != self.config.eos_id\n        return *self._decode",
         level("logits", "lesson10_repaired"),
         "decoder.blocks.0.cross_attention",
         case="lesson10_repaired",
@@ -161,6 +162,14 @@ MUTANTS = [
         "0",
         ("parity_tests/unit/test_dropout.py::test_sites_steps_and_seeds_are_independent",),
         met="one key for all layers",
+    ),
+    Mutant(
+        "the first layer's masks in every scanned layer",
+        _DROPOUT,
+        "jnp.uint32)[self._index]",
+        "jnp.uint32)[0 * self._index]",
+        (f"{_SCAN}::test_a_traced_layer_has_the_masks_of_its_number",),
+        met="one mask for all layers of a loop",
     ),
     Mutant(
         "keep probability used as the rate",

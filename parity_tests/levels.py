@@ -16,7 +16,7 @@ from jax_transformer import torch_bridge
 from jax_transformer.config import Mask, Part, TransformerConfig
 from jax_transformer.nn.blocks import Context
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.training.step import cross_entropy
+from jax_transformer.training.loss import cross_entropy
 from parity_tests.twins import Pair, as_torch
 
 Both = tuple[np.ndarray, np.ndarray]

@@ -336,9 +336,10 @@ def known_flags() -> str:
 
 OTHERS = set(
     """--extra-index-url --wheel --no-cache --logdir --strict --inplace --execute
-    --coalesce-streams --output_dir --quantization --xla_gpu_deterministic_ops""".split()
+    --coalesce-streams --output_dir --quantization --xla_gpu_deterministic_ops --nodes
+    --ntasks-per-node --gpus-per-node --signal --requeue""".split()
 )
-"""Flags of pip, build, import-linter, tensorboard, mkdocs, nbconvert, CTranslate2 and XLA."""
+"""Flags of pip, build, import-linter, tensorboard, mkdocs, nbconvert, CTranslate2, XLA, SLURM."""
 
 
 @pytest.mark.parametrize("page", PAGES)

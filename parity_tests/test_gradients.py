@@ -16,7 +16,7 @@ from jax_transformer import transformer
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
-from jax_transformer.training.options import OptimizerOptions, Schedule
+from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS, ODD
 from parity_tests.levels import assert_close

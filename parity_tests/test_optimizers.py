@@ -9,7 +9,7 @@ import torch
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer, optimizer_state
-from jax_transformer.training.options import OptimizerName, OptimizerOptions, Schedule
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
 from torch_reference import training
 
 STEPS = 10

@@ -220,6 +220,7 @@ def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
     assert '"architecture": "my_translator"' in (tmp_path / "new" / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_python_trains_an_architecture_that_is_not_registered(folder, tmp_path):
     random_module(folder)  # its folder can be imported from
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR

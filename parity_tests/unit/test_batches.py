@@ -291,7 +291,7 @@ def test_a_pair_wider_than_all_buckets_is_refused():
     with pytest.raises(errors.ConfigError, match=r"length of 9 .* widest bucket, 8"):
         batches.BatchPlan(np.array([[2, 9]]), (8,), (2,), seed=0).batch_indices(0)
     with pytest.raises(errors.ConfigError, match="widest bucket, 8"):
-        batches.source_batches([[9] * 8], (8,), (2,), 0, encoding.SpecialTokens((), (1,)))
+        list(batches.by_length(np.array([9]), (8,), (2,)))
 
 
 # Arrays
@@ -426,21 +426,26 @@ def test_evaluation_has_every_pair_once_in_order_of_length(tokens):
     assert restored.tolist() == list(range(1000, 1503))
 
 
-def test_sources_without_targets_are_batched_as_pairs_are():
-    sources = [source.tolist() for source in ENCODED.sources] + [[]]
-    source_batches = batches.source_batches(
-        sources, (16, 64), (5, 3), 1, encoding.SpecialTokens((), (3,))
-    )
-    assert sorted(np.concatenate([indices for indices, _ in source_batches]).tolist()) == list(
-        range(504)
-    )
-    lengths = np.array([len(source) for source in sources])
-    assert (np.diff(lengths[np.concatenate([indices for indices, _ in source_batches])]) >= 0).all()
-    for indices, array in source_batches:
-        assert array.dtype == np.int32 and array.shape in {(5, 16), (3, 64)}
-        for row in range(len(array)):
-            expected = sources[indices[row]] if row < len(indices) else []
-            assert array[row].tolist() == expected + [3] + [1] * (
-                array.shape[1] - len(expected) - 1
-            )
-    assert batches.source_batches([], (8,), (2,), 1, encoding.SpecialTokens((), (3,))) == []
+def test_every_source_is_in_one_batch_shortest_first():
+    lengths = np.array([len(source) for source in ENCODED.sources] + [0])
+    groups = list(batches.by_length(lengths, (16, 64), (5, 3)))
+    order = np.concatenate([indices for _, indices in groups])
+    assert sorted(order.tolist()) == list(range(504)) and (np.diff(lengths[order]) >= 0).all()
+    assert all(len(indices) <= (5, 3)[bucket] for bucket, indices in groups)
+    assert sum(len(indices) < (5, 3)[bucket] for bucket, indices in groups) <= 2
+    assert list(batches.by_length(lengths[:0], (8,), (2,))) == []
+
+
+def test_source_rows_have_special_tokens_and_padding():
+    rows = batches.pad_rows([[7, 8], []], 5, 3, 1, encoding.SpecialTokens((2,), (3, 4)))
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [[2, 7, 8, 3, 4], [2, 3, 4, 1, 1], [2, 3, 4, 1, 1]]
+
+
+def test_numbers_of_rows_are_few():
+    assert [batches.row_counts(most) for most in (1, 3, 16, 100)] == [
+        (1,),
+        (1, 3),
+        (1, 4, 16),
+        (1, 4, 16, 64, 100),
+    ]

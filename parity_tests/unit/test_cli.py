@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import inspect
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,24 +13,26 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer
-from jax_transformer import cli
+from jax_transformer import cli, processes
 from jax_transformer.cli import suggestion, translate
 from jax_transformer.cli.arguments import flag, listed, renamed
 from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
 from jax_transformer.serve import limits
-from jax_transformer.training import options
+from jax_transformer.training import lora_options, mesh_options, optimizer_options, options
 from parity_tests.unit import runs
 
 FLAGS = {
     "train": """
         --config --architecture --run --init --resume --steps --seed --log-every
         --eval-every --eval-pairs --samples --keep --keep-best --best-by --patience
-        --average --average-of --freeze --devices --tensorboard --no-tensorboard --wandb
+        --average --average-of --freeze --loss-chunks --devices --tensorboard
+        --no-tensorboard --wandb
         --compilation-cache --model.preset --model.d-model --model.num-heads
         --model.d-ff --model.encoder-layers --model.decoder-layers --model.max-length
         --model.dropout --model.attention-dropout --model.activation-dropout
         --model.embedding-dropout --model.norm-placement --model.tying --model.precision
+        --model.attention-backend --model.remat --model.scan-layers --model.no-scan-layers
         --data.train-source --data.train-target --data.valid-source --data.valid-target
         --data.train --data.train-weights --data.valid --data.dataset --data.dataset-config
         --data.train-split --data.valid-split --data.source-field --data.target-field
@@ -42,10 +45,13 @@ FLAGS = {
         --optimizer.momentum --optimizer.nesterov --optimizer.no-nesterov
         --optimizer.weight-decay --optimizer.clip-norm --optimizer.label-smoothing
         --optimizer.accumulate --optimizer.ema
-        --lora.rank --lora.alpha --lora.targets""".split(),
+        --lora.rank --lora.alpha --lora.targets --mesh.fsdp --mesh.tensor
+        --distributed.coordinator-address --distributed.num-processes --distributed.process-id
+        --distributed.auto --distributed.no-auto --distributed.heartbeat-timeout""".split(),
     "translate": """
         --run --weights --ensemble --precision --architecture --source-lang --target-lang
-        --input --output --buffer --too-long --attention --max-length --beam --length-penalty
+        --input --output --tokens-per-batch
+        --buffer --too-long --attention --max-length --beam --length-penalty
         --penalty --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
         --n-best --sample --no-sample --temperature --top-k --top-p --seed""".split(),
     "serve": """
@@ -57,7 +63,7 @@ FLAGS = {
         --top-p --seed""".split(),
     "evaluate": """
         --run --source --target --pairs --source-field --target-field --reference
-        --weights --ensemble --precision --architecture
+        --weights --ensemble --precision --tokens-per-batch --architecture
         --source-lang --target-lang --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --comet
         --hypotheses --json --no-json""".split(),
@@ -75,6 +81,12 @@ FLAGS = {
     "completion": [],
 }
 """Flags, by command."""
+FLAGS["estimate"] = [
+    *"--topology --length --device-memory --json --no-json".split(),
+    *(flag for flag in FLAGS["train"] if not flag.startswith("--distributed.")),
+]
+TRAIN = [options, data_options, lora_options, mesh_options, optimizer_options]
+"""Modules with the options of training."""
 FLAGS_0_1 = {
     "train": """
         --config --run --init --resume --steps --seed --log-every --eval-every
@@ -171,7 +183,8 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     printed = " ".join(console.say(command, "--help-all")[1].split())
     nested = {
-        "train": [options, data_options],
+        "train": [*TRAIN, processes],
+        "estimate": TRAIN,
         "evaluate": [translate],
         "serve": [translate, limits],
     }
@@ -243,6 +256,30 @@ def test_shells_complete_commands_options_and_choices(console, shell):
     assert (code, err) == (0, "")
     words = ["translate", "optimizer.schedule", "inverse_sqrt"]
     assert not [word for word in words if word not in out]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tr", ["train", "translate"]),
+        ("translate --be", ["--beam"]),
+        ("train --optimizer.schedule ", ["constant", "cosine", "inverse_sqrt", "linear"]),
+        ("convert my", ["my file.pt", "my-run"]),
+        ("translate --run my-", ["my-run"]),
+        ("help tran", ["translate"]),
+    ],
+)
+def test_bash_completes(console, tmp_path, words, expected):
+    (tmp_path / "my-run").mkdir()
+    (tmp_path / "my file.pt").touch()
+    script = console.say("completion", "bash")[1] + (
+        'COMP_WORDS=(jax-transformer "$@"); COMP_CWORD=$#; _shtab_jax_transformer\n'
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "--norc", "-c", script, "bash", *words.split(" ")]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (sorted(answer.stdout.splitlines()), answer.stderr) == (expected, "")
 
 
 def test_a_completion_needs_its_package_and_a_known_shell(console, monkeypatch):

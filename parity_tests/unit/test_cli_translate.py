@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import translation
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, orbax_arrays
 from parity_tests.unit import runs
 
 LINES = [
@@ -232,10 +231,10 @@ def test_lines_that_cannot_be_translated_are_named(console, run):
 
 def test_translating_hashes_and_loads_each_file_of_a_checkpoint_once(console, run, monkeypatch):
     hashed, loaded = [], []
-    sha256, load = checkpoint.sha256, ocp.load
+    sha256, open_arrays = checkpoint.sha256, orbax_arrays.open_arrays
     monkeypatch.setattr(checkpoint, "sha256", lambda path: (hashed.append(path), sha256(path))[1])
     monkeypatch.setattr(
-        ocp, "load", lambda path, *like: (loaded.append(path), load(path, *like))[1]
+        orbax_arrays, "open_arrays", lambda path: (loaded.append(path), open_arrays(path))[1]
     )
     assert console.say("translate", "--run", run, stdin=b"a\n")[0] == 0
     (path,) = loaded
@@ -269,11 +268,23 @@ def test_lines_are_translated_as_they_come(run, monkeypatch):
     assert [text.count(b"\n") for text in received] == [1, 1, 1]
 
 
+def score(line: str) -> float:
+    """The score of a line of an n-best list."""
+    return float(line.rpartition(" ||| ")[2])
+
+
 def test_small_buffers_give_the_same_translations(console, run):
     for flags in ((), ("--sample", "--temperature", "3"), ("--beam", "2", "--n-best", "2")):
-        assert translated(console, run, LINES, "--buffer", "2", *flags) == translated(
-            console, run, LINES, *flags
-        )
+        small = translated(console, run, LINES, "--buffer", "2", *flags)
+        expected = translated(console, run, LINES, *flags)
+        if "--n-best" in flags:  # batches of other sizes round the last printed digit otherwise
+            assert [score(line) for line in small] == pytest.approx(
+                [score(line) for line in expected], abs=2e-6
+            )
+            small, expected = (
+                [line.rpartition(" ||| ")[0] for line in each] for each in (small, expected)
+            )
+        assert small == expected
     console.refused(2, ["buffer=0"], "translate", "--run", run, "--buffer", "0", stdin=b"a\n")
 
 
@@ -281,11 +292,11 @@ def test_small_buffers_give_the_same_translations(console, run):
 def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, monkeypatch, number):
     translate, batches = translation.Translator._translate, []
 
-    def interrupted(self, lines, source, config):
-        batches.append(lines)
-        if lines[-1].number > 5:
+    def interrupted(self, batch, config):
+        batches.append(batch.lines)
+        if batch.lines[-1].number > 5:
             signal.raise_signal(number)
-        translate(self, lines, source, config)
+        translate(self, batch, config)
 
     expected = translated(console, run, LINES)
     monkeypatch.setattr(translation.Translator, "_translate", interrupted)
@@ -301,7 +312,10 @@ def test_an_interrupted_translation_keeps_what_is_done(console, run, tmp_path, m
     partial = tmp_path / "out.partial"
     assert (code, err.splitlines()) == (
         130,
-        [f"6 lines are translated, in {partial}", "jax-transformer: stopped at once"],
+        [
+            f"translated 6 lines in {partial}; to go on, translate the input from line 7",
+            "jax-transformer: stopped at once",
+        ],
     )
     assert partial.read_text().splitlines() == expected[:6]
     assert (tmp_path / "out").read_text() == "before"
@@ -318,8 +332,8 @@ def test_an_interruption_that_python_drops_is_noticed_after_the_batch(console, r
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)
 
-    def interrupted(self, lines, source, config):
-        translate(self, lines, source, config)
+    def interrupted(self, batch, config):
+        translate(self, batch, config)
         Dropped()
 
     monkeypatch.setattr(translation.Translator, "_translate", interrupted)
@@ -335,7 +349,7 @@ def test_long_lines_are_cut_or_skipped_as_told(console, run):
         code, out, err = console.say(
             *("translate", "--run", run, "--too-long", choice, "--buffer", "3"), stdin=stdin
         )
-        message = f"1 lines are over max_length=40, and were {done}: {len(LINES) + 1}\n"
+        message = f"{done} 1 line over max_length=40: {len(LINES) + 1}\n"
         assert (code, err) == (0, message)
         *others, last = out.removesuffix("\n").split("\n")
         assert others == translated(console, run, LINES) and bool(last) == (choice == "cut")

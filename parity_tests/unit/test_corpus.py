@@ -20,7 +20,8 @@ from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, recipe
-from jax_transformer.training.options import ModelOptions, OptimizerOptions, TrainOptions
+from jax_transformer.training.optimizer_options import OptimizerOptions
+from jax_transformer.training.options import ModelOptions, TrainOptions
 
 WORDS = dict(
     zip(
@@ -208,7 +209,7 @@ def test_dropped_pairs_of_both_splits_are_counted(tmp_path):
                 "valid_source": ("d",),
                 "valid_target": ("e",),
             },
-            ["names 1 files", "train_target 2"],
+            ["names 1 file", "train_target 2"],
         ),
         ({"dataset_config": "de-en"}, ["data.dataset_config='de-en'", "data.dataset"]),
         ({"train": ("a.tsv",), "valid": ("b.tsv",), "train_split": "a"}, ["data.train_split='a'"]),

@@ -21,7 +21,14 @@ def _as_a_user():
         yield
 
 
-@pytest.mark.parametrize("name", FAITHFUL)
+# The others train as lesson10 does, which test_training.py trains
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("blog2023", "part2_encoder") else pytest.mark.slow)
+        for name in FAITHFUL
+    ],
+)
 def test_a_document_is_trained_translates_and_is_converted(name: str, tmp_path, capsys):
     run, page = tmp_path / "run", tmp_path / "page.html"
     attention = (

@@ -142,7 +142,7 @@ def test_randomness_may_be_a_stream_a_key_or_a_source_of_masks():
         np.asarray(from_rngs(nnx.Rngs(dropout=3), masks).keep((999,), 0.5))
         == np.asarray(from_rngs(key, masks).keep((999,), 0.5))
     ).all()
-    own = MaskedDropout()
+    own = KeyedDropout(KEY, masks)
     assert from_rngs(own, masks) is own
 
 

@@ -156,3 +156,13 @@ def test_the_first_long_source_is_named_and_a_huge_one_is_not_encoded(longest):
         with pytest.raises(errors.InputError, match=message):
             encoding.encode_sources(lines, TOKENIZER, 4, where="text: ")
     assert longest == [4]
+
+
+def test_a_long_source_is_named_by_its_number_among_all_lines():
+    with pytest.raises(errors.InputError, match=r"^line 12 is 5 tokens long"):
+        encoding.encode_sources(["one", "xxxx"], TOKENIZER, 4, first_number=11)
+
+
+def test_only_sources_over_the_maximum_are_cut():
+    cut = encoding.cut_sources(["xx", "xxx", "xxxx"], TOKENIZER, 4)
+    assert cut == ([TOKENIZER.encode(line) for line in ("xx", "xxx", "xxx")], [False, False, True])

@@ -34,6 +34,7 @@ def test_a_validation_logged_before_an_unsaved_step_is_not_logged_twice(
         file.write(json.dumps(LATER)[:9])
     folder.keep_metrics(4, validated=validated, averaged=averaged)
     assert folder.entries() == stay
+    assert all("weights" not in entry for entry in folder.validations().values())
 
 
 def test_only_partial_files_are_removed(tmp_path):

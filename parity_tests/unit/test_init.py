@@ -17,13 +17,13 @@ from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
-from jax_transformer.training.options import (
+from jax_transformer.training.optimizer_options import (
+    ADAPTERS,
     FINE_TUNING,
     FROM_SCRATCH,
-    ModelOptions,
     Schedule,
-    TrainOptions,
 )
+from jax_transformer.training.options import ModelOptions, TrainOptions, read_options
 from parity_tests.unit import runs
 
 OPTIONS = [
@@ -152,12 +152,54 @@ def test_init_has_defaults_for_fine_tuning_and_options_win(tmp_path):
     file = ["--config", str(tmp_path / "run.yaml")]
     for more, expected in (
         (["--init", "somewhere"], FINE_TUNING),
+        (["--init", "somewhere", "--lora.rank", "2"], ADAPTERS),
+        (["--lora.rank", "2"], FROM_SCRATCH),
         (file, FINE_TUNING._replace(learning_rate=3e-3)),
         ([*file, "--optimizer.schedule", "cosine"], FINE_TUNING._replace(
             learning_rate=3e-3, schedule=Schedule.COSINE)),
         ([*file, "--optimizer.learning-rate", "1e-4"], FINE_TUNING._replace(learning_rate=1e-4)),
     ):  # fmt: skip
         assert cli.parse("train", TrainCommand, more).options.optimizer.rate == expected
+
+
+@pytest.fixture
+def by_version_0_1(tuned, tmp_path) -> tuple[Path, list[str]]:
+    """That run as version 0.1 recorded it, with its default rate, and arguments without a rate."""
+    folder, arguments = tuned
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    recorded = json.loads((run / "train_config.json").read_text())
+    recorded["optimizer"] |= FROM_SCRATCH._asdict()
+    (run / "train_config.json").write_text(json.dumps(recorded))
+    at = arguments.index("--optimizer.learning-rate")
+    return run, arguments[:at] + arguments[at + 4 :]
+
+
+def test_a_run_of_version_0_1_continues_at_its_rate(by_version_0_1):
+    run, arguments = by_version_0_1
+    for _ in range(2):
+        result = runs.train("--run", run, *arguments)
+        assert result.code == 0, result.err
+        assert "keeps the learning rate that it began with, version 0.1's default" in result.err
+        assert read_options(RunFolder(run)).optimizer.rate == FROM_SCRATCH
+
+
+@pytest.mark.parametrize(
+    "option", [("learning-rate", "5e-5"), ("schedule", "linear"), ("warmup-steps", "7")]
+)
+def test_a_rate_that_is_given_is_never_replaced_by_the_run_s(by_version_0_1, option):
+    run, arguments = by_version_0_1
+    name, value = option
+    result = runs.train("--run", run, *arguments, f"--optimizer.{name}", value)
+    assert result.code == 2 and f"optimizer.{name.replace('-', '_')} (" in result.err
+
+
+def test_a_run_of_another_rate_is_refused(by_version_0_1):
+    run, arguments = by_version_0_1
+    path = run / "train_config.json"
+    path.write_text(path.read_text().replace("0.003", "0.002"))
+    result = runs.train("--run", run, *arguments)
+    assert result.code == 2 and "optimizer.learning_rate (0.002 -> 5e-05)" in result.err
 
 
 def test_languages_without_init_are_refused():

@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import evaluation
+from jax_transformer.training import scores
 
 REFERENCES = [
     f"the {word} cat sees {word} red houses and a small bird"
@@ -18,34 +18,34 @@ KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 
 
 def test_validation_has_bleu_chrf_and_exact_match():
-    scores = evaluation.score(HYPOTHESES, REFERENCES)
+    figures = scores.score(HYPOTHESES, REFERENCES)
     assert (
-        scores.keys() == {"bleu", "chrf", "exact_match", "signatures"}
-        and scores["exact_match"] == 37.5
+        figures.keys() == {"bleu", "chrf", "exact_match", "signatures"}
+        and figures["exact_match"] == 37.5
     )
-    assert scores["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != scores["chrf"]
+    assert figures["bleu"] == BLEU().corpus_score(HYPOTHESES, [REFERENCES]).score != figures["chrf"]
     assert (
-        scores["signatures"].keys() == {"bleu", "chrf"}
-        and "tok:13a" in scores["signatures"]["bleu"]
+        figures["signatures"].keys() == {"bleu", "chrf"}
+        and "tok:13a" in figures["signatures"]["bleu"]
     )
 
 
 def test_intervals_are_those_of_sacrebleu():
-    scores = evaluation.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
-    assert scores["confidence"].keys() == KINDS.keys()
+    figures = scores.score(HYPOTHESES, REFERENCES, names=tuple(KINDS), bootstrap=50)
+    assert figures["confidence"].keys() == KINDS.keys()
     for name, kind in KINDS.items():
         result = kind().corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=50)
-        assert scores[name] == result.score and "bs:50" in scores["signatures"][name]
+        assert figures[name] == result.score and "bs:50" in figures["signatures"][name]
         assert (
-            scores["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
+            figures["confidence"][name] == {"mean": result._mean, "half_width": result._ci}
             and result._ci > 0
         )
-    assert "confidence" not in evaluation.score(HYPOTHESES, REFERENCES, names=("ter",))
+    assert "confidence" not in scores.score(HYPOTHESES, REFERENCES, names=("ter",))
 
 
 def test_unscorable_input_is_refused():
     with pytest.raises(InputError, match=r"^there are no translations to score$"):
-        evaluation.score([], [])
+        scores.score([], [])
     for bootstrap in (-5, 1):
         with pytest.raises(ConfigError, match=f"^bootstrap={bootstrap} must be 0 or at least 2$"):
-            evaluation.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)
+            scores.score(HYPOTHESES, REFERENCES, bootstrap=bootstrap)

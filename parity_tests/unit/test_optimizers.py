@@ -15,7 +15,7 @@ import pytest
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.training import optimizer
-from jax_transformer.training.options import (
+from jax_transformer.training.optimizer_options import (
     USED_BY,
     OptimizerName,
     OptimizerOptions,

@@ -1,6 +1,7 @@
 """Reading parallel text: line ends, dropped pairs, and refusals in one line that names the file."""
 
 import gzip
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +219,27 @@ def test_content_hash_is_the_same_in_every_version():
         parallel_text.content_hash([("a", "ä")])
         == "004421f5c0c5a2d110a1521b4157288e4c3fe6ac2deed8e688857b2d4a7f106b"
     )
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "content",
+    [b"one\ntwo\n", b"one\n\ntwo", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\r\nthree", b"\n\n"],
+)
+def test_lines_that_come_in_pieces_are_those_of_the_file(tmp_path, monkeypatch, content, size):
+    monkeypatch.setattr(parallel_text, "_CHUNK", size)
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    assert list(itertools.chain.from_iterable(parallel_text.read_chunks(path))) == (
+        parallel_text.read_lines(path)
+    )
+
+
+def test_a_line_that_is_not_utf_8_is_named_by_its_number_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_text, "_CHUNK", 2)
+    (tmp_path / "text").write_bytes(b"a\nb\n\xff\nc\n")
+    with pytest.raises(errors.InputError, match=r"text: line 3 is not valid UTF-8 \(byte 0xff\)"):
+        list(parallel_text.read_chunks(tmp_path / "text"))
 
 
 def test_importing_the_corpus_loads_no_jax():

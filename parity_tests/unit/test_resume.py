@@ -20,7 +20,8 @@ from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import devices
 from jax_transformer.training import run as run_module
-from jax_transformer.training.options import DataOptions, OptimizerName, Resume, TrainOptions
+from jax_transformer.training.optimizer_options import OptimizerName
+from jax_transformer.training.options import DataOptions, Resume, TrainOptions
 from parity_tests.unit import runs
 from parity_tests.unit.runs import train
 

@@ -14,7 +14,7 @@ from jax_transformer import pretrained, transformer
 from jax_transformer.architectures import registry
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
-from jax_transformer.training import evaluation, step
+from jax_transformer.training import step, validation
 from parity_tests.unit import runs
 
 RATES = ("dropout", "attention-dropout", "activation-dropout", "embedding-dropout")
@@ -196,13 +196,13 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_
     are averaged.
     """
     run, losses = tmp_path / "run", iter([3.0, 1.0, 2.0, 2.5, 1.5])
-    validate = evaluation.Validation.__call__
+    validate = validation.Validation.__call__
 
     def told_loss(self, weights):
         report = validate(self, weights)
         return dataclasses.replace(report, figures=report.figures | {"valid_loss": next(losses)})
 
-    monkeypatch.setattr(evaluation.Validation, "__call__", told_loss)
+    monkeypatch.setattr(validation.Validation, "__call__", told_loss)
     options = [*runs.with_option(finished.arguments, "--eval-every", 20), *QUICK]
     options += "--patience 2 --best-by valid_loss --keep 1 --average 2 --average-of best".split()
     result = runs.train("--run", run, *options)
@@ -264,18 +264,17 @@ def test_arrays_that_are_not_finite_are_never_saved(
     """A step makes parameters NaN, which the next loss shows; checkpoints are at 100 and 200."""
     make_step = step.make_step
 
-    def poisoned(*arguments, **options):
-        good = make_step(*arguments, **options)
-
-        def bad(state, batches, key):
-            state, measured = good(state, batches, key)
+    class Poisoned(step.TrainStep):
+        def __call__(self, state, batches, key):
+            state, measured = super().__call__(state, batches, key)
             if int(state.step) == spoiled:
                 state = state._replace(
                     params={name: array * np.float32("nan") for name, array in state.params.items()}
                 )
             return state, measured
 
-        return bad
+    def poisoned(*arguments, **options):
+        return Poisoned(**vars(make_step(*arguments, **options)))
 
     monkeypatch.setattr(step, "make_step", poisoned)
     options = [

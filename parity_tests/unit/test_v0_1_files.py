@@ -97,6 +97,7 @@ def test_averaged_run_of_v0_1_resumes_and_is_averaged_again(tmp_path, monkeypatc
     assert sorted(path.name for path in Path("averaged_run/averaged").iterdir()) == ["300"]
 
 
+@pytest.mark.slow
 def test_training_resumes_from_a_torch_file_of_v0_1(tmp_path, monkeypatch):
     """The run has lost its checkpoint of that step, and its options are passed as a file."""
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text", "torch_training.pt"))
@@ -107,6 +108,7 @@ def test_training_resumes_from_a_torch_file_of_v0_1(tmp_path, monkeypatch):
     trained("run", "train", "--config", "run/train_config.json", after=220)
 
 
+@pytest.mark.slow
 def test_a_new_run_starts_from_a_run_of_v0_1(tmp_path, monkeypatch):
     monkeypatch.chdir(v0_1.copied(tmp_path, "run", "text"))
     defaults = "--optimizer.schedule cosine --optimizer.warmup-steps 200".split()  # 0.1's
