@@ -62,6 +62,25 @@ class Preempted(Refusal):
     exit_code = 75
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 line``, ``2,000 lines``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+class LostProcessError(Refusal):
+    """Another process of a distributed run has died (exit code 8)."""
+
+    exit_code = 8
+
+
+class ReportedError(Refusal):
+    """Another process of a distributed run has failed, and reports it: this one ends silently."""
+
+    def __init__(self, exit_code: int):
+        super().__init__(f"another process has failed with exit code {exit_code}")
+        self.exit_code = exit_code
+
+
 def nearest(name: str, known: "list[str]") -> str:
     """Return `` (did you mean 'd_model'?)``, or nothing if no known name is similar."""
     import difflib

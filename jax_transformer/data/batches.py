@@ -22,6 +22,9 @@ from jax_transformer import errors
 from jax_transformer.data.bpe_dropout import DroppedPairs
 from jax_transformer.data.encoding import EncodedPairs, SpecialTokens
 
+_ROWS_GROWTH = 4
+"""Each number of rows in :func:`row_counts` is this many times the one before."""
+
 
 def choose_widths(
     lengths: Int[np.ndarray, " n"], count: int, max_length: int, multiple: int = 4
@@ -332,37 +335,25 @@ def eval_batches(
     """Every pair once, in order of length, with the indices that put results back in place:
     result[indices] = outputs[: len(indices)].
     """
-    groups = _by_length(encoded.lengths.max(axis=1), widths, rows)
+    groups = by_length(encoded.lengths.max(axis=1), widths, rows)
     return [(indices, make_batch(encoded, indices, widths[k], rows[k])) for k, indices in groups]
 
 
-def source_batches(
-    sources: Sequence[Sequence[int]],
-    widths: tuple[int, ...],
-    rows: tuple[int, ...],
-    pad_id: int,
-    special_tokens: SpecialTokens,
-) -> list[tuple[np.ndarray, Int32[np.ndarray, "b s"]]]:
-    """Every source once, in order of length, with the indices of its row.
+def row_counts(most: int) -> tuple[int, ...]:
+    """The numbers of rows of a batch that is not full, ascending: 1, 4, 16 and so on, and ``most``.
 
-    ``sources`` are ids without their ``special_tokens``.
+    A program is compiled for each that occurs, so there are few.
     """
-    groups = _by_length(
-        np.array([len(source) + special_tokens.size for source in sources], np.int64), widths, rows
-    )
-    return [
-        (
-            indices,
-            pad_rows([sources[i] for i in indices], widths[k], rows[k], pad_id, special_tokens),
-        )
-        for k, indices in groups
-    ]
+    counts = [1]
+    while counts[-1] < most:
+        counts.append(min(most, counts[-1] * _ROWS_GROWTH))
+    return tuple(counts)
 
 
-def _by_length(
-    lengths: np.ndarray, widths: tuple[int, ...], rows: tuple[int, ...]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Bucket by bucket, the indices of each batch, shortest first."""
+def by_length(
+    lengths: Int[np.ndarray, " n"], widths: tuple[int, ...], rows: tuple[int, ...]
+) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
+    """The bucket and the indices of each batch, narrowest bucket and shortest length first."""
     order = np.argsort(lengths, kind="stable")
     buckets = narrowest(lengths, widths)[order]
     for bucket, size in enumerate(rows):

@@ -123,12 +123,7 @@ def encode_pairs(
     limits = (max_length, max_length if max_target_length is None else max_target_length)
     tokenizers = (source_tokenizer, target_tokenizer)
     added = (special_tokens(source_tokenizer), special_tokens(target_tokenizer))
-    rooms = [limit - tokens.size for limit, tokens in zip(limits, added, strict=True)]
-    if min(rooms) < 0:
-        raise errors.ConfigError(
-            f"a maximum of {min(limits)} tokens has no room "
-            f"for the {max(tokens.size for tokens in added)} special ones"
-        )
+    rooms = _rooms(limits, added)
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     indices, cut_long = [], 0
     candidates = [
@@ -150,30 +145,41 @@ def encode_pairs(
                 sides[0].append(np.array(source[: rooms[0]], np.int32))
                 sides[1].append(np.array(target[: rooms[1]], np.int32))
     if not indices:
-        limit = (
-            f"max_length={limits[0]}"
-            if limits[0] == limits[1]
-            else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
-        )
-        raise errors.InputError(
-            f"none of the {len(pairs)} pairs is within {limit} tokens; "
-            "raise it, or shorten the lines"
-        )
-    ids = SpecialIds(
-        source_tokenizer.pad_id,
-        source_tokenizer.eos_id,
-        target_tokenizer.pad_id,
-        target_tokenizer.bos_id,
-        target_tokenizer.eos_id,
-    )
+        raise _none_fits(len(pairs), limits)
     return EncodedPairs(
         *sides,
-        ids,
+        _special_ids(*tokenizers),
         np.array(indices),
         dropped_long=len(pairs) - len(indices),
         cut_long=cut_long,
         added=added,
     )
+
+
+def _rooms(limits: tuple[int, int], added: tuple[SpecialTokens, SpecialTokens]) -> list[int]:
+    """The maximum length of each side without its special tokens."""
+    rooms = [limit - tokens.size for limit, tokens in zip(limits, added, strict=True)]
+    if min(rooms) < 0:
+        raise errors.ConfigError(
+            f"a maximum of {min(limits)} tokens has no room "
+            f"for the {max(tokens.size for tokens in added)} special ones"
+        )
+    return rooms
+
+
+def _none_fits(count: int, limits: tuple[int, int]) -> errors.InputError:
+    limit = (
+        f"max_length={limits[0]}"
+        if limits[0] == limits[1]
+        else f"max_source_length={limits[0]}, max_target_length={limits[1]}"
+    )
+    return errors.InputError(
+        f"none of the {count} pairs is within {limit} tokens; raise it, or shorten the lines"
+    )
+
+
+def _special_ids(source: Tokenizer, target: Tokenizer) -> SpecialIds:
+    return SpecialIds(source.pad_id, source.eos_id, target.pad_id, target.bos_id, target.eos_id)
 
 
 def encode_sources(

@@ -293,7 +293,7 @@ def _with_language(
     """
     settings = files.settings
     languages = settings.recipe.languages
-    if languages is None:
+    if languages is None or (language is None and not files.languages):
         return plain
     if language is None:
         some = ", ".join(files.languages[:8])

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from jax_transformer.data import pair_files
-from jax_transformer.errors import ConfigError
+from jax_transformer.errors import ConfigError, counted
 
 
 class Vocabularies(enum.StrEnum):
@@ -171,8 +171,8 @@ class DataOptions:
             sources, targets = (getattr(self, f"{split}_{side}") for side in ("source", "target"))
             if len(sources) != len(targets):
                 raise ConfigError(
-                    f"data.{split}_source names {len(sources)} files and data.{split}_target "
-                    f"{len(targets)}; each source needs its target"
+                    f"data.{split}_source names {counted(len(sources), 'file')} and "
+                    f"data.{split}_target {len(targets)}; each source needs its target"
                 )
         files = len(self.train or self.train_source)
         if self.train_weights and len(self.train_weights) != files:

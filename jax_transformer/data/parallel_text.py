@@ -123,7 +123,8 @@ def paired(
     """The lines of two files as pairs; the paths are for messages."""
     if len(sources) != len(targets):
         raise errors.InputError(
-            f"{source_path} has {len(sources)} lines and {target_path} has {len(targets)}; "
+            f"{source_path} has {errors.counted(len(sources), 'line')} and {target_path} has "
+            f"{len(targets):,}; "
             "line n of one must translate line n of the other"
         )
     return checked(list(zip(sources, targets, strict=True)), f"{source_path} and {target_path}")
