@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -35,6 +36,17 @@ def _as_a_user():
 def finished(_as_a_user, tmp_path_factory) -> runs.Trained:
     """An uninterrupted run."""
     return runs.trained(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def own(finished, tmp_path) -> runs.Trained:
+    """A copy of the uninterrupted run and of its text. Another process of these tests may be
+    continuing the shared run, which one process at a time can.
+    """
+    folder = shutil.copytree(finished.path.parent, tmp_path / "own")
+    shared = str(finished.path.parent)
+    arguments = [argument.replace(shared, str(folder)) for argument in finished.arguments]
+    return dataclasses.replace(finished, path=folder / "run", arguments=arguments)
 
 
 # Files and output of a run
@@ -138,11 +150,11 @@ def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_finished_run_is_not_changed(finished):
-    run, first = finished.path, finished.result
+def test_a_finished_run_is_not_changed(own):
+    run = own.path
     before, metrics = snapshot(run), (run / "metrics.jsonl").read_bytes()
-    result = runs.train("--run", run, *finished.arguments)
-    assert (result.code, result.out) == (0, first.out)
+    result = runs.train("--run", run, *own.arguments)
+    assert (result.code, result.out) == (0, f"{run}\n")
     assert (snapshot(run), (run / "metrics.jsonl").read_bytes()) == (before, metrics)
     assert result.programs in ([], [0])
 
@@ -156,34 +168,27 @@ def test_a_finished_run_is_not_changed(finished):
         ("--model.d-ff", 64, "model.d_ff (32 -> 64)"),
     ],
 )
-def test_other_options_are_refused_with_both_values(finished, flag, value, message):
-    before = snapshot(finished.path)
-    result = runs.train("--run", finished.path, *runs.with_option(finished.arguments, flag, value))
+def test_other_options_are_refused_with_both_values(own, flag, value, message):
+    before = snapshot(own.path)
+    result = runs.train("--run", own.path, *runs.with_option(own.arguments, flag, value))
     assert (result.code, result.out) == (2, "")
-    expected = f"{finished.path} is a run of other options: {message}; give another --run\n"
+    expected = f"{own.path} is a run of other options: {message}; give another --run\n"
     assert result.err == f"jax-transformer: {expected}"
-    assert snapshot(finished.path) == before
+    assert snapshot(own.path) == before
 
 
 @pytest.mark.parametrize(
     ("flag", "named"),
     [("--data.train-target", "train_sha256"), ("--data.valid-source", "valid_sha256")],
 )
-def test_changed_text_is_refused(finished, tmp_path, flag, named):
-    path = Path(finished.arguments[finished.arguments.index(flag) + 1])
-    original = path.read_text()
-    try:
-        path.write_text(
-            original.replace("cat", "dog", 1)
-            if "source" in flag
-            else original.replace("Katze", "Hund", 1)
-        )
-        result = runs.train("--run", finished.path, *finished.arguments)
-    finally:
-        path.write_text(original)
+def test_changed_text_is_refused(own, flag, named):
+    path = Path(own.arguments[own.arguments.index(flag) + 1])
+    changed = ("cat", "dog") if "source" in flag else ("Katze", "Hund")
+    path.write_text(path.read_text().replace(*changed, 1))
+    result = runs.train("--run", own.path, *own.arguments)
     assert (result.code, result.out) == (2, "")
     assert (
-        result.err.startswith(f"jax-transformer: {finished.path}: the data changed")
+        result.err.startswith(f"jax-transformer: {own.path}: the data changed")
         and named in result.err
     )
 
