@@ -36,7 +36,7 @@ class Trainer:
         self.devices = Devices.take(options.devices)
         tx = optimizer.make(options.optimizer, options.steps)
         state = step.initial_state(Transformer(text.config, rngs=nnx.Rngs(0)), tx)
-        self.state, self.key = self.devices.replicate((state, jax.random.key(0)))
+        self.state, self.key = self.devices.place(state), self.devices.key(0)
         self.step = step.make_step(text.config, tx, options.optimizer.label_smoothing)
 
     def run(self, batch: Batch) -> None:

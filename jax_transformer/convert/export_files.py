@@ -8,6 +8,8 @@ from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import card
 from jax_transformer.errors import InputError
+from jax_transformer.generate import huggingface as generation
+from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage import untrusted
@@ -56,7 +58,10 @@ def for_huggingface(
     if data != original:
         files[CONFIG] = folders.to_json(data)
     if original is None:
-        files[GENERATION] = folders.to_json(_generation(config))
+        files[GENERATION] = folders.to_json(
+            {"bos_token_id": config.bos_id}
+            | generation.to_generation_config(GenerationConfig(), config)
+        )
     if not any(name in files for name in folders.TOKENIZER):
         files |= _tokenizer(source, config)
     if CARD not in files:
@@ -79,16 +84,6 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
         return dict(data)
     name = "torch_dtype" if "torch_dtype" in data else "dtype"
     return {**data, name: next(iter(dtypes))}
-
-
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    """Return a new generation_config.json with the model's special tokens and length."""
-    ids = {
-        "decoder_start_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "pad_token_id": config.target_pad_id,
-    }
-    return {"bos_token_id": config.bos_id, **ids, "max_length": usual_length(config)}
 
 
 def not_exported(source: Pretrained) -> tuple[Note, ...]:

@@ -16,8 +16,6 @@ from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.serve.requests import RequestError
 from jax_transformer.translation import Hypothesis, Translator
 
-_STEP = 4
-"""Each number of rows is this many times the one before."""
 _PAGE_BEAM = 4
 
 
@@ -100,10 +98,7 @@ class Engine:
         """The numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
         index = self.translator.widths.index(group.width)
         most = min(self.batch_rows, self.translator.rows_per_batch(group.config)[index])
-        rows = [1]
-        while rows[-1] < most:
-            rows.append(min(most, rows[-1] * _STEP))
-        return tuple(rows)
+        return batches.row_counts(most)
 
     def admit(self, config: GenerationConfig) -> None:
         """Raise RequestError 422 for a length that the model does not have, and for a config that

@@ -98,10 +98,6 @@ class Devices:
         """Put every array of a state, or of a part of it, where the mesh divides it."""
         return sharding.place(tree, partitioning.shardings(tree, self.mesh))
 
-    def replicate(self, tree: Any) -> Any:
-        """Put every array on every device."""
-        return sharding.place(tree, jax.tree.map(lambda _: self.replicated, tree))
-
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
         return sharding.place(batch, jax.tree.map(lambda _: self.rows, batch))

@@ -183,8 +183,8 @@ def two_updates(count: int) -> dict[str, jax.Array]:
     several = devices.Devices.take(count)
     config = helpers.tiny(num_layers=1, dropout=0.3, attention_dropout=0.2)
     rule = optax.sgd(0.1, momentum=0.9)
-    state = several.replicate(step.initial_state(helpers.random_model(config), rule, ema=True))
-    train, key = step.make_step(config, rule, 0.1, 0.9), several.replicate(jax.random.key(0))
+    state = several.place(step.initial_state(helpers.random_model(config), rule, ema=True))
+    train, key = step.make_step(config, rule, 0.1, 0.9), several.key(0)
     for i in range(2):
         state, measured = train(state, [several.divide(batch_of(config, 8, seed=i))], key)
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state))
