@@ -54,10 +54,18 @@ MUTANTS = [
     Mutant(
         "a small temperature overflows",
         _DECODING,
-        "scores = (scores - scores[:, :1]) / temperature.astype(dtype)",
-        "scores = scores / temperature.astype(dtype)",
+        "scores = (scores - scores[:, :1]) / jnp.maximum(",
+        "scores = scores / jnp.maximum(",
         (f"{_IN_SAMPLING}::test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature",),
         met="infinity minus infinity",
+    ),
+    Mutant(
+        "a temperature that float32 rounds to zero",
+        _DECODING,
+        "/ jnp.maximum(temperature.astype(dtype), at_least)",
+        "/ temperature.astype(dtype)",
+        (f"{_IN_SAMPLING}::test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature",),
+        met="0 / 0 below the smallest float",
     ),
     Mutant(
         "the nucleus before the temperature",

@@ -1,5 +1,7 @@
 """Tokens are drawn from the requested distribution, by the key, and independently for each row."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,10 +110,11 @@ def test_every_position_draws_anew():
 
 def test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature():
     logits = jnp.asarray([[90.0, 80.0, 90.0]], jnp.bfloat16)
-    for top_p in (None, jnp.asarray(0.9)):
-        scores, _ = decoding.most_likely(logits, jnp.asarray(1e-37), top_p, 0)
+    for temperature, top_p in itertools.product((1e-37, 1e-39, 1e-300), (None, 0.9)):
+        nucleus = None if top_p is None else jnp.asarray(top_p)
+        scores, _ = decoding.most_likely(logits, jnp.asarray(temperature), nucleus, 0)
         assert scores.dtype == jnp.float32
-        assert scores[0, :2].tolist() == [0, 0] and not jnp.isnan(scores).any()
+        assert scores[0, :2].tolist() == [0, 0] and not jnp.isnan(scores).any(), temperature
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_it():
