@@ -46,6 +46,7 @@ PAGES = {
     "text": "reading text, its normalisation, and lengths",
     "lines": "sampling, n-best lists, and the weighting of evaluation",
     "files": "casts, sharded exports and exit codes",
+    "commands": "defaults, options, messages and outputs of the commands, and the service",
 }
 PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"

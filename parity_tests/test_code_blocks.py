@@ -49,7 +49,8 @@ NOT_RUN = {
         "test_python_takes_an_architecture_that_is_not_registered"
     ),
     ("docs/mid-flight.md", "from jax_transformer.convert import optimizer"): (
-        "parity_tests/test_optimizer_state.py::test_adamw_of_every_architecture"
+        "parity_tests/test_optimizer_state.py::test_adamw_of_every_architecture "
+        "parity_tests/test_mid_flight.py::test_there_and_back_changes_no_bit"
     ),
     ("docs/parity-report.md", "# their_block.py"): PLUGIN
     + "the_example_passes_and_its_faults_are_named",
@@ -59,7 +60,7 @@ NOT_RUN = {
     + "the_example_passes_and_its_faults_are_named",
     ("docs/parity-report.md", "parity("): PLUGIN + "torch_in_another_process_and_goldens",
 }
-"""Blocks that do not run here, by page and beginning, with the test that runs them."""
+"""Blocks that do not run here, by page and beginning, with the tests that run them."""
 
 
 class Block(NamedTuple):
@@ -72,7 +73,7 @@ class Block(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """The test that runs the block instead, if it does not run here."""
+        """The tests that run the block instead, if it does not run here."""
         return next(
             (
                 test
@@ -193,29 +194,80 @@ def calls(block: Block) -> Iterator[tuple[str, Callable[..., Any], ast.Call]]:
                 yield dotted, functools.reduce(getattr, rest, names[first]), node
 
 
+def wrong_calls(block: Block) -> list[str]:
+    """The calls of a block whose arguments their functions do not take."""
+    wrong, found = [], list(calls(block))
+    assert found, f"{block.page}:{block.line} calls nothing that it imports"
+    for dotted, function, node in found:
+        keywords = {word.arg: None for word in node.keywords if word.arg}
+        try:
+            inspect.signature(function).bind(*node.args, **keywords)
+        except TypeError as error:
+            wrong.append(f"{dotted}: {error}")
+    return wrong
+
+
+CALLING = re.compile(r"(\bjt\.|^from jax_transformer\.\w+ import )[^\n]*", re.MULTILINE)
+"""The beginning of a block's calls of this package."""
+
+
 @pytest.mark.parametrize(
     "block",
     [
         each
         for each in of("python")
-        if each.values[0].reason and "_block" not in each.values[0].text
+        if each.values[0].reason and CALLING.search(each.values[0].text)
     ],
 )
 def test_blocks_that_do_not_run_call_functions_as_they_are(block: Block):
-    for dotted, function, node in calls(block):
-        keywords = {word.arg: None for word in node.keywords if word.arg}
-        try:
-            inspect.signature(function).bind(*node.args, **keywords)
-        except TypeError as error:
-            pytest.fail(f"{dotted}: {error}")
+    assert wrong_calls(block) == []
 
 
-def test_each_block_that_does_not_run_here_names_a_test_that_exists():
-    for (page, start), test in NOT_RUN.items():
+def test_a_wrong_call_is_detected():
+    for text, words in (
+        ("jt.preset('small', 8, sizes=3)", "too many positional arguments"),
+        ("from jax_transformer.convert import plan\nplan(preset='small')", "missing a required"),
+    ):
+        (wrong,) = wrong_calls(Block("page", 1, "python", text))
+        assert words in wrong
+    with pytest.raises(AttributeError, match="no_such_function"):
+        wrong_calls(Block("page", 1, "python", "jt.no_such_function()"))
+    with pytest.raises(AssertionError, match="calls nothing"):
+        wrong_calls(Block("page", 1, "python", "x = my_function()"))
+
+
+def unproved(block: Block, tests: str) -> str | None:
+    """The reason why ``tests`` do not run the block: one is not there, or their files neither name
+    the page nor call what the block calls.
+    """
+    code = ""
+    for test in tests.split():
+        file, _, name = test.partition("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if not re.search(rf"^def {name}\(", text, re.MULTILINE):
+            return f"{test} does not exist"
+        code += text
+    if Path(block.page).name in code:
+        return None
+    functions = {dotted.rpartition(".")[2] for dotted, *_ in calls(block)}
+    missing = sorted(each for each in functions if not re.search(rf"\b{each}\(", code))
+    return f"{tests} do not call {missing}" if missing or not functions else None
+
+
+def test_each_block_that_does_not_run_here_names_a_test_that_runs_it():
+    for (page, start), tests in NOT_RUN.items():
         matching = [b for b in blocks_of(page) if b.text.startswith(start)]
         assert matching, f"{page} has no block that begins with {start!r}"
-        file, _, name = test.partition("::")
-        assert f"\ndef {name}" in (ROOT / file).read_text(encoding="utf-8"), test
+        for block in matching:
+            assert unproved(block, tests) is None
+    # Negative controls
+    file = "parity_tests/test_optimizer_state.py"
+    block = Block("docs/none.md", 1, "python", "jt.convert.save(model, path)")
+    for name, words in (
+        ("test_adamw_of_every", "does not exist"),
+        ("test_adamw_of_every_architecture", "do not call ['save']"),
+    ):
+        assert unproved(block, f"{file}::{name}") == f"{file}::{name} {words}"
 
 
 # Commands

@@ -289,8 +289,8 @@ def most_likely(
     """
     dtype = np.promote_types(logits.dtype, np.float32)
     scores, tokens = selection.top_k(logits.astype(dtype), top_k or logits.shape[1])
-    # At most 0, so that division by a small temperature gives no infinity; one that this dtype would
-    # round to 0 gives no 0 / 0
+    # At most 0, so that division by a small temperature gives no infinity; one that rounds to 0 in
+    # this dtype would give 0 / 0
     at_least = jnp.finfo(dtype).tiny
     scores = (scores - scores[:, :1]) / jnp.maximum(temperature.astype(dtype), at_least)
     if top_p is not None:

@@ -155,6 +155,7 @@ def test_a_finished_run_is_not_changed(own):
     before, metrics = snapshot(run), (run / "metrics.jsonl").read_bytes()
     result = runs.train("--run", run, *own.arguments)
     assert (result.code, result.out) == (0, f"{run}\n")
+    assert "nothing is left to do" in result.err and "continuing" not in result.err
     assert (snapshot(run), (run / "metrics.jsonl").read_bytes()) == (before, metrics)
     assert result.programs in ([], [0])
 

@@ -95,7 +95,9 @@ def test_translations_come_in_the_order_of_the_lines(echo):
 
 def test_a_blank_line_is_not_translated(echo):
     translator = Translator(transformer.abstract(SPEAKER), TOKENIZER)
-    assert translator(["\t", "one", " " * 99, "\u3000"]) == ["", "one", "", ""] and len(echo) == 1
+    assert translator(["\t", " " * 99, "\u3000"]) == ["", "", ""] and not echo
+    assert translator(["\t", "one", " "]) == ["", "one", ""]
+    assert [shape for _, shape, _ in echo] == [(1, 16)]
 
 
 @pytest.mark.parametrize(
