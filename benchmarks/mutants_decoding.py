@@ -198,8 +198,8 @@ MUTANTS = [
     Mutant(
         "temperature multiplies",
         _LOOP,
-        "(scores - scores[:, :1]) / temperature",
-        "(scores - scores[:, :1]) * temperature",
+        "(scores - scores[:, :1]) / jnp.maximum(",
+        "(scores - scores[:, :1]) * jnp.maximum(",
         ("parity_tests/unit/test_sampling.py::test_first_tokens_have_the_requested_distribution",),
         met="inverse temperature",
     ),
