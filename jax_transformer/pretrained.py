@@ -177,11 +177,16 @@ class Pretrained(StoredWeights):
 
 
 def open(
-    path: str | Path, weights: str = "auto", *, key: str | None = None, strip_prefix: str = ""
+    path: str | Path,
+    weights: str = "auto",
+    *,
+    key: str | None = None,
+    strip_prefix: str = "",
+    scan_axis: int | None = None,
 ) -> Pretrained:
     """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder,
-    ``hf:owner/name``, a .safetensors file or the index of several, or a PyTorch file. The kind is
-    detected from the content.
+    ``hf:owner/name``, a checkpoint of T5X, a .safetensors file or the index of several, or a
+    PyTorch file. The kind is detected from the content.
 
     A checkpoint is verified against its manifest here, once; everything else is read on demand.
 
@@ -192,6 +197,7 @@ def open(
         key: the key of the state_dict in a PyTorch file, such as ``model``; not needed if there is
             only one.
         strip_prefix: removed from the beginning of every name of a file, such as ``module.``.
+        scan_axis: T5X's ``param_scan_axis``, if the shapes of a checkpoint fit several.
 
     Raises:
         InputError: the file is missing, damaged, or of no known kind.
@@ -199,7 +205,7 @@ def open(
         ConfigError: an argument does not apply to this kind.
         UnsafeFileError: the file would run code, or needs more memory than it has bytes.
     """
-    stored = pretrained_files.find(path, weights, key)
+    stored = pretrained_files.find(path, weights, key, scan_axis)
     return Pretrained(**vars(stored.with_names(NameChanges(strip_prefix))))
 
 

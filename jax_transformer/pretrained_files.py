@@ -3,7 +3,7 @@
 Loads no jax.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.architectures import huggingface_config, huggingface_state, t5x_config
+from jax_transformer.architectures import t5x as t5x_names
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, checkpoint_stream, kinds, lazy, pt, safetensors
+from jax_transformer.storage import checkpoint, checkpoint_stream, kinds, lazy, pt, safetensors, t5x
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
@@ -23,7 +24,7 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.storage.tensors import same as same_bits
-from jax_transformer.weights import lora
+from jax_transformer.weights import lora, stacked
 
 _WHY_NOT = {
     "params": "the moving average of the weights is taken instead",
@@ -73,6 +74,8 @@ class StoredWeights:
     """The entries of the file or folder that are no weights of the model."""
     derived: tuple[Note, ...] = ()
     """Those of ``tensors`` that are not stored, but copies of others or computed."""
+    t5x: t5x_names.Layout | None = None
+    """The layout of a checkpoint of T5X."""
 
     def read(self) -> dict[str, np.ndarray]:
         """Read all tensors into memory; names that are tied have one array."""
@@ -104,7 +107,12 @@ class StoredWeights:
         )
 
 
-def find(path: str | Path, weights: str = "auto", key: str | None = None) -> StoredWeights:
+def find(
+    path: str | Path,
+    weights: str = "auto",
+    key: str | None = None,
+    scan_axis: int | None = None,
+) -> StoredWeights:
     """Find the weights at ``path``.
 
     Arguments and errors are those of :func:`jax_transformer.pretrained.open`.
@@ -117,6 +125,10 @@ def find(path: str | Path, weights: str = "auto", key: str | None = None) -> Sto
         )
     if key is not None and kind is not Kind.PT:
         raise ConfigError(f"--key {key}: {path} is no PyTorch file")
+    if scan_axis is not None and kind is not Kind.T5X:
+        raise ConfigError(f"--param-scan-axis {scan_axis}: {path} is no checkpoint of T5X")
+    if kind is Kind.T5X:
+        return _t5x(path, scan_axis)
     if kind is Kind.RUN:
         return _run(path, weights)
     if kind is Kind.STEP:
@@ -280,3 +292,58 @@ def _pt(path: Path, key: str | None) -> StoredWeights:
         ties=state.ties,
         dropped=state.others,
     )
+
+
+def _t5x(path: Path, scan_axis: int | None) -> StoredWeights:
+    """A checkpoint of T5X under this project's names; the configuration is that of ``config.gin``,
+    if it is there.
+    """
+    found = t5x.find(path)
+    gin = t5x_config.find(path)
+    weights = found.weights
+    infos = {name: tensor.info for name, tensor in weights.items()}
+    try:
+        layout = t5x_names.find(infos, gin.scan_axis if scan_axis is None else scan_axis)
+        config = t5x_config.configuration(layout, gin) if gin.activations else None
+    except InputError as error:
+        named = InputError(f"{path}: {error}")
+        named.details = error.details
+        raise named from None
+    table = t5x_names.table(layout)
+    tensors = {
+        name: TensorInfo(rule.flax_shape, infos[rule.stored].dtype)
+        for rule in table
+        for name in rule.flax
+    }
+    return StoredWeights(
+        Kind.T5X,
+        path,
+        str(path),
+        tensors,
+        lambda: stacked.to_flax(table, weights),
+        config,
+        files=(*found.files, *((gin.path,) if gin.path else ())),
+        dropped=tuple(_not_weights(found)),
+        t5x=layout,
+    )
+
+
+def _not_weights(found: t5x.Checkpoint) -> Iterator[Note]:
+    """The arrays that are no weights, counted by the part of T5X's state that they belong to."""
+    parts: dict[str, list[str]] = {}
+    for name in found.arrays:
+        if not name.startswith(t5x.TARGET):
+            words = name.split(".")
+            parts.setdefault(".".join(words[: 2 if words[0] == "state" else 1]), []).append(name)
+    for part, names in parts.items():
+        if part == "state.step":
+            yield Note(part, _WHY_NOT["step"])
+            continue
+        kinds_of = sorted({name.rpartition(".")[2] for name in names})
+        listed = ", ".join(kinds_of[:6])
+        yield Note(
+            f"{part} ({len(names)} arrays: {listed})",
+            "the optimizer's state, which no optimizer here continues"
+            if part == "state.param_states"
+            else "no weights of the model",
+        )

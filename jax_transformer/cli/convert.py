@@ -14,11 +14,11 @@ class ConvertOptions:
 
     source: Positional[str]
     """A .pt, .pth, .bin or .safetensors file, a Hugging Face folder, hf:owner/name, a run folder,
-    or one checkpoint of a run; recognised by its content."""
+    one checkpoint of a run, or one of T5X; recognised by its content."""
     destination: Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
     to: str | None = None
-    """Kind of folder to write: hf, which transformers loads, or run (default: run)."""
+    """Kind of folder to write: hf, which transformers loads, t5x, or run (default: run)."""
     config: str | None = None
     """The model's config.json, if neither source nor destination has one."""
     preset: str | None = None
@@ -47,6 +47,10 @@ class ConvertOptions:
     """Replace the destination: a file, or a folder that holds only weights."""
     shard_size: str | None = None
     """Most bytes of weights in one file, as 200MB, with --to hf (default: 5GB)."""
+    scan_layers: bool = False
+    """Write all layers of a stack into one array, with --to t5x."""
+    param_scan_axis: int | None = None
+    """The axis of the layers in such arrays of T5X (default: 1, or what a source's shapes show)."""
     check: bool = True
     """Compare the result with the PyTorch twin in float64 (or round-trip it) before it is kept."""
     json: bool = False
@@ -89,7 +93,10 @@ COMMAND = Command(
     ConvertOptions,
     run,
     groups={
-        "input and output": "source destination to dtype shard_size force dry_run check json",
+        "input and output": (
+            "source destination to dtype shard_size scan_layers param_scan_axis force dry_run check"
+            " json"
+        ),
         "source": "weights key strip_prefix ignore rename training",
         "model, if the files do not say": "config preset architecture set",
     },

@@ -137,7 +137,14 @@ def convert(prepared: Prepared) -> Outcome:
     config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
     with progress.shown(written, str(prepared.target)) as shown:
         sha256 = writing.write(
-            prepared.target, kind, shown, config, frozen, check, prepared.extra_files
+            prepared.target,
+            kind,
+            shown,
+            config,
+            frozen,
+            check,
+            prepared.extra_files,
+            prepared.layout,
         )
     dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
     numbers = sum(tensor.info.size for tensor in written.values())

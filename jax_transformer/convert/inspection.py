@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint, kinds, safetensors
+from jax_transformer.storage import checkpoint, kinds, read_back, safetensors, t5x
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
@@ -28,7 +28,7 @@ class Contents:
     ties: list[tuple[str, ...]]
     """Groups of names that are one tensor."""
     sha256: dict[str, str]
-    """Hashes by file name."""
+    """Hashes by file name; in a checkpoint of T5X by array, without its compression."""
 
     def lines(self) -> Iterator[str]:
         yield from map(plain, self._lines())
@@ -81,6 +81,8 @@ def inspect(path: str | Path) -> Contents:
         return _pt(path)
     if kind is Kind.HUGGINGFACE:
         return _huggingface(path)
+    if kind is Kind.T5X:
+        return _t5x(path)
     if kind.is_file:
         files = dict.fromkeys([path, *safetensors.files(path)])
         return Contents(
@@ -132,6 +134,19 @@ def _huggingface(path: Path) -> Contents:
         values,
         folders.ties(folder),
         hashes,
+    )
+
+
+def _t5x(path: Path) -> Contents:
+    found = t5x.find(path)
+    hashes = {name: read_back.sha256(array.read()) for name, array in found.arrays.items()}
+    return Contents(
+        str(path),
+        Kind.T5X.value,
+        {name: array.info for name, array in found.arrays.items()},
+        {"version": found.version},
+        [],
+        {t5x.INDEX: checkpoint.sha256(path / t5x.INDEX)} | hashes,
     )
 
 

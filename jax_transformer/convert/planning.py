@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.convert import export_files
+from jax_transformer.architectures import t5x
+from jax_transformer.architectures.t5x import Layout
+from jax_transformer.convert import describe_t5x, export_files
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
@@ -90,10 +92,11 @@ def plan(
     kind: Kind,
     model: "ModelWeights | None",
     dtype: str | None,
+    layout: Layout | None = None,
 ) -> Plan:
     """Map every tensor of the source, which fits the model, to a destination of this kind.
 
-    Without a model names stay as they are.
+    Without a model names stay as they are. ``layout`` is that of a checkpoint of T5X to write.
     """
     dropped, ties = source.dropped, source.ties
     derived: tuple[Note, ...] = ()
@@ -114,6 +117,7 @@ def plan(
     planned = without_completed(
         Plan(source.title, destination, moves, derived, dropped, ties), source.derived
     )
+    planned = _with_names_of_t5x(planned, source, kind, model, layout)
     if kind is not Kind.HUGGINGFACE or model is None:
         return planned
     planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))
@@ -126,6 +130,33 @@ def plan(
             if name not in stored
         },
     )
+
+
+def _with_names_of_t5x(
+    plan: Plan,
+    source: Pretrained,
+    kind: Kind,
+    model: "ModelWeights | None",
+    layout: Layout | None,
+) -> Plan:
+    """Name the arrays of a checkpoint of T5X as it does, with the layer that is meant."""
+    ours, theirs = (_places(each) for each in (source.t5x, layout))
+    moves = tuple(
+        replace(
+            move,
+            source=tuple(ours.get(name, name) for name in move.source),
+            target=tuple(theirs.get(name, name) for name in move.target),
+        )
+        for move in plan.moves
+    )
+    note = None if model is None else describe_t5x.scale_note(source, kind, model.config)
+    notes = () if note is None else (Note("the scale of the logits", note),)
+    return replace(plan, moves=moves, dropped=(*plan.dropped, *notes))
+
+
+def _places(layout: Layout | None) -> dict[str, str]:
+    rules = () if layout is None else t5x.table(layout)
+    return {name: rule.place(number) for rule in rules for number, name in enumerate(rule.flax)}
 
 
 def to_flax(

@@ -1,22 +1,23 @@
 """Prepare a conversion: the request, the source, its model, and the plan. No weights are read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer import pretrained, pretrained_files
-from jax_transformer.architectures import huggingface_config, registry, tensor_names
+from jax_transformer.architectures import huggingface_config, registry, t5x_config, tensor_names
 from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.t5x import Layout
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import export_files, infer, planning, writing
+from jax_transformer.convert import describe_t5x, export_files, infer, planning, writing
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import kinds, safetensors, tensors, untrusted
+from jax_transformer.storage import kinds, safetensors, t5x, tensors, untrusted
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder
 
@@ -43,6 +44,8 @@ class ModelDescription:
         PyTorch names are those of ``architecture``, or of the preset's own if it is None.
         Raises ConfigError unless there is either a file or a preset.
         """
+        if source.t5x is not None:
+            return describe_t5x.settle(self, source, source.t5x)
         if (self.config is None) == (self.preset is None):
             match = tensor_names.closest(source.tensors) if source.kind.has_torch_names else None
             fits = f" (most of its names are those of {match.preset})" if match else ""
@@ -59,7 +62,7 @@ class ModelDescription:
                 shapes,
                 lambda config: _model_weights(config, architecture).shapes[names],
             )
-        config = _from_file(Path(self.config or ""), source)
+        config = config_file(Path(self.config or ""), source.tensors)
         return infer.Inferred(config.with_sizes(**self.changes), {}, {})
 
     def torch_names(
@@ -92,6 +95,10 @@ class Request:
     """Maximum size of one file of weights in a Hugging Face folder, e.g. ``5GB``."""
     architecture: Architecture | str | None = None
     """The architecture whose names the PyTorch weights have; that of the configuration if None."""
+    scan_layers: bool = False
+    """Put all layers of a stack into one array of a checkpoint of T5X that is written."""
+    param_scan_axis: int | None = None
+    """The axis of the layers in such an array, of the source or of the destination."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,8 @@ class Prepared:
     problems: list[str]
     """Reasons to refuse the conversion."""
     extra_files: ExtraFiles
+    layout: Layout | None = None
+    """The layout of a checkpoint of T5X that is written."""
 
     def refuse(self, others: Sequence[str] = ()) -> None:
         """Raise one InputError with all problems, and with ``others``, if there are any."""
@@ -178,7 +187,10 @@ def prepare(request: Request) -> Prepared:
         folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
     )
     writing.check_free(target, kind, force=request.force)
-    source = pretrained.open(request.source, weights=request.weights, key=request.key)
+    scan_axis = None if request.scan_layers else request.param_scan_axis
+    source = pretrained.open(
+        request.source, weights=request.weights, key=request.key, scan_axis=scan_axis
+    )
     if kind in (Kind.SAFETENSORS, Kind.HUGGINGFACE):
         _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
@@ -188,11 +200,12 @@ def prepare(request: Request) -> Prepared:
     settled = _settle(request, source, own_config, kind)
     model = None if settled is None else _model_weights(settled.config, request.architecture)
     problems = _problems(source, model)
+    layout = describe_t5x.layout_to_write(request, kind, model.config if model else None)
     inferred = settled.sizes if settled is not None else {}
     planned = Plan(source.title, str(target), ())
     if not problems:
-        planned = planning.plan(source, request.destination, kind, model, request.dtype)
-    files = _files(request, source, target, kind, model)
+        planned = planning.plan(source, request.destination, kind, model, request.dtype, layout)
+    files = _files(request, source, target, kind, model, layout)
     return Prepared(
         request,
         source,
@@ -203,13 +216,21 @@ def prepare(request: Request) -> Prepared:
         settled.from_preset if settled is not None else {},
         problems,
         ExtraFiles(files, shard_size),
+        layout,
     )
 
 
 def _files(
-    request: Request, source: Pretrained, target: Path, kind: Kind, model: "ModelWeights | None"
+    request: Request,
+    source: Pretrained,
+    target: Path,
+    kind: Kind,
+    model: "ModelWeights | None",
+    layout: Layout | None,
 ) -> Mapping[str, bytes]:
     """Return the files that go into a folder with the weights."""
+    if layout is not None and model is not None:
+        return {t5x.CONFIG: t5x_config.to_gin(model.config, layout).encode()}
     if kind is Kind.HUGGINGFACE and model is not None:
         return export_files.for_huggingface(
             source, model.config, target.absolute().name, request.dtype
@@ -243,6 +264,8 @@ def _own_config(
     own_config = source.config or (
         pretrained_files.config_around(target) if kind is Kind.STEP else None
     )
+    if source.t5x is not None and request.description != ModelDescription():
+        return None  # config.gin is only what is taken if nothing else is given
     if own_config is not None and request.description != ModelDescription():
         owner = request.source if source.config is not None else target.absolute().parent.parent
         raise ConfigError(
@@ -324,7 +347,8 @@ def _model_weights(
     return state_dict.model_weights(config, architecture)
 
 
-def _from_file(path: Path, source: Pretrained) -> TransformerConfig:
+def config_file(path: Path, names: Collection[str]) -> TransformerConfig:
+    """Read a config.json of this package, or of transformers for a file with these tensors."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -332,7 +356,7 @@ def _from_file(path: Path, source: Pretrained) -> TransformerConfig:
     try:
         data = untrusted.read_json(path)
         if isinstance(data, dict) and kinds.is_huggingface(data):
-            return huggingface_config.from_config(data, names=source.tensors)
+            return huggingface_config.from_config(data, names=names)
         return TransformerConfig.from_json(text)
     except ConfigError as error:
         raise InputError(f"{path}: {error}") from None

@@ -10,13 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.architectures import t5x as t5x_names
+from jax_transformer.architectures.t5x import Layout
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, checkpoint, checkpoint_stream, read_back, safetensors
+from jax_transformer.storage import (
+    atomic,
+    checkpoint,
+    checkpoint_stream,
+    read_back,
+    safetensors,
+    t5x,
+)
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import CONFIG, Kind
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
+from jax_transformer.weights import stacked
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
@@ -32,7 +42,7 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
         target = Path(os.path.realpath(target))  # a link is followed
     parent = target.absolute().parent
     creates_parent = (
-        kind in (Kind.RUN, Kind.HUGGINGFACE)
+        kind in (Kind.RUN, Kind.HUGGINGFACE, Kind.T5X)
         and not os.path.lexists(parent)
         and parent.parent.is_dir()
     )
@@ -61,6 +71,7 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
         Kind.RUN: [name for name in names if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
         Kind.HUGGINGFACE: [name for name in names if not folders.is_written(name)],
         Kind.STEP: [],
+        Kind.T5X: [name for name in names if not t5x.is_written(name)],
     }[kind]
     if others:
         raise InputError(
@@ -89,6 +100,7 @@ def write(
     frozen: Collection[str],
     check: Callable[[LazyState], Any],
     extra_files: ExtraFiles | None = None,
+    layout: Layout | None = None,
 ) -> str:
     """Write ``state``, read it back and compare; ``target`` is replaced only after that.
 
@@ -97,13 +109,15 @@ def write(
 
     Args:
         target: the file or folder.
-        kind: its kind; runs and checkpoints have Flax's names, the others PyTorch's.
+        kind: its kind; runs and checkpoints, those of T5X too, are given Flax's names, the others
+            PyTorch's.
         state: the tensors by name.
         config: written into a run.
         frozen: names of the arrays that are never trained.
         check: called with the tensors that were written, none of them read; it may refuse them by
             an exception.
         extra_files: files that go into a folder with the weights.
+        layout: how a checkpoint of T5X stores them.
     """
     extra = extra_files or ExtraFiles()
     if kind.is_file:
@@ -123,12 +137,26 @@ def write(
             folders.write(temporary, hashed, extra.files, shard_size=extra.shard_size)
             check(folders.scan(folders.find(temporary)))
             _compare_files(target, temporary, extra.files)
+        elif layout is not None:
+            table = t5x_names.table(layout)
+            t5x.write(temporary, stacked.to_stored(table, hashed), _step(target))
+            arrays = stacked.to_flax(table, t5x.find(temporary).weights)
+            _compare(target, digests.result(), arrays)
+            check(arrays)
+            folders.write_files(temporary, extra.files)
+            _compare_files(target, temporary, extra.files)
         else:
             _write_checkpoint(temporary, kind, target, hashed, config, frozen, digests, check)
             if kind is Kind.RUN and extra.files:
                 folders.write_files(temporary / folders.IN_RUN, extra.files)
                 _compare_files(target, temporary / folders.IN_RUN, extra.files)
         return _content_sha256(state, digests.result())
+
+
+def _step(target: Path) -> int:
+    """The step of a checkpoint of T5X, by its folder's name (``checkpoint_1000``); otherwise 0."""
+    number = target.name.removeprefix("checkpoint_")
+    return int(number) if number.isdecimal() and int(number) < 2**31 else 0
 
 
 def _write_checkpoint(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import atomic, checkpoint, huggingface, untrusted
+from jax_transformer.storage import atomic, checkpoint, huggingface, t5x, untrusted
 
 HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
@@ -33,6 +33,7 @@ class Kind(enum.Enum):
     RUN = "run folder"
     STEP = "checkpoint"
     HUGGINGFACE = "Hugging Face folder"
+    T5X = "checkpoint of T5X"
 
     @property
     def is_file(self) -> bool:
@@ -41,11 +42,13 @@ class Kind(enum.Enum):
 
     @property
     def has_torch_names(self) -> bool:
-        """True if the weights have PyTorch's names; those of a run have this project's."""
+        """True if the weights have PyTorch's names; those of a run have this project's, and those
+        of a checkpoint of T5X are read under them.
+        """
         return self.is_file or self is Kind.HUGGINGFACE
 
 
-_FOLDERS = {"hf": Kind.HUGGINGFACE, "run": Kind.RUN}
+_FOLDERS = {"hf": Kind.HUGGINGFACE, "run": Kind.RUN, "t5x": Kind.T5X}
 
 
 def of(path: Path) -> Kind:
@@ -77,6 +80,8 @@ def of(path: Path) -> Kind:
 def _of_folder(path: Path) -> Kind:
     if (path / checkpoint.MANIFEST).is_file():
         return Kind.STEP
+    if t5x.is_checkpoint(path):
+        return Kind.T5X
     if (path / CONFIG).is_file():
         if (path / "checkpoints").is_dir():
             return Kind.RUN
@@ -86,8 +91,20 @@ def _of_folder(path: Path) -> Kind:
             return Kind.RUN
     raise InputError(
         f"{path}: neither a run folder ({CONFIG} and checkpoints/), nor one checkpoint of a run "
-        f"({checkpoint.MANIFEST}), nor a Hugging Face folder ({CONFIG} with model_type)"
+        f"({checkpoint.MANIFEST}), nor a Hugging Face folder ({CONFIG} with model_type), nor a "
+        f"checkpoint of T5X ({t5x.INDEX}){_checkpoint_hint(path)}"
     )
+
+
+def _checkpoint_hint(path: Path) -> str:
+    """A question for the newest checkpoint, if a folder has checkpoints of T5X."""
+    steps = [
+        int(step)
+        for folder in path.glob("checkpoint_*")
+        if (step := folder.name.removeprefix("checkpoint_")).isdecimal()
+        and t5x.is_checkpoint(folder)
+    ]
+    return f" (did you mean {path / f'checkpoint_{max(steps)}'}?)" if steps else ""
 
 
 def is_huggingface(config: Mapping[str, Any]) -> bool:
@@ -103,7 +120,7 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     Args:
         path: its suffix determines the kind of a file; a name without suffix is a folder, a number
             a checkpoint.
-        to: ``hf`` or ``run``, the kind of a folder.
+        to: ``hf``, ``run`` or ``t5x``, the kind of a folder.
 
     Raises:
         ConfigError: the suffix is unknown, or contradicts ``to``.

@@ -49,16 +49,25 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
         UnsafeFileError: it declares more bytes than it has, or is deeper or has more entries than
             weights need.
     """
+    return _flat(Path(path), tree(path), ())
+
+
+def tree(path: str | Path) -> dict[str, Any]:
+    """The map in a file, with an :class:`ArrayExtent` for each array, and lists, numbers, text,
+    truth values and None as they are. An array in pieces is the map that flax writes for it.
+
+    Raises as :func:`header`, but for leaves that are no arrays.
+    """
     path = Path(path)
     untrusted.check_readable(path)
     with open(path, "rb") as file:
         reader = _Reader(path, file, path.stat().st_size)
-        tree = reader.value(0)
-        if not isinstance(tree, dict):
+        content = reader.value(0)
+        if not isinstance(content, dict):
             reader.wrong("is no map")
         if reader.at != reader.size:
             reader.wrong(f"ends at byte {reader.at:,}, and the file has {reader.size:,}")
-    return _flat(path, tree, ())
+    return content
 
 
 def read(extent: ArrayExtent) -> np.ndarray:
@@ -79,7 +88,7 @@ def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExte
     flat: dict[Keys, ArrayExtent] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            value = _joined(path, value, (*above, name)) if _CHUNKED in value else value
+            value = joined(path, value, (*above, name))
         if isinstance(value, dict):
             flat |= _flat(path, value, (*above, name))
         elif isinstance(value, ArrayExtent):
@@ -91,8 +100,14 @@ def _flat(path: Path, tree: dict[str, Any], above: Keys) -> dict[Keys, ArrayExte
     return flat
 
 
+def joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[str, Any]:
+    """Join the pieces of an array, which are numbered, as are the lengths of its shape. Another map
+    is returned as it is.
+    """
+    return _joined(path, value, at) if _CHUNKED in value else value
+
+
 def _joined(path: Path, chunked: dict[str, Any], at: Keys) -> ArrayExtent:
-    """Join the pieces of an array, which are numbered, as are the lengths of its shape."""
     name = shown("/".join(at))
     shape, pieces = (_numbered(chunked.get(key)) for key in ("shape", "chunks"))
     if set(chunked) != {_CHUNKED, "shape", "chunks"} or not pieces or not shape:

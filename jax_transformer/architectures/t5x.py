@@ -1,0 +1,369 @@
+"""T5, T5 v1.1, mT5 and UMT5 as T5X names and shapes their weights.
+
+Two networks of T5X write checkpoints: ``examples/t5`` has one table of distances for a stack and
+kernels of two axes; ``examples/scalable_t5`` has a table in every layer, kernels whose heads are an
+axis, and optionally all layers of a stack in one array (``scan_layers``). Flaxformer's checkpoints
+have the same names. Facts from ``network.py`` and ``layers.py`` of both networks, and from
+Flaxformer's ``t5_architecture.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax_transformer.config import LogitScale, Part, Positions, TransformerConfig, Tying
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import tensors
+from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.weights.stacked import Layer, StackRule
+
+FAMILIES = ("t5", "mt5", "umt5")
+SCAN_AXIS = 1
+"""T5X's default of ``param_scan_axis``."""
+_SCAN_AXES = (1, 0, -1, -2)
+_BRANCHES = {
+    "encoder": (
+        ("pre_attention_layer_norm", "attention", Part.SELF),
+        ("pre_mlp_layer_norm", "mlp", Part.FFN),
+    ),
+    "decoder": (
+        ("pre_self_attention_layer_norm", "self_attention", Part.SELF),
+        ("pre_cross_attention_layer_norm", "encoder_decoder_attention", Part.CROSS),
+        ("pre_mlp_layer_norm", "mlp", Part.FFN),
+    ),
+}
+_MOST_LAYERS = 10_000
+_EMBEDDING, _OUTPUT = "token_embedder.embedding", "decoder.logits_dense.kernel"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a model of T5X, and the way in which it stores them."""
+
+    vocabulary: int
+    d_model: int
+    heads: int
+    head_dim: int
+    d_ff: int
+    encoder_layers: int
+    decoder_layers: int
+    buckets: int
+    gated: bool
+    """Two kernels before the activation, ``wi_0`` and ``wi_1``; otherwise ``wi``."""
+    tied: bool
+    """The output layer is the embedding (``logits_via_embedding``)."""
+    distances_in_layers: bool
+    """A table of distances in every layer; otherwise one for a stack."""
+    split_heads: bool
+    """Kernels of attention have an axis of heads."""
+    scan_axis: int | None = None
+    """The axis of the layers in arrays that hold all of a stack; None: each layer has its own."""
+
+    def layers(self, stack: str) -> int:
+        return self.encoder_layers if stack == "encoder" else self.decoder_layers
+
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every stored array, without ``target.``."""
+        return {rule.stored: rule.stored_shape for rule in table(self)}
+
+    def sizes(self) -> dict[str, Any]:
+        """The fields of the configuration that the shapes show."""
+        return {
+            "vocab_size": self.vocabulary,
+            "d_model": self.d_model,
+            "num_heads": self.heads,
+            "head_dim": self.head_dim,
+            "d_ff": self.d_ff,
+            "encoder.layers": self.encoder_layers,
+            "decoder.layers": self.decoder_layers,
+        }
+
+
+def table(layout: Layout) -> list[StackRule]:
+    """Return the rules between T5X's arrays and this project's."""
+    d = layout.d_model
+    rules = [
+        StackRule(_EMBEDDING, ("target_embedding.embedding",), (layout.vocabulary, d)),
+        *_stack("encoder", layout),
+        *_stack("decoder", layout),
+    ]
+    if not layout.tied:
+        rules.append(StackRule(_OUTPUT, ("output.kernel",), (d, layout.vocabulary)))
+    return rules
+
+
+def _stack(stack: str, layout: Layout) -> list[StackRule]:
+    distances = (layout.heads, layout.buckets)
+    rules = [
+        StackRule(f"{stack}.{stack}_norm.scale", (f"{stack}.final_norm.scale",), (layout.d_model,))
+    ]
+    if not layout.distances_in_layers:
+        stored, flax = f"{stack}.relpos_bias.rel_embedding", f"{stack}.relative.embedding"
+        rules.append(StackRule(stored, (flax,), distances, Layer.TRANSPOSE))
+    layers: list[_Row] = []
+    for branch, (norm, module, part) in enumerate(_BRANCHES[stack]):
+        scale = f"residuals.{branch}.norm.scale"
+        layers.append((f"{norm}.scale", scale, (layout.d_model,), Layer.SAME))
+        layers += [
+            (f"{module}.{stored}", f"{part.value}.{flax}", shape, layer)
+            for stored, flax, shape, layer in _part(part, layout)
+        ]
+    if layout.distances_in_layers:
+        stored = "relpos_bias.rel_embedding"
+        layers.append((stored, "relative.embedding", distances, Layer.TRANSPOSE))
+    for row in layers:
+        rules += _of_all_layers(stack, layout, row)
+    return rules
+
+
+def _of_all_layers(stack: str, layout: Layout, row: "_Row") -> list[StackRule]:
+    """Return the rules of one array of every layer: one rule if the layers are scanned."""
+    stored, flax, shape, layer = row
+    names = tuple(f"{stack}.blocks.{i}.{flax}" for i in range(layout.layers(stack)))
+    if layout.scan_axis is not None:
+        return [StackRule(f"{stack}.{stack}.{stored}", names, shape, layer, layout.scan_axis)]
+    return [
+        StackRule(f"{stack}.layers_{i}.{stored}", (name,), shape, layer)
+        for i, name in enumerate(names)
+    ]
+
+
+_Row = tuple[str, str, Shape, Layer]
+"""An array of one layer: stored name, Flax name, stored shape and operation."""
+
+
+def _part(part: Part, layout: Layout) -> list[_Row]:
+    """Return the kernels of a module."""
+    d, h, e, f = layout.d_model, layout.heads, layout.head_dim, layout.d_ff
+    if part is Part.FFN:
+        # T5X applies the first activation to wi_0 and the second, which is the identity, to wi_1
+        inputs = {"wi_0": "up", "wi_1": "gate"} if layout.gated else {"wi": "up"}
+        kernels = {**dict.fromkeys(inputs, (d, f)), "wo": (f, d)}
+        names = {**inputs, "wo": "down"}
+        return [
+            (f"{name}.kernel", f"{names[name]}.kernel", shape, Layer.SAME)
+            for name, shape in kernels.items()
+        ]
+    inputs_shape: Shape = (d, h, e) if layout.split_heads else (d, h * e)
+    output_shape: Shape = (h, e, d) if layout.split_heads else (h * e, d)
+    into = Layer.JOIN_OUTPUTS if layout.split_heads else Layer.SAME
+    out = Layer.JOIN_INPUTS if layout.split_heads else Layer.SAME
+    kernels_in = [
+        (f"{name}.kernel", f"{name}.kernel", inputs_shape, into)
+        for name in ("query", "key", "value")
+    ]
+    return [*kernels_in, ("out.kernel", "out.kernel", output_shape, out)]
+
+
+# From a checkpoint
+
+
+def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layout:
+    """Return the layout of a checkpoint's weights.
+
+    Args:
+        infos: shape and dtype of every array of ``target``, by name.
+        scan_axis: the axis of the layers, if arrays hold several; None finds it from the shapes.
+
+    Raises:
+        InputError: the arrays are not those of an encoder-decoder of T5X: all that are missing,
+            unexpected and mis-shaped are named; or they fit several axes.
+    """
+    scanned = any(name.startswith(("encoder.encoder.", "decoder.decoder.")) for name in infos)
+    if scan_axis is not None and not scanned:
+        raise InputError(f"param_scan_axis={scan_axis}: no array holds several layers")
+    axes: tuple[int | None, ...] = (None,)
+    if scanned:
+        axes = _SCAN_AXES if scan_axis is None else (scan_axis,)
+    tried = {axis: _problems(infos, axis) for axis in axes}
+    fitting = [(axis, layout) for axis, (layout, problems) in tried.items() if not problems]
+    if not fitting:
+        tensors.refuse(min((problems for _, problems in tried.values()), key=len))
+    # Axes that give every array the same rule, such as -1 where all arrays have two axes, are one
+    layouts = {_key(layout): layout for _, layout in reversed(fitting) if layout is not None}
+    if len(layouts) > 1:
+        raise InputError(
+            "the layers may be axis "
+            f"{' or '.join(str(axis) for axis, _ in fitting)} of the arrays that hold all of a "
+            f"stack: --param-scan-axis says which (T5X's default is {SCAN_AXIS})"
+        )
+    return next(iter(layouts.values()))
+
+
+def _key(layout: Layout | None) -> tuple[Any, ...]:
+    assert layout is not None
+    axes = tuple(
+        None if rule.axis is None else rule.axis % len(rule.stored_shape) for rule in table(layout)
+    )
+    return replace(layout, scan_axis=None), axes
+
+
+def _problems(infos: Mapping[str, TensorInfo], axis: int | None) -> tuple[Layout | None, list[str]]:
+    """Return the layout with the layers on this axis, and what does not fit it."""
+    try:
+        layout = _layout({name: info.shape for name, info in infos.items()}, axis)
+    except InputError as error:
+        return None, [str(error)]
+    problems = tensors.problems(infos, layout.shapes())
+    return layout, problems
+
+
+def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
+    """Read the sizes from a few arrays. Raises InputError if one is missing or has other axes."""
+
+    def layer(stack: str, name: str) -> Shape:
+        """The stored shape of the first layer's array, without the axis of the layers."""
+        if axis is None:
+            return _shape(shapes, f"{stack}.layers_0.{name}")
+        full = _shape(shapes, f"{stack}.{stack}.{name}")
+        if not -len(full) <= axis < len(full):
+            raise InputError(f"{stack}.{stack}.{name} has no axis {axis}: its shape is {full}")
+        at = axis % len(full)
+        return (*full[:at], *full[at + 1 :])
+
+    distances_in_layers = "encoder.relpos_bias.rel_embedding" not in shapes
+    name = "relpos_bias.rel_embedding"
+    distances = layer("encoder", name) if distances_in_layers else _shape(shapes, f"encoder.{name}")
+    query = layer("encoder", "attention.query.kernel")
+    scale = "encoder.encoder.pre_mlp_layer_norm.scale"
+    inner = next((name for name in ("mlp.wi_0.kernel", "mlp.wi.kernel") if _has(shapes, name)), "")
+    up = layer("encoder", inner or "mlp.wi_0.kernel")
+    vocabulary, d = _rank(_shape(shapes, _EMBEDDING), 2, _EMBEDDING)
+    heads, buckets = _rank(distances, 2, name)
+    counts = {
+        stack: _count(shapes, stack)
+        if axis is None
+        else _shape(shapes, scale.replace("encoder", stack))[axis]
+        for stack in ("encoder", "decoder")
+    }
+    if max(counts.values()) > _MOST_LAYERS:
+        raise InputError(f"{max(counts.values()):,} layers, and no model has so many")
+    if len(query) not in (2, 3):
+        raise InputError(f"attention.query.kernel has the shape {query}")
+    split = len(query) == 3
+    return Layout(
+        vocabulary,
+        d,
+        heads,
+        query[2] if split else query[1] // heads,
+        _rank(up, 2, inner)[1],
+        counts["encoder"],
+        counts["decoder"],
+        buckets,
+        gated=inner != "mlp.wi.kernel",
+        tied=_OUTPUT not in shapes,
+        distances_in_layers=distances_in_layers,
+        split_heads=split,
+        scan_axis=axis,
+    )
+
+
+def _has(shapes: Mapping[str, Shape], name: str) -> bool:
+    return any(f"encoder.{layer}.{name}" in shapes for layer in ("layers_0", "encoder"))
+
+
+def _shape(shapes: Mapping[str, Shape], name: str) -> Shape:
+    if name not in shapes:
+        raise InputError(f"missing {name}, which every encoder-decoder of T5X has")
+    return shapes[name]
+
+
+def _rank(shape: Shape, rank: int, name: str) -> Shape:
+    if len(shape) != rank:
+        raise InputError(f"{name} has the shape {shape}, and should have {rank} axes")
+    return shape
+
+
+def _count(shapes: Mapping[str, Shape], stack: str) -> int:
+    layers = {name.split(".")[1] for name in shapes if name.startswith(f"{stack}.layers_")}
+    return next(count for count in range(len(layers) + 1) if f"layers_{count}" not in layers)
+
+
+# To a checkpoint
+
+_FIXED = {
+    "source_pad_id": 0,
+    "target_pad_id": 0,
+    "bos_id": 0,
+    "norm_epsilon": 1e-6,
+    "encoder.relative_buckets": 32,
+    "encoder.relative_max_distance": 128,
+    "decoder.relative_buckets": 32,
+    "decoder.relative_max_distance": 128,
+}
+"""Numbers that are written in T5X's networks, and in its decoding."""
+
+
+def layout_of(
+    config: TransformerConfig, *, scan_layers: bool = False, scan_axis: int | None = None
+) -> Layout:
+    """Return the layout that T5X gives a model of ``config``.
+
+    Args:
+        config: the model.
+        scan_layers: put all layers of a stack into one array.
+        scan_axis: their axis in it, if not T5X's default.
+
+    Raises:
+        ConfigError: no network of T5X computes what the model computes; the fields are named.
+    """
+    if config.architecture not in FAMILIES:
+        raise ConfigError(
+            f"architecture {config.architecture!r} is no network of T5X: only models of "
+            f"{', '.join(FAMILIES)} can be written as its checkpoints"
+        )
+    if scan_axis is not None and not scan_layers:
+        raise ConfigError("--param-scan-axis: goes with --scan-layers")
+    if scan_axis is not None and scan_axis not in _SCAN_AXES:
+        raise ConfigError(
+            f"--param-scan-axis {scan_axis} is not one of {', '.join(map(str, _SCAN_AXES))}"
+        )
+    in_layers = config.encoder.positions is Positions.RELATIVE_PER_BLOCK
+    wrong = _not_written(config)
+    if scan_layers and not in_layers:
+        wrong.append(
+            "--scan-layers: one table of distances serves a stack, and T5X scans only layers that "
+            "have their own (UMT5)"
+        )
+    if wrong:
+        raise ConfigError(f"cannot be written for T5X: {'; '.join(wrong)}")
+    encoder = config.encoder
+    return Layout(
+        config.source_vocab_size,
+        config.d_model,
+        config.heads(encoder),
+        config.head_width,
+        encoder.d_ff or config.d_ff,
+        encoder.layers,
+        config.decoder.layers,
+        encoder.relative_buckets,
+        gated=encoder.gated,
+        tied=config.tying is Tying.ALL,
+        distances_in_layers=in_layers,
+        split_heads=in_layers,
+        scan_axis=(SCAN_AXIS if scan_axis is None else scan_axis) if scan_layers else None,
+    )
+
+
+def _not_written(config: TransformerConfig) -> list[str]:
+    fields = {**vars(config)}
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        fields |= {f"{name}.{field}": value for field, value in vars(stack).items()}
+    wrong = [
+        f"{name}={fields[name]}, and T5X has {value}"
+        for name, value in _FIXED.items()
+        if fields[name] != value
+    ]
+    scaled = config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL
+    tied = config.tying is Tying.ALL
+    if scaled != tied and not (scaled and config.architecture == "umt5"):
+        wrong.append(
+            f"logit_scale={config.logit_scale.value}, and T5X scales the logits if and only if the "
+            "output layer is the embedding"
+        )
+    return wrong
+
+
+def scale_differs(config: TransformerConfig) -> bool:
+    """True if transformers multiplies the logits by a factor that T5X does not have."""
+    return config.logit_scale is LogitScale.INVERSE_SQRT_D_MODEL and config.tying is not Tying.ALL

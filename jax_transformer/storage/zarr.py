@@ -1,0 +1,258 @@
+"""Arrays in the format zarr 2, as TensorStore writes them for T5X: a folder with ``.zarray``, which
+is JSON, and a file for each chunk.
+
+They are read here with NumPy and zlib, so that no library is given a folder of unknown origin:
+every size is checked against the files before memory is taken. Facts from the specification of zarr
+2 and from the driver ``zarr`` of TensorStore 0.1.
+"""
+
+import itertools
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import lazy, tensors, untrusted
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage.untrusted import shown
+
+METADATA = ".zarray"
+CHUNK = 64 << 20
+"""Most bytes of a chunk that is written, as T5X chooses them."""
+_LONGEST = 1 << 16  # bytes of a .zarray; TensorStore's have about 200
+_KEYS = frozenset(
+    "chunks compressor dimension_separator dtype fill_value filters order shape zarr_format".split()
+)
+_COMPRESSED = {"gzip": 31, "zlib": 15}  # zlib's wbits
+_RATIO = 1032  # the most bytes that deflate makes of one
+_PIECE = 1 << 20
+_CODES = {
+    tensors.DTYPES[name].str: tensors.DTYPES[name]
+    for name in "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64".split()
+} | {"bfloat16": tensors.DTYPES["bfloat16"]}
+_NAMES = {dtype.name: code for code, dtype in _CODES.items()}
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """An array whose chunks are all there; none of them is read yet."""
+
+    folder: Path
+    shape: Shape
+    dtype: np.dtype
+    chunks: Shape
+    compressor: str | None
+    """``gzip``, ``zlib``, or None for plain bytes."""
+    separator: str
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo(self.shape, self.dtype.name)
+
+    def lazy(self) -> LazyTensor:
+        return LazyTensor(self.info, self.read)
+
+    def read(self) -> np.ndarray:
+        """Read the array. A single plain chunk is mapped into memory. Raises InputError if a chunk
+        is damaged.
+        """
+        if self.chunks == self.shape:
+            return self._chunk((0,) * len(self.shape))
+        result = np.empty(self.shape, self.dtype)
+        for index in self.indices():
+            starts = [i * size for i, size in zip(index, self.chunks, strict=True)]
+            part = result[
+                tuple(slice(at, at + size) for at, size in zip(starts, self.chunks, strict=True))
+            ]
+            part[...] = self._chunk(index)[tuple(slice(0, length) for length in part.shape)]
+        return result
+
+    def indices(self) -> Iterator[tuple[int, ...]]:
+        """Yield the place of each chunk in the grid."""
+        return itertools.product(*(range(count) for count in self.grid))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of chunks along each axis."""
+        return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunks, strict=True))
+
+    def chunk_path(self, index: Sequence[int]) -> Path:
+        return self.folder / (self.separator.join(map(str, index)) or "0")
+
+    @property
+    def chunk_bytes(self) -> int:
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    def _chunk(self, index: tuple[int, ...]) -> np.ndarray:
+        path = self.chunk_path(index)
+        if self.compressor is None:
+            return lazy.map_file(path, 0, dtype=self.dtype, shape=self.chunks)
+        raw = np.empty(self.chunk_bytes, np.uint8)
+        try:
+            with open(path, "rb") as file:
+                _inflate(path, file, raw, _COMPRESSED[self.compressor])
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        return raw.view(self.dtype).reshape(self.chunks)
+
+
+def _inflate(path: Path, file: BinaryIO, raw: np.ndarray, wbits: int) -> None:
+    """Decompress a file into ``raw``, which it must fill exactly. Takes little other memory."""
+    inflater, at = zlib.decompressobj(wbits), 0
+    try:
+        while not inflater.eof:
+            piece = inflater.unconsumed_tail or file.read(_PIECE)
+            out = inflater.decompress(piece, min(_PIECE, raw.size - at + 1))
+            if at + len(out) > raw.size or not (piece or out):
+                break
+            raw[at : at + len(out)] = np.frombuffer(out, np.uint8)
+            at += len(out)
+    except zlib.error as error:
+        raise InputError(f"{path}: is damaged: {error}") from None
+    if not inflater.eof or at != raw.size:
+        raise InputError(f"{path}: does not hold the {raw.size:,} bytes of a chunk")
+    if inflater.unused_data or file.read(1):
+        raise InputError(f"{path}: has bytes after its chunk")
+
+
+# Opening
+
+
+def open_array(folder: Path) -> ZarrArray:
+    """The array in a folder. Its chunks are looked for, and none is read.
+
+    Raises:
+        InputError: a file is missing or damaged, or the array is stored in another way: with
+            another compressor, with filters, in Fortran's order, or of a dtype that weights do not
+            have.
+        UnsafeFileError: it declares more numbers than its files can hold.
+    """
+    path = folder / METADATA
+    data = untrusted.read_json(path, longest=_LONGEST)
+    if not isinstance(data, dict) or data.get("zarr_format") != 2:
+        raise InputError(f"{path}: is not the description of an array in zarr 2")
+    unknown = sorted(data.keys() - _KEYS)
+    if unknown:
+        raise InputError(f"{path}: has the unknown key {shown(unknown[0])}")
+    shape, chunks = (_lengths(path, data, name) for name in ("shape", "chunks"))
+    if 0 in shape:
+        raise InputError(f"{path}: an array of the shape {shape} has no numbers")
+    if len(shape) != len(chunks) or 0 in chunks:
+        raise InputError(f"{path}: chunks of {chunks} do not divide the shape {shape}")
+    if data.get("order", "C") != "C":
+        raise InputError(f"{path}: the order {shown(data['order'])} is not supported, only C is")
+    if data.get("filters"):
+        raise InputError(f"{path}: filters {shown(data['filters'])} are not supported")
+    code = data.get("dtype")
+    if not isinstance(code, str) or code not in _CODES:
+        raise InputError(
+            f"{path}: the dtype {shown(code)} is not one of {', '.join(sorted(_CODES))}"
+        )
+    separator = data.get("dimension_separator", ".")
+    if separator not in (".", "/"):
+        raise InputError(f"{path}: dimension_separator {shown(separator)} is neither '.' nor '/'")
+    array = ZarrArray(folder, shape, _CODES[code], chunks, _compressor(path, data), separator)
+    _check_chunks(array)
+    return array
+
+
+def _lengths(path: Path, data: dict[str, Any], name: str) -> Shape:
+    lengths = data.get(name)
+    if not isinstance(lengths, list) or len(lengths) > 32:
+        raise InputError(f"{path}: {name} is {shown(lengths)}, and not a list of lengths")
+    if not all(type(length) is int and 0 <= length < 2**48 for length in lengths):
+        raise UnsafeFileError(f"{path}: refused: {name} is {shown(lengths)}")
+    return tuple(lengths)
+
+
+def _compressor(path: Path, data: dict[str, Any]) -> str | None:
+    compressor = data.get("compressor")
+    if compressor is None:
+        return None
+    name = compressor.get("id") if isinstance(compressor, dict) else compressor
+    if not isinstance(name, str) or name not in _COMPRESSED:
+        raise InputError(
+            f"{path}: the compressor {shown(name)} is not supported, only gzip, zlib and none are"
+        )
+    return name
+
+
+def _check_chunks(array: ZarrArray) -> None:
+    """Raise InputError unless every chunk has a file, UnsafeFileError if one is too small for what
+    it declares. TensorStore reads zeros for a chunk without a file; T5X writes all of them.
+    """
+    path, count = array.folder / METADATA, math.prod(array.grid)
+    files = sum(len(names) for _, _, names in os.walk(array.folder)) - 1
+    if count > files:
+        raise InputError(f"{path}: {count:,} chunks are declared, and there are {files:,} files")
+    ratio = 1 if array.compressor is None else _RATIO
+    for index in array.indices():
+        chunk = array.chunk_path(index)
+        try:
+            size = chunk.stat().st_size
+        except OSError as error:
+            raise InputError(f"{chunk}: cannot be read: {error.strerror or error}") from None
+        if array.chunk_bytes > size * ratio:
+            raise UnsafeFileError(
+                f"{chunk}: refused: declares {array.chunk_bytes:,} bytes, and a file of {size:,} "
+                "bytes cannot hold them"
+            )
+        if array.compressor is None and size != array.chunk_bytes:
+            raise InputError(f"{chunk}: has {size:,} bytes, and a chunk has {array.chunk_bytes:,}")
+
+
+# Writing
+
+
+def chunk_shape(shape: Shape, itemsize: int) -> Shape:
+    """The chunks that T5X writes: equal ones of at most 64 MiB, cut along the longest axis."""
+    divisors = [[i for i in range(1, size + 1) if size % i == 0] or [1] for size in shape]
+    while math.prod(each[-1] for each in divisors) * itemsize > CHUNK:
+        longest = max(divisors, key=lambda each: each[-1])
+        longest.pop()
+    return tuple(each[-1] for each in divisors)
+
+
+def write(folder: Path, array: np.ndarray) -> None:
+    """Write an array into a new folder, compressed with gzip as T5X does.
+
+    Equal arrays give equal files. Nothing is synced.
+    """
+    array = np.asarray(array)
+    chunks = chunk_shape(array.shape, array.itemsize)
+    stored = ZarrArray(folder, array.shape, array.dtype, chunks, "gzip", ".")
+    folder.mkdir()
+    data = {
+        "chunks": list(chunks),
+        "compressor": {"id": "gzip", "level": 1},
+        "dimension_separator": ".",
+        "dtype": _NAMES[array.dtype.name],
+        "fill_value": None,
+        "filters": None,
+        "order": "C",
+        "shape": list(array.shape),
+        "zarr_format": 2,
+    }
+    (folder / METADATA).write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+    for index in stored.indices():
+        part = array[
+            tuple(slice(i * size, (i + 1) * size) for i, size in zip(index, chunks, strict=True))
+        ]
+        _deflate(stored.chunk_path(index), tensors.contiguous(part))
+
+
+def _deflate(path: Path, part: np.ndarray) -> None:
+    raw = part.reshape(-1).view(np.uint8)
+    deflater = zlib.compressobj(1, zlib.DEFLATED, 31)  # zlib's own header has no time
+    with open(path, "wb") as file:
+        for at in range(0, raw.size, _PIECE):
+            file.write(deflater.compress(raw[at : at + _PIECE].data))
+        file.write(deflater.flush())

@@ -1,0 +1,119 @@
+"""Checkpoints of T5X: to Hugging Face folders and back, against T5X's networks in NumPy."""
+
+import dataclasses
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jax_transformer import cli, pretrained
+from jax_transformer.architectures import t5x as layouts
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.weights import stacked
+from parity_tests import t5x_files
+from parity_tests.huggingface import in_float64
+from parity_tests.t5x_files import Sizes
+
+__all__ = ["in_float64"]
+
+GATED = {"activations": ("gelu", "linear"), "via_embedding": False}
+SQUARE = {"vocab": 32, "emb": 32, "heads": 32, "head_dim": 1, "mlp": 32, "encoder": 1, "decoder": 2}
+CASES = {
+    "t5 1.0": Sizes(),
+    "t5 1.1": Sizes(**GATED),
+    "t5 1.1 square": Sizes(**GATED | SQUARE),
+    "umt5": Sizes(**GATED, scalable=True),
+    "umt5 scanned": Sizes(**GATED, scalable=True, scan_axis=1),
+    "umt5 scanned square": Sizes(**GATED | SQUARE, scalable=True, scan_axis=1),
+    "umt5 scanned in axis 0, tied": Sizes(
+        activations=("silu", "linear"), scalable=True, scan_axis=0
+    ),
+    "umt5 scanned in the last axis": Sizes(**GATED, scalable=True, scan_axis=-1),
+}
+
+
+def convert(*arguments: object) -> int:
+    return cli.main(["convert", *map(str, arguments), "--no-check"])
+
+
+def batch(sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """Return a source (3, 7) with ragged padding, and a target (3, 5) that begins with 0."""
+    draw = np.random.default_rng(1)
+    source = draw.integers(2, sizes.vocab, (3, 7))
+    for row, length in enumerate((7, 4, 1)):
+        source[row, length:] = 0
+    target = draw.integers(2, sizes.vocab, (3, 5))
+    target[:, 0] = 0
+    return source, target
+
+
+def theirs(folder, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        ids = torch.from_numpy(source)
+        out = model(ids, attention_mask=ids > 0, decoder_input_ids=torch.from_numpy(target))
+    return out.logits.numpy()
+
+
+def back(sizes: Sizes) -> list[str]:
+    if sizes.scan_axis is None:
+        return ["--to", "t5x"]
+    return ["--to", "t5x", "--scan-layers", "--param-scan-axis", str(sizes.scan_axis)]
+
+
+def same(ours: t5x_files.Arrays, original: t5x_files.Arrays) -> None:
+    assert {name: (a.shape, a.dtype, a.tobytes()) for name, a in ours.items()} == {
+        name: (a.shape, a.dtype, a.tobytes()) for name, a in original.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
+    name, tmp_path, in_float64
+):
+    sizes = CASES[name]
+    weights = t5x_files.params(sizes)
+    folder = t5x_files.write(tmp_path / "model/checkpoint_7", weights)
+    (tmp_path / "model/config.gin").write_text(sizes.gin())
+    assert convert(folder, tmp_path / "hf", "--to", "hf") == 0
+    source, target = batch(sizes)
+    expected = t5x_files.logits(sizes, weights, source, target)
+    if sizes.scalable and not sizes.via_embedding:
+        expected *= sizes.emb**-0.5  # transformers' UMT5 scales every output
+    actual = theirs(tmp_path / "hf", source, target)
+    assert np.abs(actual - expected).max() <= 1e-12 * np.abs(expected).max()
+    assert convert(tmp_path / "hf", tmp_path / "checkpoint_7", *back(sizes)) == 0
+    same(t5x_files.read(tmp_path / "checkpoint_7"), weights)
+    index = (tmp_path / "checkpoint_7/checkpoint").read_bytes()
+    assert index == (folder / "checkpoint").read_bytes()
+
+
+def test_a_run_has_the_weights_of_the_checkpoint_in_their_own_dtype(tmp_path, capsys):
+    sizes = dataclasses.replace(CASES["umt5 scanned"], decoder=1)
+    weights = t5x_files.params(sizes, dtype=ml_dtypes.bfloat16)
+    state = t5x_files.adafactor(weights)
+    folder = t5x_files.write(tmp_path / "t5x", weights, state=state, chunks=halves)
+    (folder / "config.gin").write_text(sizes.gin())
+    assert convert(folder, tmp_path / "run", "--json") == 0
+    dropped = {
+        note["name"]: note["reason"]
+        for note in json.loads(capsys.readouterr().out)["plan"]["dropped"]
+    }
+    assert set(dropped) == {
+        f"state.param_states ({len(state)} arrays: m, v, v_col, v_row)",
+        "state.step",
+        "the scale of the logits",
+    }
+    assert convert(tmp_path / "run", tmp_path / "again", *back(sizes)) == 0
+    same(t5x_files.read(tmp_path / "again"), weights)
+
+
+def halves(shape: tuple[int, ...]) -> list[int]:
+    """Chunks of which the last of an axis reach beyond the array."""
+    return [-(-length // 2) for length in shape]
