@@ -9,11 +9,7 @@ import pytest
 import torch
 import transformers
 
-from jax_transformer import cli, pretrained
-from jax_transformer.architectures import t5x as layouts
-from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage.tensors import TensorInfo
-from jax_transformer.weights import stacked
+from jax_transformer import cli
 from parity_tests import t5x_files
 from parity_tests.huggingface import in_float64
 from parity_tests.t5x_files import Sizes
@@ -28,11 +24,9 @@ CASES = {
     "t5 1.1 square": Sizes(**GATED | SQUARE),
     "umt5": Sizes(**GATED, scalable=True),
     "umt5 scanned": Sizes(**GATED, scalable=True, scan_axis=1),
-    "umt5 scanned square": Sizes(**GATED | SQUARE, scalable=True, scan_axis=1),
-    "umt5 scanned in axis 0, tied": Sizes(
-        activations=("silu", "linear"), scalable=True, scan_axis=0
+    "umt5 scanned in axis 0, tied, square": Sizes(
+        **SQUARE, activations=("silu", "linear"), scalable=True, scan_axis=0
     ),
-    "umt5 scanned in the last axis": Sizes(**GATED, scalable=True, scan_axis=-1),
 }
 
 
@@ -92,6 +86,41 @@ def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     same(t5x_files.read(tmp_path / "checkpoint_7"), weights)
     index = (tmp_path / "checkpoint_7/checkpoint").read_bytes()
     assert index == (folder / "checkpoint").read_bytes()
+
+
+def exchanged(weights: t5x_files.Arrays) -> t5x_files.Arrays:
+    other = {"wi_0": "wi_1", "wi_1": "wi_0"}
+    return {
+        ".".join(other.get(word, word) for word in name.split(".")): array
+        for name, array in weights.items()
+    }
+
+
+def transposed(weights: t5x_files.Arrays) -> t5x_files.Arrays:
+    return {name: array.T if name.endswith("kernel") else array for name, array in weights.items()}
+
+
+def without_head(weights: t5x_files.Arrays) -> t5x_files.Arrays:
+    return weights | {"decoder.logits_dense.kernel": weights["token_embedder.embedding"].T * 0.5}
+
+
+@pytest.mark.parametrize(
+    ("fault", "sizes"),
+    [
+        (exchanged, CASES["t5 1.1 square"]),
+        (transposed, CASES["t5 1.1 square"]),
+        (without_head, Sizes(**SQUARE)),
+    ],
+)
+def test_the_faults_of_other_converters_change_the_logits(fault, sizes):
+    """So that equal logits, above, exclude them. No shape shows any of them here."""
+    weights = t5x_files.params(sizes)
+    source, target = batch(sizes)
+    right = t5x_files.logits(sizes, weights, source, target)
+    if fault is without_head:
+        sizes = dataclasses.replace(sizes, via_embedding=False)
+    wrong = t5x_files.logits(sizes, fault(weights), source, target)
+    assert np.abs(wrong - right).max() > 0.01 * np.abs(right).max()
 
 
 def test_a_run_has_the_weights_of_the_checkpoint_in_their_own_dtype(tmp_path, capsys):

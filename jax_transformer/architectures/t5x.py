@@ -15,6 +15,7 @@ from jax_transformer.config import LogitScale, Part, Positions, TransformerConfi
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import tensors
 from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.stacked import Layer, StackRule
 
 FAMILIES = ("t5", "mt5", "umt5")
@@ -169,6 +170,9 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
         InputError: the arrays are not those of an encoder-decoder of T5X: all that are missing,
             unexpected and mis-shaped are named; or they fit several axes.
     """
+    empty = sorted(name for name, info in infos.items() if 0 in info.shape)
+    if empty:
+        raise InputError(f"{plain(empty[0])} has the shape {infos[empty[0]].shape}")
     scanned = any(name.startswith(("encoder.encoder.", "decoder.decoder.")) for name in infos)
     if scan_axis is not None and not scanned:
         raise InputError(f"param_scan_axis={scan_axis}: no array holds several layers")
@@ -225,17 +229,11 @@ def _layout(shapes: Mapping[str, Shape], axis: int | None) -> Layout:
     name = "relpos_bias.rel_embedding"
     distances = layer("encoder", name) if distances_in_layers else _shape(shapes, f"encoder.{name}")
     query = layer("encoder", "attention.query.kernel")
-    scale = "encoder.encoder.pre_mlp_layer_norm.scale"
     inner = next((name for name in ("mlp.wi_0.kernel", "mlp.wi.kernel") if _has(shapes, name)), "")
     up = layer("encoder", inner or "mlp.wi_0.kernel")
     vocabulary, d = _rank(_shape(shapes, _EMBEDDING), 2, _EMBEDDING)
     heads, buckets = _rank(distances, 2, name)
-    counts = {
-        stack: _count(shapes, stack)
-        if axis is None
-        else _shape(shapes, scale.replace("encoder", stack))[axis]
-        for stack in ("encoder", "decoder")
-    }
+    counts = {stack: _count(shapes, stack, axis) for stack in ("encoder", "decoder")}
     if max(counts.values()) > _MOST_LAYERS:
         raise InputError(f"{max(counts.values()):,} layers, and no model has so many")
     if len(query) not in (2, 3):
@@ -274,7 +272,11 @@ def _rank(shape: Shape, rank: int, name: str) -> Shape:
     return shape
 
 
-def _count(shapes: Mapping[str, Shape], stack: str) -> int:
+def _count(shapes: Mapping[str, Shape], stack: str, axis: int | None) -> int:
+    """Return the number of a stack's layers: by names, or by the axis of arrays that hold all."""
+    if axis is not None:
+        name = f"{stack}.{stack}.pre_mlp_layer_norm.scale"
+        return _rank(_shape(shapes, name), 2, name)[axis]
     layers = {name.split(".")[1] for name in shapes if name.startswith(f"{stack}.layers_")}
     return next(count for count in range(len(layers) + 1) if f"layers_{count}" not in layers)
 

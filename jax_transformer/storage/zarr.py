@@ -6,10 +6,8 @@ every size is checked against the files before memory is taken. Facts from the s
 2 and from the driver ``zarr`` of TensorStore 0.1.
 """
 
-import itertools
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +25,15 @@ from jax_transformer.storage.untrusted import shown
 METADATA = ".zarray"
 CHUNK = 64 << 20
 """Most bytes of a chunk that is written, as T5X chooses them."""
+RATIO = 1032
+"""The most bytes that deflate makes of one."""
+_MOST_CHUNKS = 1000
 _LONGEST = 1 << 16  # bytes of a .zarray; TensorStore's have about 200
 _KEYS = frozenset(
     "chunks compressor dimension_separator dtype fill_value filters order shape zarr_format".split()
 )
 _COMPRESSED = {"gzip": 31, "zlib": 15}  # zlib's wbits
-_RATIO = 1032  # the most bytes that deflate makes of one
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 _CODES = {
     tensors.DTYPES[name].str: tensors.DTYPES[name]
     for name in "float64 float32 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64".split()
@@ -76,8 +76,18 @@ class ZarrArray:
         return result
 
     def indices(self) -> Iterator[tuple[int, ...]]:
-        """Yield the place of each chunk in the grid."""
-        return itertools.product(*(range(count) for count in self.grid))
+        """Yield the place of each chunk in the grid, one at a time however large it is."""
+        grid = self.grid
+        index = [0] * len(grid)
+        while True:
+            yield tuple(index)
+            for axis in reversed(range(len(grid))):
+                index[axis] += 1
+                if index[axis] < grid[axis]:
+                    break
+                index[axis] = 0
+            else:
+                return
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -189,17 +199,14 @@ def _check_chunks(array: ZarrArray) -> None:
     """Raise InputError unless every chunk has a file, UnsafeFileError if one is too small for what
     it declares. TensorStore reads zeros for a chunk without a file; T5X writes all of them.
     """
-    path, count = array.folder / METADATA, math.prod(array.grid)
-    files = sum(len(names) for _, _, names in os.walk(array.folder)) - 1
-    if count > files:
-        raise InputError(f"{path}: {count:,} chunks are declared, and there are {files:,} files")
-    ratio = 1 if array.compressor is None else _RATIO
+    ratio = 1 if array.compressor is None else RATIO
     for index in array.indices():
         chunk = array.chunk_path(index)
-        try:
-            size = chunk.stat().st_size
-        except OSError as error:
-            raise InputError(f"{chunk}: cannot be read: {error.strerror or error}") from None
+        if not chunk.is_file():
+            raise InputError(
+                f"{array.folder / METADATA}: its chunk {chunk.relative_to(array.folder)} is missing"
+            )
+        size = chunk.stat().st_size
         if array.chunk_bytes > size * ratio:
             raise UnsafeFileError(
                 f"{chunk}: refused: declares {array.chunk_bytes:,} bytes, and a file of {size:,} "
@@ -213,12 +220,19 @@ def _check_chunks(array: ZarrArray) -> None:
 
 
 def chunk_shape(shape: Shape, itemsize: int) -> Shape:
-    """The chunks that T5X writes: equal ones of at most 64 MiB, cut along the longest axis."""
-    divisors = [[i for i in range(1, size + 1) if size % i == 0] or [1] for size in shape]
+    """The chunks that T5X writes: equal ones of at most 64 MiB, cut along the longest axis first.
+
+    A length with few divisors would give very many; then only the first axis is cut, the last chunk
+    reaches beyond it, and TensorStore reads that as well.
+    """
+    divisors = [[i for i in range(1, size + 1) if size % i == 0] for size in shape]
     while math.prod(each[-1] for each in divisors) * itemsize > CHUNK:
-        longest = max(divisors, key=lambda each: each[-1])
-        longest.pop()
-    return tuple(each[-1] for each in divisors)
+        max(divisors, key=lambda each: each[-1]).pop()
+    chunks = tuple(each[-1] for each in divisors)
+    if math.prod(shape) <= _MOST_CHUNKS * math.prod(chunks):
+        return chunks
+    rows = CHUNK // (math.prod(shape[1:]) * itemsize)
+    return (max(1, rows), *shape[1:])
 
 
 def write(folder: Path, array: np.ndarray) -> None:

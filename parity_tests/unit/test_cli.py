@@ -70,7 +70,8 @@ FLAGS = {
     "convert": """
         --to --config --preset --architecture --set --dtype --weights --key
         --strip-prefix --ignore --rename --training --no-training --dry-run --no-dry-run --force
-        --no-force --shard-size --check --no-check --json --no-json""".split(),
+        --no-force --shard-size --scan-layers --no-scan-layers --param-scan-axis --check
+        --no-check --json --no-json""".split(),
     "inspect": """
         --json --no-json""".split(),
     "parity": """

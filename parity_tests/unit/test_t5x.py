@@ -1,0 +1,429 @@
+"""Checkpoints of T5X: their arrays, names, sizes and configuration, and what is refused."""
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_transformer import cli, pretrained
+from jax_transformer.architectures import t5x as layouts
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import lazy, t5x, zarr
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.weights import stacked
+from parity_tests import t5x_files
+from parity_tests.t5x_files import Sizes
+
+GATED: dict[str, Any] = {"activations": ("gelu", "linear"), "via_embedding": False}
+SMALL: dict[str, Any] = {"emb": 4, "head_dim": 2, "mlp": 5, "encoder": 1, "decoder": 1, "vocab": 7}
+
+
+def infos(arrays: t5x_files.Arrays) -> dict[str, TensorInfo]:
+    return {name: TensorInfo(array.shape, array.dtype.name) for name, array in arrays.items()}
+
+
+def written(folder: Path, sizes: Sizes | None = None, **options: Any) -> Path:
+    sizes = sizes or Sizes(**SMALL)
+    t5x_files.write(folder, t5x_files.params(sizes, dtype=np.float32), **options)
+    (folder / "config.gin").write_text(sizes.gin())
+    return folder
+
+
+def read(folder: Path) -> t5x_files.Arrays:
+    return {name: tensor.read() for name, tensor in t5x.find(folder).weights.items()}
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"metadata": {"compressor": None}},
+        {"metadata": {"compressor": {"id": "zlib", "level": 9}}},
+        {"metadata": {"dimension_separator": "/"}, "chunks": lambda shape: [2] * len(shape)},
+        {"kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket"}},
+    ],
+    ids=["plain", "zlib", "folders of chunks", "written to gcs"],
+)
+def test_arrays_are_read_as_tensorstore_reads_them(options, tmp_path):
+    weights = t5x_files.params(Sizes(**SMALL), dtype=np.float32)
+    actual = read(t5x_files.write(tmp_path / "t5x", weights, **options))
+    assert {name: a.tobytes() for name, a in actual.items()} == {
+        name: a.tobytes() for name, a in weights.items()
+    }
+
+
+def test_version_2_keeps_the_bits_of_bfloat16_as_integers(tmp_path):
+    weights = t5x_files.params(Sizes(**SMALL), dtype=ml_dtypes.bfloat16)
+    stored = {name: array.view(np.uint16) for name, array in weights.items()}
+    actual = read(t5x_files.write(tmp_path / "t5x", stored, version=2))
+    assert {name: (a.dtype, a.tobytes()) for name, a in actual.items()} == {
+        name: (a.dtype, a.tobytes()) for name, a in weights.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "expected"),
+    # The first six are what T5X's own _choose_chunk_shape returns
+    [
+        ((32128, 4096), 4, (4016, 4096)),
+        ((4096, 24, 10240), 4, (512, 24, 1024)),
+        ((250112, 1024), 2, (31264, 1024)),
+        ((4096, 4096), 4, (4096, 4096)),
+        ((5120,), 4, (5120,)),
+        ((), 4, ()),
+        ((1_000_003, 37), 4, (453_438, 37)),
+    ],
+)
+def test_chunks_are_those_of_t5x_unless_there_would_be_a_million(shape, itemsize, expected):
+    assert zarr.chunk_shape(shape, itemsize) == expected
+
+
+def test_an_array_of_many_chunks_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(zarr, "CHUNK", 40)
+    monkeypatch.setattr(zarr, "_MOST_CHUNKS", 5)
+    array = np.arange(7 * 5 * 3, dtype=np.float32).reshape(7, 5, 3)
+    zarr.write(tmp_path / "a", array)
+    stored = zarr.open_array(tmp_path / "a")
+    assert (stored.chunks, list(stored.grid)) == ((1, 5, 3), [7, 1, 1])
+    np.testing.assert_array_equal(stored.read(), array)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_layers_of_one_array_take_the_memory_of_one_array(axis, tmp_path):
+    stack = np.random.default_rng(0).normal(size=(4, 300, 200)).astype(np.float32)
+    stack = np.ascontiguousarray(np.moveaxis(stack, 0, axis))
+    zarr.write(tmp_path / "a", stack)
+    shape = np.take(stack, 0, axis).shape
+    rule = stacked.StackRule("a", tuple("0123"), shape, axis=axis)
+    arrays = stacked.to_flax([rule], {"a": zarr.open_array(tmp_path / "a").lazy()})
+    tracemalloc.start()
+    try:
+        for number in range(4):
+            expected = np.take(stack, number, axis)
+            np.testing.assert_array_equal(arrays[str(number)].read(), expected)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < stack.nbytes + 3 * stack.nbytes // 4 + 2_200_000
+    again = stacked.to_stored([rule], arrays)["a"].read()
+    assert (again.shape, again.tobytes()) == (stack.shape, stack.tobytes())
+
+
+def test_layers_of_one_array_have_one_dtype():
+    arrays = lazy.in_memory({"0": np.ones(3), "1": np.ones(3, np.float32)})
+    with pytest.raises(InputError, match="a: its layers are float32 and float64"):
+        stacked.to_stored([stacked.StackRule("a", ("0", "1"), (3,), axis=0)], arrays)
+
+
+# Names and sizes
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_the_axis_of_the_layers_is_found(axis):
+    sizes = Sizes(**GATED, scalable=True, scan_axis=axis, encoder=2, decoder=6)
+    layout = layouts.find(infos(t5x_files.params(sizes)))
+    assert (layout.encoder_layers, layout.decoder_layers) == (2, 6)
+    assert layout.shapes() == {name: a.shape for name, a in t5x_files.params(sizes).items()}
+
+
+def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
+    sizes = Sizes(
+        **GATED | SMALL | {"mlp": 4, "encoder": 4, "decoder": 4},
+        heads=4,
+        scalable=True,
+        scan_axis=0,
+    )
+    folder = written(tmp_path / "t5x", sizes)
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert cli.main(["convert", str(folder), str(tmp_path / "run")]) == 3
+    assert "the layers may be axis 1 or 0 of the arrays" in capsys.readouterr().err
+    expected = np.asarray(read(folder)["encoder.encoder.mlp.wi_0.kernel"][3])
+    opened = pretrained.open(folder, scan_axis=0)
+    np.testing.assert_array_equal(
+        opened.read()["encoder.blocks.3.feed_forward.up.kernel"], expected
+    )
+    (folder / "config.gin").write_text(sizes.gin() + "network.T5Config.param_scan_axis = 0\n")
+    pretrained.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.pop("token_embedder.embedding"), "missing token_embedder.embedding"),
+        (lambda a: a.pop("encoder.layers_1.mlp.wo.kernel"), "missing encoder.layers_1.mlp.wo"),
+        (lambda a: a.update({"encoder.layers_1.mlp.bias": np.ones(3)}), "unexpected .*mlp.bias"),
+        (
+            lambda a: a.update({"decoder.layers_2.mlp.wo.kernel": np.ones((12, 14))}),
+            r"mis-shaped decoder.layers_2.mlp.wo.kernel.*\(12, 14\), the model \(14, 12\)",
+        ),
+        (lambda a: a.update({"encoder.encoder_norm.scale": np.ones((0,))}), r"shape \(0,\)"),
+        (lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones(3)}), "2 axes"),
+        (
+            lambda a: a.update({"decoder.decoder_norm.scale": np.ones(12, np.int32)}),
+            "decoder_norm.scale is int32",
+        ),
+    ],
+)
+def test_arrays_that_are_no_t5_are_named(change: Callable[[t5x_files.Arrays], Any], message):
+    arrays = t5x_files.params(Sizes())
+    change(arrays)
+    with pytest.raises(InputError, match=message):
+        layouts.find(infos(arrays))
+
+
+# The configuration
+
+
+def test_the_activation_is_not_guessed(tmp_path, capsys):
+    folder = written(tmp_path / "t5x", Sizes(**GATED | SMALL))
+    (folder / "config.gin").unlink()
+    run = [str(folder), str(tmp_path / "run"), "--dry-run", "--json"]
+    assert cli.main(["convert", *run]) == 2
+    assert "no config.gin tells mlp_activations: give --preset t5" in capsys.readouterr().err
+    assert cli.main(["convert", *run, "--preset", "t5"]) == 2
+    assert "has wi_0 and wi_1, and the preset t5 does not say" in capsys.readouterr().err
+    assert cli.main(["convert", *run, "--preset", "t5", "--set", "activation=swiglu"]) == 2
+    assert "give one of relu, gelu_tanh, silu" in capsys.readouterr().err
+    assert cli.main(["convert", *run, "--preset", "lesson10"]) == 2
+    assert "is a model of T5X" in capsys.readouterr().err
+    assert cli.main(["convert", *run, "--preset", "t5", "--set", "activation=gelu_tanh"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["plan"]["inferred"]["num_heads"] == 3
+    moves = {tuple(move["target"]): move["source"] for move in data["plan"]["moves"]}
+    assert moves["encoder.blocks.0.feed_forward.gate.kernel",] == [
+        "encoder.layers_0.mlp.wi_1.kernel"
+    ]
+    config = {"model_type": "t5", "vocab_size": 7, "d_model": 4, "d_kv": 2, "d_ff": 5}
+    config |= {
+        "num_layers": 1,
+        "num_heads": 3,
+        "tie_word_embeddings": False,
+        "feed_forward_proj": "gated-silu",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["convert", *run, "--config", str(tmp_path / "config.json")]) == 0
+
+
+GIN = """
+from __gin__ import dynamic_registration
+include 't5x/examples/t5/t5_1_1/base.gin'
+DROPOUT_RATE = 0.25  # a macro
+seqio.SentencePieceVocabulary.sentencepiece_model_file = \\
+    'gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model'
+network.T5Config:
+  emb_dim = 4
+  dropout_rate = %DROPOUT_RATE
+  mlp_activations = (
+      'gelu',
+      'linear')
+"""
+
+
+def test_gin_is_read_line_by_line(tmp_path):
+    folder = written(tmp_path / "model/checkpoint_1", Sizes(**GATED | SMALL))
+    (folder / "config.gin").unlink()
+    (tmp_path / "model/config.gin").write_text(GIN)
+    config = pretrained.open(folder).config
+    assert (config.architecture, config.dropout) == ("mt5", 0.25)
+    assert (config.encoder.gated, config.encoder.activation.value) == (True, "gelu_tanh")
+    (folder / "config.gin").write_text("dense.MlpBlock.activations = ('relu', 'linear')")
+    assert pretrained.open(folder).config.encoder.activation.value == "relu"
+    for text, message in (
+        ("network.T5Config.mlp_activations = ('gelu',)", "do not belong to the kernels wi_0"),
+        ("network.T5Config.mlp_activations = ('exp', 'linear')", "are none of"),
+        ("x" * 1_000_001, "more than 1,000,000 bytes"),
+    ):
+        (folder / "config.gin").write_text(text)
+        with pytest.raises(InputError, match=message):
+            pretrained.open(folder)
+
+
+# Commands
+
+
+def test_inspect_lists_the_moments_of_adafactor_and_checks_every_chunk(tmp_path, capsys):
+    weights = t5x_files.params(Sizes(**SMALL), dtype=np.float32)
+    folder = tmp_path / "checkpoint_7"
+    t5x_files.write(folder, weights, state=t5x_files.adafactor(weights))
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    shapes = {name: entry["shape"] for name, entry in data["tensors"].items()}
+    kernel = "encoder.layers_0.mlp.wi.kernel"
+    assert data["kind"] == "checkpoint of T5X" and data["values"] == {"version": 3}
+    assert shapes[f"target.{kernel}"] == [4, 5] and shapes["state.step"] == []
+    assert [shapes[f"state.param_states.{kernel}.{name}"] for name in ("v_row", "v_col", "m")] == [
+        [4],
+        [5],
+        [1],
+    ]
+    chunk = folder / f"target.{kernel}/0.0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 4
+    chunk.write_bytes(bytes(content))
+    assert cli.main(["inspect", str(folder)]) == 3
+    assert str(chunk) in capsys.readouterr().err
+    assert cli.main(["inspect", str(tmp_path)]) == 3
+    assert f"did you mean {folder}?" in capsys.readouterr().err
+
+
+def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):
+    folder = written(tmp_path / "t5x")
+    out = [str(tmp_path / "out"), "--to", "t5x"]
+    for extra, message in (
+        (["--scan-layers"], "T5X scans only layers that have their own"),
+        (["--param-scan-axis", "1"], "no array holds several layers"),
+        (["--preset", "t5", "--set", "norm_epsilon=1e-5"], "norm_epsilon=1e-05, and T5X has 1e-06"),
+        (["--preset", "t5", "--set", "logit_scale=none"], "logit_scale=none, and T5X scales"),
+        (["--preset", "t5", "--set", "activation=relu", "--shard-size", "1GB"], "no Hugging Face"),
+    ):
+        assert cli.main(["convert", str(folder), *out, *extra]) in (2, 3)
+        assert message in capsys.readouterr().err
+    assert (
+        cli.main(["convert", str(folder), str(tmp_path / "hf"), "--to", "hf", "--scan-layers"]) == 2
+    )
+    assert "--scan-layers: goes with --to t5x" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_weights_are_replaced(tmp_path, capsys):
+    source = written(tmp_path / "source")
+    plain, trained = written(tmp_path / "plain"), tmp_path / "trained"
+    weights = t5x_files.params(Sizes(**SMALL), dtype=np.float32)
+    t5x_files.write(trained, weights, state=t5x_files.adafactor(weights))
+    convert = ["convert", str(source), "--to", "t5x", "--no-check", "--force"]
+    assert cli.main([*convert, str(plain)]) == 0
+    assert cli.main([*convert, str(trained)]) == 3
+    assert "holds more than weights (state.param_states." in capsys.readouterr().err
+
+
+# Hostile files
+
+
+def zarray(folder: Path) -> Path:
+    return folder / "target.token_embedder.embedding/.zarray"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"compressor": {"id": "blosc", "cname": "lz4"}}, 3, "compressor 'blosc' is not supported"),
+        ({"compressor": {"id": ["gzip"]}}, 3, "is not supported"),
+        ({"filters": [{"id": "delta"}]}, 3, "filters"),
+        ({"order": "F"}, 3, "order 'F'"),
+        ({"zarr_format": 3}, 3, "zarr 2"),
+        ({"dtype": "|O"}, 3, "dtype '|O'"),
+        ({"dtype": [["a", "<f4"]]}, 3, "dtype"),
+        ({"more": 1}, 3, "unknown key 'more'"),
+        ({"dimension_separator": "../"}, 3, "dimension_separator"),
+        ({"shape": [7, 40]}, 3, "its chunk 0.1 is missing"),
+        ({"shape": [7, 40], "chunks": [7, 40]}, 3, "has the shape [7, 4], and its folder"),
+        ({"shape": [2**40, 4], "chunks": [2**40, 4]}, 4, "cannot hold them"),
+        ({"shape": [2**40, 4], "chunks": [1, 4]}, 3, "its chunk 1.0 is missing"),
+        ({"shape": [2**60, 4]}, 4, "refused: shape"),
+        ({"shape": [-7, 4]}, 4, "refused: shape"),
+        ({"shape": [7, 4.0]}, 4, "refused: shape"),
+        ({"shape": [0, 4]}, 3, "has no numbers"),
+        ({"chunks": [0, 4]}, 3, "do not divide"),
+        ({"chunks": [7]}, 3, "do not divide"),
+        ({"chunks": [7, 2**40]}, 4, "cannot hold them"),
+        ({"chunks": [9, 9]}, 3, "does not hold the 324 bytes of a chunk"),
+        ({"compressor": None}, 3, "a chunk has 112"),
+    ],
+)
+def test_false_descriptions_of_an_array_are_refused(change, code, message, tmp_path, capsys):
+    path = zarray(written(tmp_path / "t5x"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert cli.main(["inspect", str(tmp_path / "t5x")]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_false_chunks_are_refused_within_their_size(tmp_path):
+    folder = written(tmp_path / "t5x")
+    chunk = zarray(folder).with_name("0.0")
+    good = chunk.read_bytes()
+    for content, message in (
+        (b"", "cannot hold them"),
+        (good[:-9], "does not hold the 112 bytes"),
+        (good + b"x", "has bytes after its chunk"),
+        (good + good, "has bytes after its chunk"),
+        (zlib.compress(b"\0" * 112), "is damaged"),
+        (gzip.compress(bytes(20_000_000), 1), "does not hold the 112 bytes"),
+        (None, "its chunk 0.0 is missing"),
+    ):
+        chunk.unlink() if content is None else chunk.write_bytes(content)
+        tracemalloc.start()
+        with pytest.raises((InputError, UnsafeFileError), match=message):
+            read(folder)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"kvstore": {"driver": "file", "path": "../other"}}, 4, "is not a plain name"),
+        ({"kvstore": {"driver": "file", "path": "/etc"}}, 4, "is not a plain name"),
+        ({"kvstore": {"driver": "file", "path": ".."}}, 4, "is not a plain name"),
+        ({"kvstore": {"driver": "file", "path": "a" * 300}}, 4, "is not a plain name"),
+        ({"kvstore": {"driver": "http", "path": "a"}}, 3, "is in a store 'http'"),
+        ({"kvstore": {"driver": "file", "path": "nothing"}}, 3, "no such file"),
+        (
+            {"kvstore": {"driver": "file", "path": "target.encoder.encoder_norm.scale"}},
+            4,
+            "one fol",
+        ),
+        ({"driver": "zarr3"}, 3, "by the driver 'zarr3'"),
+        ({"dtype": "int8"}, 3, "is 'int8', and in its folder float32"),
+        ({"transform": {"input_exclusive_max": [7, 3]}}, 3, "is a part of its folder"),
+        ({"transform": [1]}, 3, "is a part of its folder"),
+    ],
+)
+def test_false_descriptions_in_the_index_are_refused(change, code, message, tmp_path, capsys):
+    from flax import serialization
+
+    index = written(tmp_path / "t5x") / "checkpoint"
+    tree = serialization.msgpack_restore(index.read_bytes())
+    tree["optimizer"]["target"]["token_embedder"]["embedding"] |= change
+    index.write_bytes(serialization.msgpack_serialize(tree))
+    assert cli.main(["inspect", str(index.parent)]) == code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"version": 1, "optimizer": {}}, "is version 1 of T5X's checkpoints"),
+        ({"version": 3, "optimizer": [1]}, "is version 3"),
+        ({"version": 3, "optimizer": {"target": {"a": "PLACEHOLDER://a"}}}, "'PLACEHOLDER://a'"),
+    ],
+)
+def test_other_indexes_are_refused(tree, message, tmp_path, capsys):
+    from flax import serialization
+
+    (tmp_path / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+    assert cli.main(["inspect", str(tmp_path)]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_the_fuzz_command_finds_nothing_and_reports_a_careless_reader(
+    tmp_path, monkeypatch, capsys
+):
+    from benchmarks import fuzz_t5x
+
+    arguments = ["--count", "20", "--keep", str(tmp_path / "kept")]
+    assert fuzz_t5x.main(arguments) == 0
+    monkeypatch.setattr(zarr, "_lengths", lambda path, data, name: tuple(data[name]))
+    assert fuzz_t5x.main(arguments) == 1
+    assert "TypeCheckError" in capsys.readouterr().err and (tmp_path / "kept").exists()
