@@ -48,8 +48,8 @@ OURS = {
     "dropout_masks": "`threefry`: the masks of `jax.random.bernoulli`",
     "compute_dtype": "`bfloat16`: `train --model.precision bfloat16`",
     "padding_frozen": "`true`: the preset `marian`",
-    "attention_backend": "`sdpa`: `train --model.attention-backend sdpa`",
-    "remat": "`full`: `train --model.remat full`",
+    "attention_backend": "`sdpa`, `cudnn`: `train --model.attention-backend sdpa`",
+    "remat": "`minimal`, `full`: `train --model.remat full`",
     "scan_layers": "`true`: `train --model.scan-layers`",
     "unused": "deep_dive, whose decoder blocks own an encoder block",
 }

@@ -21,6 +21,8 @@ from jax_transformer.errors import ConfigError
 if TYPE_CHECKING:
     from jax_transformer.config.model import StackConfig, TransformerConfig
 
+CUDNN_WIDTH = 256
+"""The widest head of cuDNN's attention; before Hopper it is 128."""
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -201,6 +203,12 @@ def check_backend(config: "TransformerConfig") -> None:
         if rate or stack.attention_dropout:
             which = "attention_dropout" if rate else f"{name}.attention_dropout"
             reasons.append(f"{which}={rate or stack.attention_dropout} drops attention weights")
+        if config.attention_backend is AttentionBackend.CUDNN:
+            width = config.head_width_of(stack)
+            if width % 8 or width > CUDNN_WIDTH:
+                reasons.append(
+                    f"{name}: heads of width {width}, no multiple of 8 up to {CUDNN_WIDTH}"
+                )
     if config.mask_fill is not MaskFill.EXCLUDED:
         reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")
     if reasons:

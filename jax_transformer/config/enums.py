@@ -204,6 +204,7 @@ class AttentionBackend(enum.StrEnum):
 
     XLA = "xla"  # written out in nn/attention.py: exact, for every architecture
     SDPA = "sdpa"  # jax.nn.dot_product_attention, in float32 or 16 bits, where it is the same
+    CUDNN = "cudnn"  # the same by cuDNN's flash attention, in 16 bits on an NVIDIA GPU
 
 
 class Remat(enum.StrEnum):
@@ -213,4 +214,5 @@ class Remat(enum.StrEnum):
     """
 
     NONE = "none"  # all are stored
+    MINIMAL = "minimal"  # all but the products with weights, as remat_policy of T5X and MaxText
     FULL = "full"  # all are computed again from the block's input

@@ -28,7 +28,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.nn import sharding
 from jax_transformer.nn.dropout import Dropout
-from jax_transformer.nn.fused_attention import fused_attend
+from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
 from jax_transformer.nn.linear import linear
 from jax_transformer.nn.sharding import ROWS, TENSOR
 
@@ -177,21 +177,20 @@ class MultiHeadAttention(nnx.Module):
         dropout: Dropout,
         bias: Float[Array, "#b h q k"] | None = None,
         *,
+        causal: bool = False,
         cache_layout: bool = False,
     ) -> tuple[Float[Array, "b q d"], Float[Array, "b h q k"] | None]:
         """The attended values of each query, and the attention weights (after dropout).
 
         The weights are None with another backend than :func:`attend`, which only the cache has.
-        ``cache_layout`` is that of :func:`attend`.
+        ``causal`` says that the mask hides later keys; ``cache_layout`` is that of :func:`attend`.
         """
         keys, values = keys_values
+        queries = self._heads(self.query(x))
         weights: Float[Array, "b h q k"] | None = None
-        if self.backend is AttentionBackend.SDPA and not cache_layout:
-            queries = self._heads(self.query(x))
-            mixed = fused_attend(queries, keys, values, mask, scale=self.scale)
-        else:
+        if cache_layout or self.backend is AttentionBackend.XLA:
             mixed, weights = attend(
-                self._heads(self.query(x)),
+                queries,
                 keys,
                 values,
                 mask,
@@ -203,6 +202,10 @@ class MultiHeadAttention(nnx.Module):
                 fill=self.fill,
                 mixing=self.mixing,
             )
+        elif self.backend is AttentionBackend.CUDNN:
+            mixed = cudnn_attend(queries, keys, values, mask, scale=self.scale, causal=causal)
+        else:
+            mixed = fused_attend(queries, keys, values, mask, scale=self.scale)
         if self.merge is HeadMerge.RAW:
             mixed = mixed.transpose(0, 2, 1, 3)
         return self.out(mixed.reshape(*x.shape[:2], -1)), weights

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_transformer.config import (
     Activation,
     Branch,
+    Mask,
     Part,
     Positions,
     PositionsAt,
@@ -130,7 +131,7 @@ class Block(nnx.Module):
     feed_forward: FeedForward
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.branches = stack.branches
+        self.branches, self.causal = stack.branches, Mask.CAUSAL in stack.self_mask
         for part in stack.parts:
             setattr(self, part.value, _part(config, stack, part, rngs=rngs))
         self.residuals = nnx.List([ResidualBranch(config, branch) for branch in stack.branches])
@@ -170,7 +171,13 @@ class Block(nnx.Module):
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
             bias = self._bias(context) if part is Part.SELF else None
             y, weights[part] = attention(
-                y, keys_values, mask, drop, bias, cache_layout=cache is not None
+                y,
+                keys_values,
+                mask,
+                drop,
+                bias,
+                causal=part is Part.SELF and self.causal,
+                cache_layout=cache is not None,
             )
             return y
 

@@ -38,6 +38,13 @@ def positions_of(count: int) -> Int[Array, " n"]:
     return jnp.arange(count, dtype=jnp.int32)
 
 
+_SAVEABLE = {
+    Remat.MINIMAL: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    Remat.FULL: None,
+}
+"""What a block that is computed again still stores; None is its input only."""
+
+
 class Stack(nnx.Module):
     """An encoder or a decoder without its embedding: positions, blocks and norms around them."""
 
@@ -116,10 +123,12 @@ class Stack(nnx.Module):
         return jax.lax.scan(self._remat(run, prevent_cse=False), x, layers)[0]
 
     def _remat(self, function: Callable[..., Any], prevent_cse: bool = True) -> Callable[..., Any]:
-        """The function; with ``config.remat``, nothing inside it is stored for the gradient."""
+        """The function; ``config.remat`` says what inside it is not stored for the gradient."""
         if self.config.remat is Remat.NONE:
             return function
-        return jax.checkpoint(function, prevent_cse=prevent_cse)
+        return jax.checkpoint(
+            function, prevent_cse=prevent_cse, policy=_SAVEABLE[self.config.remat]
+        )
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
         """Token embeddings with positions, and with their norm if there is one."""

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer.config import Remat, TransformerConfig
+from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
+from jax_transformer.nn import fused_attention
 from jax_transformer.training import (
     corpus,
     flops,
@@ -147,6 +148,7 @@ def estimate(
     devices = take(topology, options)
     config = config_of(options)
     partitioning.check(config, options.mesh)
+    fused_attention.check_device(config)
     if options.freeze or options.lora.rank:
         trainable.check(options, config)
     shape = largest_batch(options, config, length, devices.row_shards)
@@ -168,7 +170,7 @@ def estimate(
         _memory(state, compiled, refused),
         available,
         flops.training(config, *sizes),
-        flops.recomputed(config, *sizes) if config.remat is not Remat.NONE else 0.0,
+        flops.recomputed(config, *sizes),
         None if compiled is None else _traffic(compiled, topology, each),
         seconds,
     )

@@ -80,7 +80,7 @@ def advice(estimate: Estimate) -> list[str]:
     options = estimate.options
     model = options.model
     less_work = []
-    if model.remat is Remat.NONE:
+    if model.remat is not Remat.FULL:
         less_work.append("--model.remat full")
     if not model.scan_layers:
         less_work.append("--model.scan-layers")

@@ -5,7 +5,10 @@ XLA counts a loop's body once, and has no count at all for a GPU that is not the
 of any size they are below two percent.
 """
 
-from jax_transformer.config import Mixing, Part, StackConfig, TransformerConfig
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax_transformer.config import Mixing, Part, Remat, StackConfig, TransformerConfig
 
 BACKWARD = 2
 """Products of the backward pass for each of the forward pass: one for each factor's gradient."""
@@ -17,41 +20,59 @@ def training(config: TransformerConfig, rows: int, source: int, target: int) -> 
 
 
 def recomputed(config: TransformerConfig, rows: int, source: int, target: int) -> float:
-    """The operations that a step adds if the backward pass computes all blocks again."""
-    return 2.0 * rows * (_encoder(config, source) + _decoder(config, source, target))
+    """The operations that a step adds because the backward pass computes them again.
+
+    With ``config.remat`` "full" these are all of the blocks, with "minimal" the products of two
+    activations.
+    """
+    if config.remat is Remat.NONE:
+        return 0.0
+    again = _part if config.remat is Remat.FULL else _attend
+    return 2.0 * rows * _blocks(config, source, target, again)
 
 
 def forward(config: TransformerConfig, rows: int, source: int, target: int) -> float:
     """The operations of the logits of ``rows`` pairs."""
     logits = config.d_model * config.target_vocab_size * target
-    return 2.0 * rows * (_encoder(config, source) + _decoder(config, source, target) + logits)
+    return 2.0 * rows * (_blocks(config, source, target, _part) + logits)
 
 
-def _encoder(config: TransformerConfig, source: int) -> int:
-    """Multiply-adds of the encoder's blocks for one source."""
-    return config.encoder.layers * sum(
-        _part(config, config.encoder, part, source, source)
-        for branch in config.encoder.branches
-        for part in branch.parts
-    )
+class _Sizes(NamedTuple):
+    """A part of a block for one pair."""
+
+    config: TransformerConfig
+    stack: StackConfig
+    part: Part
+    queries: int
+    keys: int
 
 
-def _decoder(config: TransformerConfig, source: int, target: int) -> int:
-    """Multiply-adds of the decoder's blocks for one pair."""
-    return config.decoder.layers * sum(
-        _part(config, config.decoder, part, target, source if part is Part.CROSS else target)
-        for branch in config.decoder.branches
-        for part in branch.parts
-    )
-
-
-def _part(
-    config: TransformerConfig, stack: StackConfig, part: Part, queries: int, keys: int
+def _blocks(
+    config: TransformerConfig, source: int, target: int, of: Callable[[_Sizes], int]
 ) -> int:
-    """Multiply-adds of one part of a block for ``queries`` tokens that see ``keys``."""
+    """Multiply-adds of all blocks for one pair, each part counted by ``of``."""
+    total = 0
+    for stack, queries in ((config.encoder, source), (config.decoder, target)):
+        for part in (part for branch in stack.branches for part in branch.parts):
+            keys = source if part is Part.CROSS else queries
+            total += stack.layers * of(_Sizes(config, stack, part, queries, keys))
+    return total
+
+
+def _part(sizes: _Sizes) -> int:
+    """Multiply-adds of a part for ``queries`` tokens that see ``keys``."""
+    config, stack, part, queries, keys = sizes
     d = config.d_model
     if part is Part.FFN:
         return (3 if stack.gated else 2) * d * (stack.d_ff or config.d_ff) * queries
-    inner = config.heads(stack) * config.head_width_of(stack)
-    products = 1 if stack.mixing is Mixing.SUMMED else 2  # scores, and the mixing of the values
-    return 2 * d * inner * (queries + keys) + products * queries * keys * inner
+    projections = 2 * d * config.heads(stack) * config.head_width_of(stack) * (queries + keys)
+    return projections + _attend(sizes)
+
+
+def _attend(sizes: _Sizes) -> int:
+    """Multiply-adds of a part that multiply no weights: scores, and the mixing of the values."""
+    config, stack, part, queries, keys = sizes
+    if part is Part.FFN:
+        return 0
+    products = 1 if stack.mixing is Mixing.SUMMED else 2
+    return products * queries * keys * config.heads(stack) * config.head_width_of(stack)

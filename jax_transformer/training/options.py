@@ -92,7 +92,8 @@ class ModelOptions:
     attention_backend: AttentionBackend = AttentionBackend.XLA
     """Implementation of attention."""
     remat: Remat = Remat.NONE
-    """Store a block's input only (full), to save memory."""
+    """Store less of a block, to save memory: its input (full), or its matrix products, too
+    (minimal)."""
     scan_layers: bool = False
     """Compile one block a stack: less time, the same weights."""
 

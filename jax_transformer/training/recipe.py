@@ -97,10 +97,14 @@ def _check_trainable(options: TrainOptions, data: Corpus) -> None:
 
 
 def _check_mesh(options: TrainOptions, data: Corpus) -> None:
-    """Raise ConfigError for a mesh that cannot divide the model."""
+    """Raise ConfigError for a mesh that cannot divide the model, or an attention backend that the
+    devices do not have.
+    """
+    from jax_transformer.nn import fused_attention
     from jax_transformer.training import partitioning
 
     partitioning.check(data.config, options.mesh)
+    fused_attention.check_device(data.config)
 
 
 def _check_equal(data: Corpus) -> None:

@@ -13,7 +13,7 @@ from jax_transformer.config import MaskFill, Mixing
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import attend
-from jax_transformer.nn.fused_attention import fused_attend
+from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
 from jax_transformer.training import step
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
@@ -125,6 +125,109 @@ def test_every_preset_is_computed_or_refused_for_the_reasons_above():
         else:
             with pytest.raises(ConfigError, match="cannot compute this model"):
                 config.with_sizes(**SDPA, **dropped)
+
+
+# cuDNN, without a GPU: what it is asked for, and the program
+
+
+CUDNN = dict(attention_backend="cudnn", compute_dtype="bfloat16")
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.fixture
+def in_place_of_cudnn(on_a_gpu, monkeypatch):
+    """The same call of JAX, computed by XLA."""
+    compute = jax.nn.dot_product_attention
+
+    def by_xla(*arrays: jax.Array, implementation: str, **arguments) -> jax.Array:
+        assert implementation == "cudnn" and "mask" not in arguments and "bias" not in arguments
+        return compute(*arrays, implementation="xla", **arguments)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+
+
+def key_mask(lengths: list[int], queries: int, keys: int, causal: bool) -> jax.Array:
+    mask = np.arange(keys)[None, None, None] < np.asarray(lengths)[:, None, None, None]
+    if causal:
+        mask = mask & np.tri(queries, keys, dtype=bool)[None, None]
+    return jnp.asarray(mask)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "queries", "keys", "causal"),
+    [([3, 7, 0, 1], 5, 7, False), ([4, 5, 0, 1], 5, 5, True), ([], 5, 7, False)],
+)
+def test_cudnn_is_given_the_lengths_of_the_mask(in_place_of_cudnn, lengths, queries, keys, causal):
+    """Outputs and gradients are those of attend, also of a row that may see no key."""
+    arrays = heads(len(lengths) or 2, queries, keys, "bfloat16")
+    mask = key_mask(lengths, queries, keys, causal) if lengths else None
+
+    def total(function, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mixed = function(*arrays).astype("float32")
+        return (mixed**2).sum(), mixed
+
+    (plain, fused) = (
+        jax.jit(jax.value_and_grad(partial(total, each), (0, 1, 2), has_aux=True))(*arrays)
+        for each in (
+            lambda *arrays: attend(*arrays, mask, scale=0.3)[0],
+            partial(cudnn_attend, mask=mask, scale=0.3, causal=causal),
+        )
+    )
+    for have, want in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
+        assert furthest(have, want) < 4 * BOUNDS["bfloat16"] * max(1.0, float(jnp.abs(want).max()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_that_cudnn_is_not_given_makes_its_row_nan(in_place_of_cudnn, causal):
+    """Padding before the end: it must not be attended to in silence."""
+    mask = key_mask([6, 6], 6, 6, causal).at[0, :, :, 2].set(False)
+    attention = jax.jit(partial(cudnn_attend, scale=0.3, causal=causal))
+    mixed = attention(*heads(2, 6, 6, "bfloat16"), mask)
+    assert jnp.isnan(mixed[0]).all() and not jnp.isnan(mixed[1]).any()
+
+
+@pytest.mark.parametrize("preset", ["vaswani2017_base", "marian"])
+def test_a_step_s_program_has_cudnn_s_attention(on_a_gpu, monkeypatch, preset):
+    """Lowered for a GPU, which nothing of it needs; two calls for each attention of a layer."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
+    config = tiny(preset, num_layers=1, d_model=16, num_heads=2, attention_dropout=0.0)
+    config = config.with_sizes(**CUDNN)
+    arrays = {k: jnp.asarray(a, "float32") for k, a in random_arrays(config).items()}
+    source, target = batch(config)
+    pair, key = Batch(source, target, target), jax.random.key(0)
+    loss = partial(step.loss_sum, config=config)
+    gradient = jax.jit(jax.grad(lambda arrays: loss(arrays, {}, pair, dropout=key)[0]))
+    text = gradient.trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmhaSoftmax(") == text.count("__cudnn$fmhaSoftmaxBackward(") == 3
+    assert text.count("PADDING_CAUSAL") == 2, "the target's own, there and back"
+
+
+def test_cudnn_is_refused_without_a_gpu_and_in_32_bits(monkeypatch):
+    config = tiny("vaswani2017_base", num_layers=1, d_model=16, num_heads=2, attention_dropout=0.0)
+    ids = batch(config)
+    reason = r"needs an NVIDIA GPU, and JAX computes on cpu: use attention_backend='sdpa' or 'xla'"
+    with pytest.raises(ConfigError, match=reason):
+        jax.eval_shape(lambda: random_model(config.with_sizes(**CUDNN), dtype="float32")(*ids))
+    wide = config.with_sizes(attention_backend="cudnn", compute_dtype="float32")
+    with pytest.raises(ConfigError, match=r"the model in float32: use --model.precision bfloat16"):
+        jax.eval_shape(lambda: random_model(wide, dtype="float32")(*ids))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ConfigError, match="attention_backend='cudnn': cuDNN is not detected"):
+        jax.eval_shape(lambda: random_model(config.with_sizes(**CUDNN), dtype="float32")(*ids))
+
+
+@pytest.mark.parametrize("width", [12, 264])
+def test_heads_that_cudnn_does_not_have_are_refused(width):
+    sizes = dict(d_model=2 * width, num_heads=2, attention_dropout=0.0)
+    tiny("vaswani2017_base", **sizes, **SDPA)
+    with pytest.raises(ConfigError, match=rf"encoder: heads of width {width}, no multiple of 8"):
+        tiny("vaswani2017_base", **sizes, **CUDNN)
 
 
 def test_attention_weights_and_float64_are_refused():

@@ -12,6 +12,7 @@ from jax_transformer import cli
 from jax_transformer.training import estimate, estimate_report, flops, hlo, loop
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.training.topologies import Topology
+from parity_tests.unit import helpers
 
 TINY = dict(d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=8)
 CPU = Topology("cpu", (1,))
@@ -41,6 +42,21 @@ def test_the_formula_counts_the_operations_that_xla_counts(preset):
     counted = program.cost_analysis()["flops"]
     ours = flops.training(config, shape.rows, shape.length, shape.length)
     assert ours == pytest.approx(counted, rel=0.02)
+
+
+def test_what_is_computed_again_depends_on_the_policy():
+    config = helpers.tiny("vaswani2017_base", d_model=6, d_ff=5)
+    rows, source, target = 3, 7, 5
+
+    def again(remat):
+        return flops.recomputed(config.with_sizes(remat=remat), rows, source, target)
+
+    pairs = source * source + target * target + target * source
+    projections = 6 * source + 6 * target  # four of a token's stack, and two of the other's
+    weights = 2 * (projections * 6 * 6 + 2 * (source + target) * 6 * 5)
+    assert again("none") == 0
+    assert again("minimal") == 2 * rows * 2 * (2 * pairs * 6)
+    assert again("full") == again("minimal") + 2 * rows * weights
 
 
 def test_the_traffic_of_a_loop_is_that_of_its_iterations():

@@ -36,6 +36,7 @@ MODELS = {
 }
 SCAN = dict(scan_layers=True)
 WAYS = {"scan": SCAN, "remat": dict(remat="full"), "both": SCAN | dict(remat="full")}
+MINIMAL = {"minimal": dict(remat="minimal"), "scan, minimal": SCAN | dict(remat="minimal")}
 
 
 def config_of(model: str, **changes) -> transformer.TransformerConfig:
@@ -67,11 +68,11 @@ def loss_and_gradients(config: transformer.TransformerConfig) -> tuple[jax.Array
     return jax.jit(jax.value_and_grad(partial(loss_of, config)))(arrays_of(config))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS | MINIMAL)
 def test_loss_and_gradients_are_those_of_the_unrolled_model(way):
     config = config_of("post-norm")
     value, gradients = loss_and_gradients(config)
-    other, others = loss_and_gradients(config.with_sizes(**WAYS[way]))
+    other, others = loss_and_gradients(config.with_sizes(**(WAYS | MINIMAL)[way]))
     np.testing.assert_allclose(other, value, rtol=1e-12)
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
@@ -96,6 +97,20 @@ def test_a_deeper_scanned_model_is_no_longer_program():
 
     assert lines(4) > 1.7 * lines(2)
     assert lines(4, **SCAN) < 1.3 * lines(2, **SCAN)
+
+
+def test_minimal_computes_only_attention_s_own_products_again():
+    """The products of scores and of mixing, which have no weights, and not those that have."""
+
+    def products(remat: str) -> int:
+        config = config_of("post-norm", remat=remat)
+        gradient = jax.grad(partial(loss_of, config))
+        return str(jax.make_jaxpr(gradient)(arrays_of(config))).count("dot_general[")
+
+    layers, attentions = 2, 3  # self-attention of both stacks, and cross-attention
+    none, minimal, full = map(products, ("none", "minimal", "full"))
+    assert minimal - none == 2 * attentions * layers
+    assert full - none == (8 + 14) * layers, "every product of an encoder's and a decoder's block"
 
 
 def test_attention_weights_of_a_scanned_model_are_those_of_each_layer():
