@@ -1,6 +1,6 @@
 """Greedy decoding and beam search, timed against transformers and CTranslate2.
 
-All have the same weights, in float32 on the CPU.
+All have the same weights, in float32, on the CPU or a GPU.
 
 Every contender has a process of its own and waits for its turn on a pipe, as in
 benchmarks/train_step.py; this process imports none of the libraries. See benchmarks/README.md and
@@ -49,11 +49,14 @@ class Work(NamedTuple):
     eos: int
     rows: tuple[int, ...]
     """Rows of the batches."""
+    beam: int = BEAM
+    device: str = "cpu"
+    """cpu or cuda, where all contenders compute."""
 
     @property
     def cases(self) -> dict[str, tuple[int, int]]:
         """The beam and the rows of each case."""
-        searches = {"greedy": 1, f"beam {BEAM}": BEAM}
+        searches = {"greedy": 1, f"beam {self.beam}": self.beam}
         return {
             f"{name} × {rows}": (beam, rows)
             for rows in self.rows
@@ -105,20 +108,20 @@ class Transformers:
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(settings["precision"])
         self.module, self.torch, self.work = (
-            decode_export.to_transformers(decode_export.load(Path(work.folder))),
+            decode_export.to_transformers(decode_export.load(Path(work.folder))).to(work.device),
             torch,
             work,
         )
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
-        ids = self.torch.from_numpy(source).long()
+        ids = self.torch.from_numpy(source).long().to(self.work.device)
         search = dict(num_beams=beam, do_sample=False, max_new_tokens=self.work.max_length) | (
             dict(length_penalty=0.0) if beam > 1 else {}
         )
         with self.torch.inference_mode():
             return self.module.generate(
                 input_ids=ids, attention_mask=(ids != self.work.pad).long(), **search
-            )[:, 1:].numpy()
+            )[:, 1:].numpy(force=True)
 
 
 class CTranslate2:
@@ -134,7 +137,7 @@ class CTranslate2:
             "intra_threads": cores() // settings["inter"],
         }
         self.translator = ctranslate2.Translator(
-            f"{work.folder}/ctranslate2", device="cpu", compute_type="float32", **threads
+            f"{work.folder}/ctranslate2", device=work.device, compute_type="float32", **threads
         )
         self.workers, self.work = settings["inter"], work
 
@@ -151,7 +154,7 @@ class CTranslate2:
         return [[int(word) for word in result.hypotheses[0]] for result in results]
 
 
-def contenders(against_self: bool) -> dict[str, tuple[type, dict[str, Any]]]:
+def contenders(against_self: bool, device: str) -> dict[str, tuple[type, dict[str, Any]]]:
     """Our decoder, and itself once more, or the others in every setting that may be their best."""
     settings_by_name: dict[str, tuple[type, dict[str, Any]]] = {OURS: (Jax, {})}
     if against_self:
@@ -160,6 +163,8 @@ def contenders(against_self: bool) -> dict[str, tuple[type, dict[str, Any]]]:
         f"transformers, {precision}": (Transformers, {"precision": precision})
         for precision in ("highest", "medium")
     }
+    if device == "cuda":
+        return settings_by_name | {"CTranslate2": (CTranslate2, {"inter": 1, "packed": False})}
     for inter, packed in itertools.product(
         [n for n in range(1, cores() + 1) if cores() % n == 0], (False, True)
     ):
@@ -177,12 +182,17 @@ class Inputs(NamedTuple):
     lengths: tuple[int, int] = LENGTHS
     run: str | None = None
     lines: list[str] | None = None
+    beam: int = BEAM
+    device: str = "cpu"
 
 
 def prepare(pipe: Any, folder: str, inputs: Inputs, against_self: bool) -> None:
     """Export the model and the sources, and check that all three libraries compute the same."""
+    import jax
+
     from benchmarks import decode_export
 
+    jax.config.update("jax_default_matmul_precision", "highest")  # only to compare the libraries
     try:
         rows, (width, forced) = max(*inputs.rows, SINGLE), inputs.lengths
         model, sources = (
@@ -198,7 +208,8 @@ def prepare(pipe: Any, folder: str, inputs: Inputs, against_self: bool) -> None:
         config = model.config
         # With trained weights sentences end before that
         length = min(config.max_length, 2 * sources.shape[1]) if inputs.run else forced
-        work = Work(folder, length, config.target_pad_id, config.eos_id, inputs.rows)
+        ids = (config.target_pad_id, config.eos_id)
+        work = Work(folder, length, *ids, inputs.rows, inputs.beam, inputs.device)
         off = {}
         if not against_self:
             decode_export.to_ctranslate2(model, Path(folder) / "ctranslate2")
@@ -245,7 +256,7 @@ def compare(folder: str, inputs: Inputs, rounds: int, against_self: bool) -> dic
     if not max(prepared["off"].values(), default=0) <= SAME_LOGITS:
         raise SystemExit(f"{name}: not the same computation: {prepared['off']}")
     pipes, results = {}, {}
-    for contender, settings in contenders(against_self).items():
+    for contender, settings in contenders(against_self, inputs.device).items():
         print(f"{name}: {contender} ...", file=sys.stderr)
         pipes[contender] = start(serve, settings, prepared["work"])
         results[contender] = receive(pipes[contender])
@@ -339,6 +350,13 @@ def main() -> None:
     parser.add_argument(
         "--source", help="a file of lines for the run to translate; without it, the built-in task's"
     )
+    parser.add_argument("--beam", type=int, default=BEAM, help="beams of the search")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where all of them compute"
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="only random weights: no training of --steps"
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 1], help="rows of the batches")
     parser.add_argument(
         "--length",
@@ -363,12 +381,14 @@ def main() -> None:
         raise SystemExit(
             f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-seq2seq[bench]'"
         )
-    os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    if args.device == "cpu":
+        os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     load, compared = os.getloadavg()[0], []
     lines = Path(args.source).read_text(encoding="utf-8").split("\n") if args.source else None
     with tempfile.TemporaryDirectory() as folder:
         run = args.run or f"{folder}/run"
-        if args.run is None:
+        if args.run is None and not args.random:
             train = [
                 sys.executable,
                 str(Path(__file__).parent.parent / "train.py"),
@@ -381,8 +401,10 @@ def main() -> None:
         rows = tuple(args.batch)
         lengths = [(n, n) for n in args.length] if args.length else [LENGTHS]
         sizes = ("big", "small") if args.size == "both" else (args.size,)
-        todo = [Inputs(size, rows, each) for size in sizes for each in lengths]
-        todo.append(Inputs("trained", rows, run=run, lines=lines))
+        where = dict(beam=args.beam, device=args.device)
+        todo = [Inputs(size, rows, each, **where) for size in sizes for each in lengths]
+        if not args.random:
+            todo.append(Inputs("trained", rows, run=run, lines=lines, **where))
         for number, inputs in enumerate(todo):
             os.mkdir(f"{folder}/{number}")
             compared.append(compare(f"{folder}/{number}", inputs, args.rounds, args.against_self))
@@ -392,7 +414,7 @@ def main() -> None:
         for name in ("transformers", "ctranslate2")
         if not args.against_self
     )
-    print(f"{train_step.machine('cpu')}{versions}; load average before: {load:.1f}")
+    print(f"{train_step.machine(args.device)}{versions}; load average before: {load:.1f}")
     if args.json:
         Path(args.json).write_text(json.dumps(compared, indent=1))
 

@@ -64,6 +64,13 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|"""
 
 
+def write_configs(folder: Path) -> None:
+    """Make a folder with a config.json for each model that is no preset."""
+    for name, config in FOLDERS.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+
+
 def compiled(row: tuple[str, str, int, int, str], folder: Path) -> dict[str, Any]:
     """The estimate of a row, as the command prints it."""
     model, topology, rows, length, options = row
@@ -96,14 +103,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="rows with this text, as h200 or nllb")
     parser.add_argument("--results", default="estimates", help="folder of finished rows")
+    parser.add_argument("--configs", help="only write the models' config.json to this folder")
     args = parser.parse_args()
+    if args.configs:
+        return write_configs(Path(args.configs))
     results = Path(args.results)
     results.mkdir(parents=True, exist_ok=True)
     print(HEAD)
     with tempfile.TemporaryDirectory() as folder:
-        for name, config in FOLDERS.items():
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "config.json").write_text(json.dumps(config))
+        write_configs(Path(folder))
         for row in ROWS:
             label = "_".join(map(str, row))
             if args.only not in label:

@@ -29,15 +29,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 SIZES: dict[str, dict[str, int]] = {
     "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
     "small": dict(d_model=256, num_heads=4, num_layers=3, d_ff=1024, vocab_size=8000),
+    # The sizes of the paper with the vocabulary of its tied matrices, for a GPU
+    "vaswani_base": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=32000),
+    "vaswani_big": dict(d_model=1024, num_heads=16, num_layers=6, d_ff=4096, vocab_size=32000),
     # Only to try the command
     "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
 OURS = "JAX"
-# Name -> (torch.set_float32_matmul_precision, torch.compile)
+FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
+# Precision -> name -> (torch.set_float32_matmul_precision, torch.compile)
 TWINS = {
-    "torch eager": ("highest", False),
-    "torch eager, medium": ("medium", False),
-    "torch.compile, medium": ("medium", True),
+    FLOAT32: {
+        "torch eager": ("highest", False),
+        "torch eager, medium": ("medium", False),
+        "torch.compile, medium": ("medium", True),
+    },
+    # torch.autocast; stock layers compute attention by scaled_dot_product_attention
+    BFLOAT16: {
+        "torch eager, autocast": ("medium", False),
+        "torch.compile, autocast": ("medium", True),
+    },
 }
 RATES = ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
 SMOOTHING, LEARNING_RATE, BETAS, EPSILON, DECAY, CLIP = 0.1, 1e-4, (0.9, 0.98), 1e-9, 0.01, 1.0
@@ -56,17 +67,25 @@ class Work(NamedTuple):
     length: int
     weights: str
     device: str
+    precision: str = FLOAT32
+    """The dtype of computation; parameters are float32."""
 
 
 def config(work: Work, rate: float = 0.1) -> Any:
     """vaswani2017_base (post-norm, three tied matrices) at a benchmark size, with dropout ``rate``
-    everywhere."""
+    everywhere, computed in float32."""
     import jax_transformer as jt
 
     longest = max(512, work.length)
     return jt.preset(
         "vaswani2017_base", max_length=longest, **SIZES[work.size], **dict.fromkeys(RATES, rate)
     )
+
+
+def timed_config(work: Work) -> Any:
+    """The same in the precision that is timed."""
+    half = work.precision == BFLOAT16
+    return config(work).with_sizes(compute_dtype=BFLOAT16) if half else config(work)
 
 
 def arrays(work: Work) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -123,22 +142,23 @@ class Jax:
         )
         with np.load(work.weights) as weights:
             self.state = step.initial_state(jt.convert.from_torch(dict(weights), config(work)), tx)
-        self.jax, self.loss_sum, self.config = jax, step.loss_sum, config(work)
+        self.jax, self.loss_sum, self.work = jax, step.loss_sum, work
         self.batch, self.key = jax.device_put(Batch(*arrays(work))), jax.random.key(0)
-        self.make_step = step.make_step(self.config, tx, SMOOTHING)
+        self.make_step = step.make_step(timed_config(work), tx, SMOOTHING)
         self.parameters = sum(array.size for array in self.state.params.values())
         self.factors = [
-            jax.random.normal(self.key, shape)
+            jax.random.normal(self.key, shape, work.precision)
             for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
         ]
         self.product = jax.jit(lambda a, b: a @ b)
 
     def loss(self, precision: str | None) -> float:
         """Loss without dropout, at the timed precision or at the highest."""
+        computed = config(self.work) if precision else timed_config(self.work)
         with self.jax.default_matmul_precision(precision):
             loss = self.jax.jit(self.loss_sum, static_argnums=(3, 4))
             total, tokens = loss(
-                self.state.params, self.state.frozen, self.batch, self.config, SMOOTHING
+                self.state.params, self.state.frozen, self.batch, computed, SMOOTHING
             )
         return float(total) / int(tokens)
 
@@ -162,7 +182,7 @@ class Torch:
 
         from jax_transformer import torch_bridge
 
-        precision, compiled = TWINS[name]
+        precision, compiled = TWINS[work.precision][name]
         device = "cuda" if work.device == "gpu" else "cpu"
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(precision)
@@ -174,22 +194,24 @@ class Torch:
             )
         self.module.to(device).train()
         self.torch, self.precision, self.device = torch, precision, device
+        self.half = work.precision == BFLOAT16
         self.batch = [torch.from_numpy(array).to(device).long() for array in arrays(work)]
         adam = dict(lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY)
         self.adam = torch.optim.AdamW(self.module.parameters(), fused=True, **adam)
         self.forward = torch.compile(self.mean_loss) if compiled else self.mean_loss
         self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
         self.factors = [
-            torch.randn(shape, device=device)
+            torch.randn(shape, device=device, dtype=getattr(torch, work.precision))
             for shape in (MATMUL[work.device][:2], MATMUL[work.device][1:])
         ]
 
     def mean_loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
-        logits = self.module(source, target_in).flatten(0, 1)
         pad = self.module.tgt_pad_idx
-        return self.torch.nn.functional.cross_entropy(
-            logits, target_out.flatten(), ignore_index=pad, label_smoothing=SMOOTHING
-        )
+        with self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.half):
+            logits = self.module(source, target_in).flatten(0, 1)
+            return self.torch.nn.functional.cross_entropy(
+                logits, target_out.flatten(), ignore_index=pad, label_smoothing=SMOOTHING
+            )
 
     def loss(self, precision: str | None) -> float:
         """Loss without dropout, at the timed precision or at the highest.
@@ -198,7 +220,9 @@ class Torch:
         """
         self.torch.set_float32_matmul_precision(precision or self.precision)
         self.module.eval()
+        half, self.half = self.half, self.half and precision is None
         loss = float(self.mean_loss(*self.batch).detach())
+        self.half = half
         self.module.train()
         self.torch.set_float32_matmul_precision(self.precision)
         return loss
@@ -301,11 +325,11 @@ def receive(pipe: Any) -> dict[str, Any]:
 
 def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Start the contenders one by one, check that they compute the same, and time them in turns."""
-    work = Work(size, args.batch, args.length, f"{folder}/{size}.npz", "cpu")
+    work = Work(size, args.batch, args.length, f"{folder}/{size}.npz", "cpu", args.precision)
     backend, device = start(prepare, work).recv()
     work = work._replace(device="gpu" if backend == "gpu" else "cpu")
     pipes, results = {}, {}
-    for name in (OURS, *TWINS):
+    for name in (OURS, *TWINS[args.precision]):
         print(f"{size}: {name} ...", file=sys.stderr)
         pipes[name] = start(serve, name, work)
         results[name] = receive(pipes[name]) | {"rounds": []}
@@ -399,6 +423,7 @@ def main() -> None:
         default="both",
         help="big and small are measured; tiny tries the command out",
     )
+    parser.add_argument("--precision", choices=PRECISIONS, default=FLOAT32)
     parser.add_argument(
         "--rounds", type=int, default=7, help="how often each contender has its turn"
     )
