@@ -54,7 +54,7 @@ class Line:
     """Its translations, best first; empty before they are made."""
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """Lines that are translated together."""
 
     lines: list[Line]
@@ -247,7 +247,7 @@ class Translator:
 
     def _batches(
         self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
-    ) -> Iterator["_Batch"]:
+    ) -> Iterator["Batch"]:
         """The lines of each batch, shortest first.
 
         A batch that is not full has the fewest rows of :func:`.batches.row_counts`, or those of a
@@ -264,9 +264,9 @@ class Translator:
                 filled.add(width)
             elif width not in filled:
                 rows = next(count for count in batches.row_counts(rows) if count >= len(indices))
-            yield _Batch([lines[i] for i in indices], width, rows, full)
+            yield Batch([lines[i] for i in indices], width, rows, full)
 
-    def _translate(self, batch: "_Batch", config: GenerationConfig) -> None:
+    def _translate(self, batch: "Batch", config: GenerationConfig) -> None:
         """Translate a batch, and give each line its hypotheses."""
         # A loop lasts until all rows have ended: those that are left over repeat the lines
         lines = [batch.lines[i % len(batch.lines)] for i in range(batch.rows)]

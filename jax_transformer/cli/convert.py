@@ -18,7 +18,8 @@ class ConvertOptions:
     destination: Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
     to: str | None = None
-    """Kind of folder to write: hf, which transformers loads, t5x, or run (default: run)."""
+    """Kind of folder to write: hf, which transformers loads, t5x, ct2, which CTranslate2 runs, or
+    run (default: run)."""
     config: str | None = None
     """The model's config.json, if neither source nor destination has one."""
     preset: str | None = None
@@ -51,6 +52,8 @@ class ConvertOptions:
     """Write all layers of a stack into one array, with --to t5x."""
     param_scan_axis: int | None = None
     """The axis of the layers in such arrays of T5X (default: 1, or what a source's shapes show)."""
+    quantization: str | None = None
+    """Numbers of a CTranslate2 folder: float32, float16 or int8 (default: float32)."""
     check: bool = True
     """Compare the result with the PyTorch twin in float64 (or round-trip it) before it is kept."""
     json: bool = False
@@ -94,8 +97,8 @@ COMMAND = Command(
     run,
     groups={
         "input and output": (
-            "source destination to dtype shard_size scan_layers param_scan_axis force dry_run check"
-            " json"
+            "source destination to dtype shard_size scan_layers param_scan_axis quantization force "
+            "dry_run check json"
         ),
         "source": "weights key strip_prefix ignore rename training",
         "model, if the files do not say": "config preset architecture set",

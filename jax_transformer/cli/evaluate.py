@@ -8,6 +8,7 @@ from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.cli.translate import Precision, SearchOptions
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError
+from jax_transformer.generate.generation_config import Engine
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class EvaluateOptions:
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    engine: Engine = Engine.JAX
+    """Program that translates: jax, or ctranslate2 on the CPU, which gives no loss."""
+    quantization: str | None = None
+    """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
     tokens_per_batch: int = 4096
     """Positions of the source in a batch, padding and all beams included."""
     architecture: str | None = None
@@ -85,6 +90,8 @@ def run(options: EvaluateOptions) -> int:
         languages=(options.source_lang, options.target_lang),
         ensemble=options.ensemble,
         precision=options.precision,
+        engine=options.engine,
+        quantization=options.quantization,
         tokens_per_batch=options.tokens_per_batch,
     )
     if options.hypotheses is not None:
@@ -102,7 +109,7 @@ COMMAND = Command(
     EvaluateOptions,
     run,
     groups={
-        "model": "run weights ensemble precision tokens_per_batch architecture",
+        "model": "run weights ensemble precision engine quantization tokens_per_batch architecture",
         "input and output": "source target pairs *_field reference source_lang target_lang comet "
         "hypotheses bootstrap json",
         "decoding": "*",

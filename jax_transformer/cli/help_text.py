@@ -24,7 +24,7 @@ METAVARS = {
     "FIELD": "source_field target_field data.source_field data.target_field",
     "WHICH": "weights",
     "KIND": "to",
-    "DTYPE": "dtype",
+    "DTYPE": "dtype quantization",
     "NAME=VALUE": "set",
     "KEY": "key",
     "PATTERN": "freeze lora.targets ignore",

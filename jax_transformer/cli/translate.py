@@ -14,7 +14,7 @@ from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal, counted
-from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, Engine
 from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class TranslateOptions:
     """Another model with the same tokenizer: the mean of the probabilities decides. Repeatable."""
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    engine: Engine = Engine.JAX
+    """Program that translates: jax, or ctranslate2 on the CPU, which converts the model once."""
+    quantization: str | None = None
+    """Numbers of the engine ctranslate2: float32, float16 or int8 (default: float32)."""
     architecture: str | None = None
     """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
     source_lang: str | None = None
@@ -119,7 +123,7 @@ def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
 @with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
-    from jax_transformer import pretrained, translation
+    from jax_transformer import engines, pretrained, translation
     from jax_transformer.training import devices
 
     devices.use_cache()
@@ -128,19 +132,24 @@ def run(options: TranslateOptions) -> int:
     streams.check_output(options.attention)
     if options.attention is not None and options.ensemble:
         raise ConfigError("--attention shows the weights of one model: leave out --ensemble")
+    if options.attention is not None and options.engine is not Engine.JAX:
+        raise ConfigError(f"--engine {options.engine} has no attention: leave out --attention")
     if options.buffer < 1:
         raise ConfigError(f"buffer={options.buffer} must be at least 1")
     opened = pretrained.open(options.run, options.weights)
-    translator = translation.Translator.from_opened(
+    translator = engines.load(
         opened,
         *(pretrained.open(other, options.weights) for other in options.ensemble),
+        engine=options.engine,
+        quantization=options.quantization,
         source_lang=options.source_lang,
         target_lang=options.target_lang,
         precision=options.precision,
         tokens_per_batch=options.tokens_per_batch,
         **overrides,
     )
-    if message := translation.without_cache(translator.model.config):
+    message = translation.without_cache(translator.model.config)
+    if message and options.engine is Engine.JAX:
         print(message, file=sys.stderr)
     generation_config = translator.generation_config
     as_list = generation_config.num_return_sequences > 1 or bool(options.n_best)
@@ -222,7 +231,7 @@ COMMAND = Command(
     TranslateOptions,
     run,
     groups={
-        "model": "run weights ensemble precision tokens_per_batch architecture",
+        "model": "run weights ensemble precision engine quantization tokens_per_batch architecture",
         "input and output": "input output buffer too_long attention source_lang target_lang",
         "decoding": "max_length beam n_best length_penalty penalty early_stopping no_repeat_* "
         "repetition_penalty min_new_tokens",

@@ -22,7 +22,7 @@ from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import kinds, lazy, tensors
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.kinds import DEPLOYED, Kind
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import lazy_rules, rules
@@ -114,6 +114,13 @@ def convert(prepared: Prepared) -> Outcome:
     state = source.scan()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
     prepared.refuse(lazy.differing_ties(aliases, state))
+    if kind in DEPLOYED:
+        from jax_transformer.convert import deployment
+
+        assert model is not None  # a folder is no copy of a file
+        return deployment.convert(
+            prepared, renamed(state, model, from_torch=from_torch, to_torch=False)
+        )
     casting = None if request.dtype is None else lazy.Cast(request.dtype)
     if casting is not None:
         state = casting.apply(state)

@@ -86,6 +86,18 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
     return {**data, name: next(iter(dtypes))}
 
 
+def tokenizer_files(source: Pretrained) -> dict[str, bytes]:
+    """Return the tokenizer's files of a run or of a Hugging Face folder, unchanged, by name."""
+    from jax_transformer.data import run_tokenizer
+
+    paths = {name: path for name, path in source.extra_files.items() if name in folders.TOKENIZER}
+    if source.path.is_dir():
+        names = (run_tokenizer.SHARED_FILE, *run_tokenizer.SIDE_FILES)
+        own = {name: source.path / name for name in names}
+        paths = {name: path for name, path in own.items() if path.is_file()} or paths
+    return folders.contents(paths)
+
+
 def not_exported(source: Pretrained) -> tuple[Note, ...]:
     """List the two vocabularies of a run, for which transformers has no file."""
     from jax_transformer.data import run_tokenizer

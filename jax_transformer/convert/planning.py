@@ -9,7 +9,8 @@ from jax_transformer.architectures import t5x
 from jax_transformer.architectures.t5x import Layout
 from jax_transformer.convert import describe_t5x, export_files
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage.kinds import DEPLOYED, Kind
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
@@ -110,9 +111,11 @@ def plan(
     if model is not None:
         ties = tuple(ties_of(model.table))
     if kind not in (Kind.RUN, Kind.HUGGINGFACE):
+        others = "other folders" if kind in DEPLOYED else "folders"
         dropped += tuple(
-            Note(name, f"goes with folders, and {destination} is a {kind.value}")
+            Note(name, f"goes with {others}, and {destination} is a {kind.value}")
             for name in source.extra_files
+            if kind not in DEPLOYED or name not in folders.TOKENIZER
         )
     planned = without_completed(
         Plan(source.title, destination, moves, derived, dropped, ties), source.derived

@@ -12,13 +12,14 @@ from jax_transformer.architectures.t5x import Layout
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import describe_t5x, export_files, infer, planning, writing
+from jax_transformer.convert.ctranslate2 import checks, folder
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage import kinds, safetensors, t5x, tensors, untrusted
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage.kinds import DEPLOYED, Kind
 from jax_transformer.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -90,9 +91,11 @@ class Request:
     force: bool = False
     check: bool = True
     to: str | None = None
-    """Kind of folder to write, ``hf`` or ``run``, if the name does not show it."""
+    """Kind of folder to write, ``hf``, ``run`` or ``ct2``, if the name does not show it."""
     shard_size: str | None = None
     """Maximum size of one file of weights in a Hugging Face folder, e.g. ``5GB``."""
+    quantization: str | None = None
+    """Numbers of a CTranslate2 folder: ``float32``, ``float16`` or ``int8``."""
     architecture: Architecture | str | None = None
     """The architecture whose names the PyTorch weights have; that of the configuration if None."""
     scan_layers: bool = False
@@ -183,6 +186,7 @@ def prepare(request: Request) -> Prepared:
             f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf "
             "makes"
         )
+    _check_quantization(request, kind)
     shard_size = (
         folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
     )
@@ -199,6 +203,8 @@ def prepare(request: Request) -> Prepared:
     source, prefix = _named(request, source, own_config, kind)
     settled = _settle(request, source, own_config, kind)
     model = None if settled is None else _model_weights(settled.config, request.architecture)
+    if kind is Kind.CTRANSLATE2 and model is not None:
+        checks.check(model.config)
     problems = _problems(source, model)
     layout = describe_t5x.layout_to_write(request, kind, model.config if model else None)
     inferred = settled.sizes if settled is not None else {}
@@ -220,6 +226,21 @@ def prepare(request: Request) -> Prepared:
     )
 
 
+def _check_quantization(request: Request, kind: Kind) -> None:
+    """Raise ConfigError for options that contradict the kind of folder, or without CTranslate2."""
+    if kind is not Kind.CTRANSLATE2:
+        if request.quantization is not None:
+            raise ConfigError(f"--quantization {request.quantization} is for --to ct2")
+        return
+    folder.quantization(request.quantization)
+    folder.check_installed("--to ct2")
+    if request.dtype is not None:
+        raise ConfigError(
+            f"--dtype {request.dtype}: a CTranslate2 folder has --quantization float32, float16 "
+            "or int8"
+        )
+
+
 def _files(
     request: Request,
     source: Pretrained,
@@ -237,6 +258,8 @@ def _files(
         )
     if kind is Kind.RUN and source.extra_files:
         return export_files.for_run(source, request.dtype)
+    if kind in DEPLOYED:
+        return export_files.tokenizer_files(source)
     return {}
 
 

@@ -23,10 +23,18 @@ from jax_transformer.storage import (
     t5x,
 )
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage.kinds import CONFIG, Kind
+from jax_transformer.storage.kinds import CONFIG, CONVERTED, DEPLOYED, Kind
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
+
+_CTRANSLATE2_FILES = (
+    "model.bin",
+    CONFIG,
+    *(f"{side}_vocabulary.json" for side in ("shared", "source", "target")),
+    *(f"tokenizer.{side}.json" for side in ("source", "target")),
+    *folders.TOKENIZER,
+)
 
 
 def check_free(target: Path, kind: Kind, *, force: bool) -> None:
@@ -42,7 +50,7 @@ def check_free(target: Path, kind: Kind, *, force: bool) -> None:
         target = Path(os.path.realpath(target))  # a link is followed
     parent = target.absolute().parent
     creates_parent = (
-        kind in (Kind.RUN, Kind.HUGGINGFACE, Kind.T5X)
+        kind in (Kind.RUN, Kind.HUGGINGFACE, Kind.T5X, *DEPLOYED)
         and not os.path.lexists(parent)
         and parent.parent.is_dir()
     )
@@ -66,10 +74,11 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
 
     A run that was trained is never replaced, because its training state would be lost.
     """
-    names = sorted(path.name for path in target.iterdir())
+    names = sorted(path.name for path in target.iterdir() if path.name != CONVERTED)
     others = {
         Kind.RUN: [name for name in names if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
         Kind.HUGGINGFACE: [name for name in names if not folders.is_written(name)],
+        Kind.CTRANSLATE2: [name for name in names if name not in _CTRANSLATE2_FILES],
         Kind.STEP: [],
         Kind.T5X: [name for name in names if not t5x.is_written(name)],
     }[kind]

@@ -64,6 +64,10 @@ class FastVocabulary:
         """Return the id of a token by its text, or None."""
         return self._ids.get(token)
 
+    def tokens(self) -> dict[int, str]:
+        """Return the text of every token by its id."""
+        return {index: text for text, index in self._ids.items()}
+
     def names(self) -> list[str]:
         """List the tokens that are never cut, in the order of their ids."""
         added = self._model.get_added_tokens_decoder()

@@ -49,6 +49,10 @@ class SideTokenizer(Tokenizer):
         self.pad_id, self.bos_id, self.eos_id = pad_id, bos_id, eos_id
         self.vocab_size = vocabulary.size
 
+    def tokens(self) -> dict[int, str]:
+        """Return the text of every token by its id, as the vocabulary spells it."""
+        return self._vocabulary.tokens()
+
     @property
     def bpe(self) -> tokenizers.Tokenizer | None:
         """The tokenizer of the library, if its model is byte-pair encoding."""

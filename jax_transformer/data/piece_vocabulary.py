@@ -154,6 +154,10 @@ class PieceVocabulary:
         """Return the id of a token by its text, or None."""
         return self._added.ids.get(token, self._ids.get(token))
 
+    def tokens(self) -> dict[int, str]:
+        """Return the text of every token by its id."""
+        return dict(self._texts)
+
     def names(self) -> list[str]:
         """List every token's text."""
         return [*self._ids, *self._added.ids]

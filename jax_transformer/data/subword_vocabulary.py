@@ -27,6 +27,10 @@ class SubwordVocabulary(Protocol):
         """Return the id of a token by its text, or None."""
         ...
 
+    def tokens(self) -> dict[int, str]:
+        """Return the text of every token by its id."""
+        ...
+
     def names(self) -> list[str]:
         """List the tokens that may be languages, by their text."""
         ...

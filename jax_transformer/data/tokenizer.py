@@ -130,6 +130,10 @@ class Tokenizer:
         """
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def tokens(self) -> dict[int, str]:
+        """Return the text of every token by its id, as the vocabulary spells it."""
+        return {index: text for text, index in self._model.get_vocab().items()}
+
     @property
     def bpe(self) -> tokenizers.Tokenizer | None:
         """The tokenizer of the library, if its model is byte-pair encoding."""

@@ -15,6 +15,13 @@ from typing import Any
 from jax_transformer.errors import ConfigError, nearest
 
 
+class Engine(enum.StrEnum):
+    """A program that computes translations."""
+
+    JAX = "jax"
+    CTRANSLATE2 = "ctranslate2"
+
+
 class BeamScorer(enum.StrEnum):
     """The score of a finished hypothesis, and the rules by which a beam search ends."""
 

@@ -19,6 +19,8 @@ HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 CONFIG = "config.json"
+CONVERTED = "ctranslate2"
+"""A folder in that of a model, with what `--engine ctranslate2` has converted of it."""
 INDEX = ".safetensors.index.json"
 _PT_SUFFIXES = (".pt", ".pth", ".bin")
 _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -34,6 +36,7 @@ class Kind(enum.Enum):
     STEP = "checkpoint"
     HUGGINGFACE = "Hugging Face folder"
     T5X = "checkpoint of T5X"
+    CTRANSLATE2 = "CTranslate2 folder"  # written, never read
 
     @property
     def is_file(self) -> bool:
@@ -48,7 +51,14 @@ class Kind(enum.Enum):
         return self.is_file or self is Kind.HUGGINGFACE
 
 
-_FOLDERS = {"hf": Kind.HUGGINGFACE, "run": Kind.RUN, "t5x": Kind.T5X}
+DEPLOYED = (Kind.CTRANSLATE2,)
+"""Kinds that other programs run; nothing reads weights from them."""
+_FOLDERS = {
+    "hf": Kind.HUGGINGFACE,
+    "run": Kind.RUN,
+    "t5x": Kind.T5X,
+    "ct2": Kind.CTRANSLATE2,
+}
 
 
 def of(path: Path) -> Kind:
@@ -120,7 +130,7 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     Args:
         path: its suffix determines the kind of a file; a name without suffix is a folder, a number
             a checkpoint.
-        to: ``hf``, ``run`` or ``t5x``, the kind of a folder.
+        to: ``hf``, ``run``, ``t5x`` or ``ct2``, the kind of a folder.
 
     Raises:
         ConfigError: the suffix is unknown, or contradicts ``to``.

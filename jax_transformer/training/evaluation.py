@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_transformer import pretrained, transformer, translation
+from jax_transformer import engines, pretrained, transformer, translation
 from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import InputError, counted
+from jax_transformer.generate.generation_config import Engine
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
@@ -59,6 +60,8 @@ def evaluate(
     languages: tuple[str | None, str | None] = (None, None),
     ensemble: Sequence[str] = (),
     precision: str | None = None,
+    engine: Engine = Engine.JAX,
+    quantization: str | None = None,
     tokens_per_batch: int = translation.TOKENS_PER_BATCH,
 ) -> Evaluation:
     """BLEU, chrF, TER, exact match, loss (nats per token) and perplexity on a test set.
@@ -81,19 +84,23 @@ def evaluate(
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
         precision, tokens_per_batch: see :meth:`Translator.load`.
+        engine, quantization: see :func:`jax_transformer.engines.load`. Only JAX gives a loss.
     """
     comet_score = None if comet is None else load_comet(comet)
     opened = pretrained.open(run, weights)
-    translator = translation.Translator.from_opened(
+    translator = engines.load(
         opened,
         *(pretrained.open(other, weights) for other in ensemble),
+        engine=engine,
+        quantization=quantization,
         source_lang=languages[0],
         target_lang=languages[1],
         precision=precision,
         tokens_per_batch=tokens_per_batch,
         **(overrides or {}),
     )
-    if message := translation.without_cache(translator.model.config):
+    message = translation.without_cache(translator.model.config)
+    if message and engine is Engine.JAX:
         print(message, file=sys.stderr)
     test_set = _read(source, target, pairs, fields, references)
     encoding.encode_sources(
@@ -107,12 +114,21 @@ def evaluate(
         "weights": opened.weights,
         "step": opened.step,
         **({"ensemble": list(ensemble)} if ensemble else {}),
+        **_engine(engine, quantization),
         **_scores(test_set, translated, bootstrap),
     }
     if comet_score is not None:
         report["comet"] = comet_score(test_set.complete.pairs, translated)
-    report |= _losses(translator, test_set.complete.pairs)
+    if engine is Engine.JAX:
+        report |= _losses(translator, test_set.complete.pairs)
     return Evaluation(report, _in_place(test_set.lines, translated))
+
+
+def _engine(engine: Engine, quantization: str | None) -> dict[str, Any]:
+    """The engine, if it is not JAX, and its numbers."""
+    if engine is Engine.JAX:
+        return {}
+    return {"engine": engine.value, "quantization": quantization or "float32"}
 
 
 def _scores(test_set: TestSet, translated: Sequence[str], bootstrap: int) -> dict[str, Any]:

@@ -49,7 +49,8 @@ FLAGS = {
         --distributed.coordinator-address --distributed.num-processes --distributed.process-id
         --distributed.auto --distributed.no-auto --distributed.heartbeat-timeout""".split(),
     "translate": """
-        --run --weights --ensemble --precision --architecture --source-lang --target-lang
+        --run --weights --ensemble --precision --engine --quantization --architecture
+        --source-lang --target-lang
         --input --output --tokens-per-batch
         --buffer --too-long --attention --max-length --beam --length-penalty
         --penalty --early-stopping --no-repeat-ngram-size --repetition-penalty --min-new-tokens
@@ -63,15 +64,15 @@ FLAGS = {
         --top-p --seed""".split(),
     "evaluate": """
         --run --source --target --pairs --source-field --target-field --reference
-        --weights --ensemble --precision --tokens-per-batch --architecture
+        --weights --ensemble --precision --engine --quantization --tokens-per-batch --architecture
         --source-lang --target-lang --max-length --beam --length-penalty --penalty --early-stopping
         --no-repeat-ngram-size --repetition-penalty --min-new-tokens --bootstrap --comet
         --hypotheses --json --no-json""".split(),
     "convert": """
         --to --config --preset --architecture --set --dtype --weights --key
         --strip-prefix --ignore --rename --training --no-training --dry-run --no-dry-run --force
-        --no-force --shard-size --scan-layers --no-scan-layers --param-scan-axis --check
-        --no-check --json --no-json""".split(),
+        --no-force --shard-size --scan-layers --no-scan-layers --param-scan-axis --quantization
+        --check --no-check --json --no-json""".split(),
     "inspect": """
         --json --no-json""".split(),
     "parity": """

@@ -1,0 +1,115 @@
+"""Configurations that CTranslate2's specification of a Transformer cannot express.
+
+Standard library and NumPy only. Every reason names the field and its value.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from jax_transformer.config import (
+    EmbeddingNormOf,
+    HeadMerge,
+    Mask,
+    Mixing,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Residual,
+    StackConfig,
+    TransformerConfig,
+)
+from jax_transformer.errors import ConfigError
+
+RELATIVE = (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK)
+_BRANCHES = {
+    "encoder": ((Part.SELF,), (Part.FFN,)),
+    "decoder": ((Part.SELF,), (Part.CROSS,), (Part.FFN,)),
+}
+
+
+def check(config: TransformerConfig) -> None:
+    """Raise one ConfigError with everything that CTranslate2 cannot compute."""
+    if reasons := list(problems(config)):
+        raise ConfigError(f"CTranslate2 cannot compute this model: {'; '.join(reasons)}")
+
+
+def problems(config: TransformerConfig) -> Iterator[str]:
+    """Yield the fields that cannot be expressed, each with its value and the reason."""
+    for name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        yield from _structure(name, stack)
+        yield from _positions(name, stack, config)
+    yield from _masks(config)
+
+
+def _structure(name: str, stack: StackConfig) -> Iterator[str]:
+    parts = tuple(branch.parts for branch in stack.branches)
+    if parts != _BRANCHES[name]:
+        shown = ", ".join(" of ".join(reversed(branch)) for branch in parts)
+        expected = ", ".join(part for (part,) in _BRANCHES[name])
+        yield f"{name}.branches is {shown} (it has {expected})"
+    if any(branch.residual is not Residual.INPUT for branch in stack.branches):
+        yield f"{name}.branches has the residual 'memory'"
+    if stack.mixing is not Mixing.WEIGHTED:
+        yield f"{name}.mixing='{stack.mixing}'"
+    if stack.head_merge is not HeadMerge.CONCATENATED:
+        yield f"{name}.head_merge='{stack.head_merge}'"
+    if stack.embedding_norm and stack.embedding_norm_of is not EmbeddingNormOf.SUM:
+        yield (
+            f"{name}.embedding_norm_of='{stack.embedding_norm_of}' (its norm comes after positions)"
+        )
+
+
+def _positions(name: str, stack: StackConfig, config: TransformerConfig) -> Iterator[str]:
+    if stack.positions is Positions.NONE:
+        return
+    if stack.positions_at is not PositionsAt.EMBEDDING:
+        yield f"{name}.positions_at='{stack.positions_at}' (it adds positions to embeddings)"
+    starts_with_padding = name == "decoder" and config.bos_id == config.target_pad_id
+    if stack.position_index is PositionIndex.NOT_PADDING and starts_with_padding:
+        yield (
+            f"{name}.position_index='{stack.position_index}' with bos_id=target_pad_id="
+            f"{config.bos_id} (the start gets no position)"
+        )
+    if stack.positions in RELATIVE:
+        directions = 1 if Mask.CAUSAL in stack.self_mask else 2
+        count = stack.relative_buckets // directions
+        if distance := _differing_bucket(config.max_length, count, stack.relative_max_distance):
+            yield (
+                f"{name}.relative_buckets={stack.relative_buckets} and relative_max_distance="
+                f"{stack.relative_max_distance} (it rounds distance {distance} to another bucket)"
+            )
+
+
+def _differing_bucket(length: int, count: int, max_distance: int) -> int:
+    """The first distance below ``length`` that CTranslate2 puts into another bucket; 0 if none.
+
+    It adds in float32 before it truncates; transformers, and our nn/embeddings.py, afterwards.
+    """
+    single = count // 2
+    distances = np.arange(single, min(length, max_distance + 1))
+    scaled = np.log(distances.astype(np.float32) / np.float32(single)) / np.float32(
+        math.log(max_distance / single)
+    )
+    scaled = scaled * np.float32(count - single)
+    differs = (np.float32(single) + scaled).astype(np.int64) != single + scaled.astype(np.int64)
+    differs &= single + scaled.astype(np.int64) < count - 1
+    return int(distances[differs][0]) if differs.any() else 0
+
+
+def _masks(config: TransformerConfig) -> Iterator[str]:
+    encoder, decoder = config.encoder, config.decoder
+    if Mask.SOURCE_PADDING not in encoder.self_mask:
+        yield "encoder.self_mask=() (it never attends to padding)"
+    if Mask.CAUSAL not in decoder.self_mask:
+        shown = ", ".join(decoder.self_mask)
+        yield f"decoder.self_mask=({shown}) (it never attends to later tokens)"
+    if Mask.SOURCE_PADDING not in decoder.cross_mask:
+        yield "decoder.cross_mask=() (it never attends to padding)"
+    if Mask.TARGET_PADDING in decoder.self_mask and config.bos_id == config.target_pad_id:
+        yield (
+            "decoder.self_mask has target_padding, and bos_id=target_pad_id="
+            f"{config.bos_id} (it attends to the start)"
+        )
