@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jax_transformer import processes
+from jax_transformer import allocator, processes
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command, Inline
 from jax_transformer.processes import DistributedOptions
@@ -30,6 +30,7 @@ def run(command: TrainCommand) -> int:
     """Train, print the run folder, and return the exit code."""
     from jax_transformer.training.run import stop_requests
 
+    allocator.keep_freed_memory()
     with stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe
