@@ -23,17 +23,21 @@ from jax_transformer.cli.estimate import EstimateCommand
 STEPS = 10
 
 
-def estimated(words: list[str]) -> dict[str, Any]:
-    """The estimate, made in a process that sees no accelerator."""
+def estimated(words: list[str]) -> dict[str, Any] | None:
+    """The estimate, made in a process that sees no accelerator; None if it cannot be made, as for
+    cuDNN's attention."""
     command = [sys.executable, "-m", "jax_transformer", "estimate", "--json", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     if done.returncode not in (0, 1) or not done.stdout:
-        raise SystemExit(f"estimate ended with exit code {done.returncode}")
-    return json.loads(done.stdout)
+        print(f"no estimate: exit code {done.returncode}", file=sys.stderr)
+        return None
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def measured(command: EstimateCommand) -> dict[str, float]:
-    """Seconds of a step, median, and the largest memory of a device in bytes, 0 if unknown."""
+    """Seconds of a step, median, the largest memory of a device in bytes (0 if unknown), and the
+    tokens of a batch."""
     import jax
     import jax.numpy as jnp
 
@@ -62,19 +66,26 @@ def measured(command: EstimateCommand) -> dict[str, float]:
             jax.block_until_ready((state, metrics))
             seconds.append(time.perf_counter() - began)
     memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-    return {"seconds": statistics.median(seconds[1:]), "first": seconds[0], "memory": memory}
+    return {
+        "seconds": statistics.median(seconds[1:]),
+        "first": seconds[0],
+        "memory": memory,
+        "tokens": 2 * shape.rows * shape.length * options.optimizer.accumulate,
+    }
 
 
 def main() -> None:
     words = sys.argv[1:]
     guess, real = estimated(words), measured(parse("estimate", EstimateCommand, words))
-    tokens = 2 * guess["rows"] * guess["length"]
-    peak = guess["memory_bytes"]["peak"] / 2**30
     print(" ".join(words))
     print(
-        f"  {1e3 * real['seconds']:,.1f} ms a step, {tokens / real['seconds']:,.0f} tokens/s, "
-        f"first step {real['first']:.1f} s"
+        f"  {1e3 * real['seconds']:,.1f} ms a step, "
+        f"{real['tokens'] / real['seconds']:,.0f} tokens/s, first step {real['first']:.1f} s"
     )
+    if guess is None:
+        print(f"  {real['memory'] / 2**30:.2f} GiB" if real["memory"] else "  no estimate")
+        return
+    peak = guess["memory_bytes"]["peak"] / 2**30
     if guess["seconds"]:
         print(
             f"  {guess['seconds']['model'] / real['seconds']:.1%} of the peak; estimated "

@@ -75,17 +75,22 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)
-    print("| remat | scan | chunks | temporary MiB | TFLOP | computed again | compile, CPU s |")
-    print("|---|---|---|---|---|---|---|")
+    print("| options | temporary MiB | arithmetic | compile, CPU s |")
+    print("|---|---|---|---|")
     for remat, scan, chunks in ROWS:
-        name = f"{remat} | {'scan' if scan else '–'} | {chunks}"
+        flags = {
+            "--model.scan-layers": scan,
+            f"--model.remat {remat}": remat != "none",
+            f"--loss-chunks {chunks}": chunks > 1,
+        }
+        name = " ".join(flag for flag, given in flags.items() if given)
         if args.only not in name:
             continue
         result, seconds = measured(args, options_of(args, remat, scan, chunks))
-        again = result.recomputed / result.flops
+        size = (result.memory.refused or result.memory.temporaries) / 2**20
+        more = result.recomputed / result.flops
         print(
-            f"| {name} | {(result.memory.refused or result.memory.temporaries) / 2**20:,.0f} "
-            f"| {(result.flops + result.recomputed) / 1e12:.2f} | {again:.0%} | {seconds:.1f} |",
+            f"| {f'`{name}`' if name else 'none'} | {size:,.0f} | +{more:.0%} | {seconds:.1f} |",
             flush=True,
         )
 
