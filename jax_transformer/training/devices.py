@@ -159,8 +159,12 @@ def environment_changes(now: dict[str, Any], before: dict[str, Any]) -> list[str
     for group in ("versions", "machine"):
         mine, theirs = now[group], before.get(group, {})
         changed += [
-            f"{name} {theirs.get(name)} -> {mine[name]}"
+            f"{name} {_shown(theirs.get(name))} -> {_shown(mine[name])}"
             for name in mine
             if theirs.get(name) != mine[name]
         ]
     return changed
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value == "" else str(value)

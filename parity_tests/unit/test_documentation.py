@@ -45,6 +45,17 @@ def test_the_distribution_has_a_name_that_is_free_and_the_command_keeps_its_own(
     assert project["name"] == "jax-seq2seq" and list(project["scripts"]) == ["jax-transformer"]
 
 
+def test_the_page_of_installation_lists_every_extra_once():
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    page = (runs.ROOT / "docs/install.md").read_text(encoding="utf-8")
+    listed = [
+        name
+        for row in re.findall(r"^\| (`\[.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`\[([\w-]+)\]`", row)
+    ]
+    assert sorted(listed) == sorted(project["optional-dependencies"])
+
+
 def test_the_page_of_fields_is_that_of_the_code():
     """Every field has a docstring, and `python benchmarks/config_fields.py --write` was run."""
     assert config_fields.PAGE.read_text(encoding="utf-8") == config_fields.page()

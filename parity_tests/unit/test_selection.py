@@ -165,15 +165,17 @@ def test_the_documented_table_of_options_is_complete():
 
 def test_versions_and_machines_are_compared():
     now = devices.environment()
+    now["machine"]["XLA_FLAGS"] = ""
     assert devices.environment_changes(now, now) == []
     before = {
         **now,
         "versions": {**now["versions"], "jax": "0.1"},
-        "machine": {**now["machine"], "cores": 96},
+        "machine": {**now["machine"], "cores": 96, "XLA_FLAGS": "--xla_a=1"},
     }
     assert devices.environment_changes(now, before) == [
         f"jax 0.1 -> {now['versions']['jax']}",
         f"cores 96 -> {now['machine']['cores']}",
+        "XLA_FLAGS --xla_a=1 -> unset",
     ]
     assert len(devices.environment_changes(now, {})) == len(now["versions"]) + len(
         now["machine"]
