@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "keys instead of queries",
         _FILE,
-        "self._heads(self.query(x)),",
-        "self._heads(self.key(x)),",
+        "queries = self._heads(self.query(x))",
+        "queries = self._heads(self.key(x))",
         level("attention"),
         _SELF,
         met="swapped Q and K",
@@ -139,8 +139,8 @@ MUTANTS = [
     Mutant(
         "bias of the queries dropped",
         _FILE,
-        "self._heads(self.query(x)),",
-        "self._heads(x @ self.query.kernel[...]),",
+        "queries = self._heads(self.query(x))",
+        "queries = self._heads(x @ self.query.kernel[...])",
         level("attention"),
         _SELF,
         met="dropped bias",
