@@ -96,12 +96,11 @@ def assert_same_gradients(
 
 
 # Square sizes show a missing transpose, and repaired documents differ in masks and scales, which
-# the logits and the conversions show as well: two squares in the suite, all under `-m slow`
-SQUARES = ("lesson10 square", "part2_encoder square")
+# the logits and the conversions show as well: one square in the suite, all under `-m slow`
 SLOW = [
     case
     for case in CASES
-    if (" square" in case.name and case.name not in SQUARES) or "repaired" in case.name
+    if (" square" in case.name and case.name != "lesson10 square") or "repaired" in case.name
 ]
 
 
@@ -164,21 +163,18 @@ STEPPED = [
     "torch.nn norm_first",
     "torch.nn tied output",
 ]
+# The step sees arrays, not an architecture: with parameters that are never trained, tied ones, and
+# ones of each kind. test_optimizer_state has AdamW of every architecture, test_optimizer_loss the
+# values of every schedule. The rest is under `-m slow`
+QUICK = [("lesson10", Schedule.COSINE)]
+QUICK += [(name, Schedule.COSINE) for name in ("deep_dive", "blog2023", "small")]
+STEPS = [("lesson10", schedule) for schedule in Schedule]
+STEPS += [(name, Schedule.COSINE) for name in STEPPED]
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"),
-    [
-        *(("lesson10", schedule) for schedule in Schedule),
-        *(
-            pytest.param(
-                n,
-                Schedule.COSINE,
-                marks=pytest.mark.slow if "repaired" in n or "square" in n else (),
-            )
-            for n in STEPPED
-        ),
-    ],
+    [pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in STEPS],
 )
 def test_ten_steps(name: str, schedule: Schedule):
     """AdamW with clipping and a schedule: losses, final weights, and the arrays that are not
