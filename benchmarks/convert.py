@@ -3,7 +3,8 @@
 Makes a Hugging Face folder of T5 with random weights in shards, converts it in every direction, and
 prints for each the seconds (start-up included), the seconds of the conversion only, its multiple of
 ``cp``, and the peak memory of the process. ``--by-hand`` adds what a user would write: torch.load
-with safetensors' save_file, and transformers' from_pretrained with save_pretrained.
+with safetensors' save_file, and transformers' from_pretrained with save_pretrained. ``--t5x``
+converts a UMT5 to checkpoints of T5X and back instead, with the layers apart and in one array.
 """
 
 import argparse
@@ -31,7 +32,6 @@ from jax_transformer.storage.tensors import TensorInfo  # noqa: E402
 
 T5 = {
     "model_type": "t5",
-    "architectures": ["T5ForConditionalGeneration"],
     "d_model": 1024,
     "d_kv": 64,
     "num_heads": 16,
@@ -83,12 +83,12 @@ print(0, seconds, peak)
 """
 
 
-def make_folder(path: Path, gigabytes: float) -> int:
+def make_folder(path: Path, gigabytes: float, model_type: str) -> int:
     """Write a folder of about that size, one tensor at a time; return its bytes."""
     layer_bytes = 4 * (4 * 1024**2 + 3 * 1024 * 2816)
     most = gigabytes * 1e9 - 2 * 4 * 1024 * 32128
     layers = max(1, round(most / (layer_bytes * 2 + 4 * 4 * 1024**2)))
-    data = T5 | {"num_layers": layers, "num_decoder_layers": layers}
+    data = T5 | {"model_type": model_type, "num_layers": layers, "num_decoder_layers": layers}
     config = huggingface_config.from_config(data, names=["lm_head.weight"])
     shapes = state_dict.model_weights(config).shapes["torch"]
     draw = np.random.default_rng(0)
@@ -151,6 +151,20 @@ def conversions(folder: Path, by_hand: bool) -> Iterator[tuple[str, str, list[An
         check_equal(path, back / path.name)
 
 
+def with_t5x(folder: Path) -> Iterator[tuple[str, str, list[Any]]]:
+    """The measurements with T5X, as :func:`conversions`."""
+    hf, t5x, back = folder / "hf", folder / "checkpoint_0", folder / "back"
+    to_hf = ["--to", "hf", "--shard-size", SHARD]
+    for title, options in (("layers apart", []), ("layers in one array", ["--scan-layers"])):
+        command = ["convert", hf, t5x, "--to", "t5x", *options]
+        yield f"Hugging Face folder -> T5X, {title}", COMMAND, command
+        yield f"T5X, {title} -> Hugging Face folder", COMMAND, ["convert", t5x, back, *to_hf]
+        for path in hf.glob("*.safetensors*"):
+            check_equal(path, back / path.name)
+        shutil.rmtree(t5x)
+        shutil.rmtree(back)
+
+
 def check_equal(one: Path, other: Path) -> None:
     if not filecmp.cmp(one, other, shallow=False):
         raise SystemExit(f"{one} and {other} differ")
@@ -161,11 +175,12 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=0.25, help="size of the model")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/convert-benchmark"))
     parser.add_argument("--by-hand", action="store_true", help="also torch and transformers")
+    parser.add_argument("--t5x", action="store_true", help="checkpoints of T5X instead")
     parser.add_argument("--check", action="store_true", help="with the check, without --no-check")
     options = parser.parse_args()
     options.folder.mkdir()
     try:
-        make_folder(options.folder / "hf", options.gigabytes)
+        make_folder(options.folder / "hf", options.gigabytes, "umt5" if options.t5x else "t5")
         begin = time.perf_counter()
         subprocess.run(["cp", "-r", options.folder / "hf", options.folder / "copy"], check=True)
         copied = time.perf_counter() - begin
@@ -173,7 +188,12 @@ def main() -> int:
         print(f"cp {copied:.2f} s")
         print("| conversion | seconds | without start-up | times cp | peak MiB |")
         print("|---|---|---|---|---|")
-        for name, code, arguments in conversions(options.folder, options.by_hand):
+        pairs = (
+            with_t5x(options.folder)
+            if options.t5x
+            else conversions(options.folder, options.by_hand)
+        )
+        for name, code, arguments in pairs:
             no_check = ["--no-check"] if code is COMMAND and not options.check else []
             total, seconds, peak = measured(code, *arguments, *no_check)
             times = seconds / copied

@@ -3,6 +3,7 @@
 A conversion reads, casts, renames, writes, reads back and checks.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,6 +264,8 @@ def load(
     tensors.check_dtype(dtype)
     changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
     source = pretrained.open(path, weights, key=key)
+    if source.t5x is not None and (config is not None or preset is not None):
+        source = dataclasses.replace(source, config=None)  # config.gin gives way
     if source.config is not None and (config is not None or preset is not None or sizes):
         raise ConfigError(
             f"{path} has its own config.json: config, preset and sizes are for bare files of "

@@ -7,6 +7,7 @@ dtype, the name of its folder, shape and chunks. Facts from ``t5x/checkpoints.py
 """
 
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -199,25 +200,24 @@ class Spool:
     """
 
     def __init__(self) -> None:
-        self._arrays: dict[int, tuple[LazyTensor, np.ndarray]] = {}  # tensors, to keep their ids
+        self._files: dict[int, tuple[LazyTensor, Any]] = {}  # with the tensors, to keep their ids
 
     def read(self, tensor: LazyTensor) -> np.ndarray:
-        """The array, which the first call copies into a file unless it is mapped already."""
-        if id(tensor) not in self._arrays:
+        """The array, which the first call copies into a file unless it is mapped already.
+
+        Each call maps the file anew, so that pages of arrays that are no longer used are freed.
+        """
+        if id(tensor) not in self._files:
             array = tensor.read()
-            if not isinstance(_base(array), np.memmap):
-                array = _on_disk(array)
-            self._arrays[id(tensor)] = tensor, array
-        return self._arrays[id(tensor)][1]
-
-
-def _on_disk(array: np.ndarray) -> np.ndarray:
-    """A copy in a temporary file, which exists as long as it is mapped."""
-    with tempfile.TemporaryFile() as file:
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        file.flush()
-        raw = np.memmap(file, np.uint8, "r", 0, (array.nbytes,))
-    return np.asarray(raw).view(array.dtype).reshape(array.shape)
+            if isinstance(_base(array), np.memmap):
+                return array
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
+            weakref.finalize(self, file.close)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            self._files[id(tensor)] = tensor, file
+        raw = np.memmap(self._files[id(tensor)][1], np.uint8, "r", 0, (tensor.nbytes,))
+        return np.asarray(raw).view(tensor.numpy_dtype()).reshape(tensor.shape)
 
 
 def _base(array: np.ndarray) -> Any:

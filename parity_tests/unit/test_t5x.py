@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import jax_transformer as jt
 from jax_transformer import cli, pretrained
 from jax_transformer.architectures import t5x as layouts
 from jax_transformer.errors import InputError, UnsafeFileError
@@ -245,6 +246,15 @@ def test_gin_is_read_line_by_line(tmp_path):
         (folder / "config.gin").write_text(text)
         with pytest.raises(InputError, match=message):
             pretrained.open(folder)
+
+
+def test_a_preset_goes_before_the_gin_of_a_checkpoint_that_is_loaded(tmp_path):
+    folder = written(tmp_path / "t5x", Sizes(**GATED | SMALL))
+    assert pretrained.open(folder).config.encoder.activation.value == "gelu_tanh"
+    model = jt.convert.load(folder, preset="t5", activation="silu")
+    assert model.config.encoder.activation.value == "silu"
+    kernel = read(folder)["decoder.layers_0.mlp.wi_1.kernel"]
+    np.testing.assert_array_equal(model.decoder.blocks[0].feed_forward.gate.kernel[...], kernel)
 
 
 # Commands
