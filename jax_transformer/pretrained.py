@@ -91,24 +91,39 @@ class Pretrained(StoredWeights):
         dtype: Any = None,
         architecture: "Architecture | str | None" = None,
     ) -> "Transformer":
-        """The model, in the dtypes of its files or in ``dtype``.
+        """The model, in the dtypes of its files or in ``dtype``. Raises as :meth:`arrays`."""
+        import jax.numpy as jnp
+
+        from jax_transformer import transformer
+
+        arrays = self.arrays(config, dtype=dtype, architecture=architecture)
+        on_device = {name: jnp.array(array, copy=True) for name, array in arrays.items()}
+        return transformer.unflatten(self._config(config), on_device)
+
+    def arrays(
+        self,
+        config: TransformerConfig | None = None,
+        *,
+        dtype: Any = None,
+        architecture: "Architecture | str | None" = None,
+    ) -> "dict[str, np.ndarray]":
+        """The model's arrays by path, on the host, in the dtypes of its files or in ``dtype``.
 
         Raises as :meth:`state`, and for float64 in JAX's 32-bit mode.
         """
         import jax
 
-        from jax_transformer import state_dict, transformer
+        from jax_transformer import state_dict
 
         wide = any(tensor.dtype == "float64" for tensor in self.tensors.values())
         if self.run and wide and dtype is None and not jax.config.read("jax_enable_x64"):
             raise CheckpointError(
                 f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
             )
-        arrays = {
-            name: state_dict.as_jax(name, array, dtype)
+        return {
+            name: state_dict.as_numpy(name, array, dtype)
             for name, array in self.state(config, architecture=architecture).items()
         }
-        return transformer.unflatten(self._config(config), arrays)
 
     def _config(self, config: TransformerConfig | None) -> TransformerConfig:
         """The configuration of the files, or ``config`` for a bare file."""

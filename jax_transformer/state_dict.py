@@ -105,6 +105,13 @@ def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
 
     JAX may otherwise alias NumPy's memory on CPU.
     """
+    return jnp.array(as_numpy(name, array, dtype), copy=True)
+
+
+def as_numpy(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return a copy in its own dtype, or in ``dtype``, that JAX has. Raises InputError if JAX has
+    not, or if the array holds no floating-point numbers.
+    """
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
     dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
@@ -113,7 +120,7 @@ def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
             f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set"
             " jax_enable_x64"
         )
-    return jnp.array(array.astype(dtype), copy=True)
+    return array.astype(dtype)
 
 
 @overload

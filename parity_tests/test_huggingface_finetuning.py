@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -371,6 +372,6 @@ def test_validations_translate_under_the_folders_rules(tuned, tmp_path, monkeypa
         "__call__",
         lambda self, lines: used.append(self.generation_config) or list(lines),
     )
-    check(transformer.flatten(prepared_corpus.init_source.model()))
+    check(jax.tree.map(jnp.asarray, prepared_corpus.init_source.arrays()))
     assert used == [prepared_corpus.init_source.generation_config]
     assert used[0].constraints.bad_words_ids

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,15 +30,12 @@ from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
 
-if TYPE_CHECKING:
-    from jax_transformer.transformer import Transformer
-
 Vocabulary = Tokenizer | TokenizerPair
 
 
 @dataclass(frozen=True)
 class InitSource:
-    """Model, tokenizer and files for a run. The weights are read only by ``model``."""
+    """Model, tokenizer and files for a run. The weights are read only by ``arrays``."""
 
     path: Path
     config: TransformerConfig
@@ -56,21 +52,16 @@ class InitSource:
     opened: Pretrained | None = None
     """The opened weights; None if the run is resumed from its own."""
 
-    def model(self) -> "Transformer":
-        """Load the model with a float32 copy of every array. Raises as :func:`pretrained.open`."""
-        import jax.numpy as jnp
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array of the model in float32, by its path, on the host.
 
-        from jax_transformer import transformer
-
+        Raises as :func:`pretrained.open`.
+        """
         assert self.opened is not None, "a resumed run has weights of its own"
         # Not to float32 for 16 bits: _widened recognises rounded positions by their dtype
         narrow = self.opened.kind is Kind.HUGGINGFACE and "float64" in self.dtypes
-        loaded = self.opened.model(dtype="float32" if narrow else None)
-        arrays = {name: np.asarray(array) for name, array in transformer.flatten(loaded).items()}
-        return transformer.unflatten(
-            self.config,
-            {name: jnp.array(_widened(name, x, self.config)) for name, x in arrays.items()},
-        )
+        arrays = self.opened.arrays(dtype="float32" if narrow else None)
+        return {name: _widened(name, array, self.config) for name, array in arrays.items()}
 
     def lines(self) -> Iterable[str]:
         """Yield messages about the weights for the user."""
@@ -169,7 +160,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
         )
         if np.array_equal(exact.astype(array.dtype), array):
             return exact
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
 def named_tokenizer(data: DataOptions) -> Vocabulary | None:

@@ -76,13 +76,20 @@ def _state_of(options: TrainOptions, params: Arrays, frozen: Arrays) -> TrainSta
     )
 
 
-def _initial_weights(options: TrainOptions, corpus: Corpus) -> tuple[Arrays, Arrays]:
-    """The parameters of a new run and the model's other arrays."""
+def _initial_weights(options: TrainOptions, corpus: Corpus) -> list[dict[str, Any]]:
+    """The parameters of a new run and the model's other arrays.
+
+    Those of a source are in the memory of the host; new ones are made in their layout.
+    """
+    kinds = (nnx.Param, Frozen)
     if corpus.init_source is not None:
-        model = corpus.init_source.model()
-    else:
-        model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
-    return transformer.flatten(model, nnx.Param), transformer.flatten(model, Frozen)
+        arrays = corpus.init_source.arrays()
+        return [
+            {name: arrays[name] for name in transformer.shapes(corpus.config, of=kind)}
+            for kind in kinds
+        ]
+    model = Transformer(corpus.config, rngs=nnx.Rngs(params=options.seed))
+    return [transformer.flatten(model, kind) for kind in kinds]
 
 
 def make_step(options: TrainOptions, config: TransformerConfig) -> TrainStep:

@@ -12,6 +12,7 @@ import pickle
 import sys
 import tempfile
 import threading
+import unittest.mock as mock
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +22,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_transformer import transformer
+from jax_transformer import processes, transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
+from jax_transformer.nn import sharding
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import loop, optimizer, step
+from jax_transformer.training import init_source, loop, optimizer, step
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import TrainOptions, read_options
@@ -66,7 +68,7 @@ def digest(state: step.TrainState) -> str:
     """The SHA-256 of every array of a state, with their names."""
     combined = hashlib.sha256()
     for name, leaf in leaves_by_path(state).items():
-        combined.update(name.encode() + np.asarray(leaf).tobytes())
+        combined.update(name.encode() + processes.on_host(leaf).tobytes())
     return combined.hexdigest()
 
 
@@ -105,7 +107,7 @@ def updates(preset: str, mesh: Mesh, vocabulary: int = 24) -> dict[str, Any]:
     return {
         "losses": losses,
         "programs": train.programs(),
-        "arrays": {name: np.asarray(leaf) for name, leaf in leaves.items()},
+        "arrays": {name: processes.on_host(leaf) for name, leaf in leaves.items()},
         "specs": {name: tuple(leaf.sharding.spec) for name, leaf in leaves.items()},
         "bytes": [bytes_on(device, list(leaves.values())) for device in devices.mesh.devices.flat],
     }
@@ -144,6 +146,31 @@ def continued(mesh: Mesh, others: tuple[Mesh, ...]) -> dict[str, Any]:
         }
 
 
+def saved(folder: str, mesh: Mesh, began: int) -> dict[str, Any]:
+    """A state on this mesh, of the checkpoint of step ``began`` in a folder or a new one if 0: its
+    digest, and those after one more update, which is saved, and as it is loaded again.
+    """
+    config, devices = helpers.tiny("small", **SIZES), devices_of(mesh)
+    train = step.make_step(config, optimizer.make(OPTIONS.optimizer, OPTIONS.steps), 0.1, 0.9)
+
+    def opened(number: int) -> step.TrainState:
+        return loop.start(
+            OPTIONS,
+            corpus_of(config),
+            devices,
+            checkpoint.open(Path(folder), number) if number else None,
+        )
+
+    state = opened(began)
+    begins = digest(state)
+    with devices.context():
+        batch = devices.divide(batch_of(config, 8, seed=began))
+        state, metrics = train(state, [batch], devices.key(0))
+    checkpoint.save(Path(folder), began + 1, state, about={})
+    ends, loss = digest(state), float(metrics["loss"])
+    return {"begins": begins, "ends": ends, "loaded": digest(opened(began + 1)), "loss": loss}
+
+
 def opened(path: str, mesh: Mesh) -> str:
     """The digest of the state that the run in a folder continues from."""
     folder = RunFolder(Path(path))
@@ -168,6 +195,33 @@ def loading(mesh: Mesh) -> float:
         return (
             sampled(device, lambda: loop.start(options, corpus_of(config), devices, saved)) / size
         )
+
+
+def initialized(path: str, mesh: Mesh) -> dict[str, Any]:
+    """A state that begins with the weights of the run in a folder: its digest; the bytes on the
+    first device when its arrays are about to be placed, and the most at any time, as a multiple of
+    the parameters' bytes on it.
+    """
+    devices, options = devices_of(mesh), TrainOptions(steps=10, init=path)
+    device, at_placing, place = devices.mesh.devices.flat[0], [], sharding.place
+
+    def watched(tree: Any, shardings: Any) -> Any:
+        at_placing.append(bytes_on(device, jax.live_arrays()))
+        return place(tree, shardings)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sharding, "place", watched):
+        source = init_source.find(options, RunFolder(Path(folder)))
+        assert source is not None
+        corpus, states = SimpleNamespace(config=source.config, init_source=source), []
+        before = bytes_on(device, jax.live_arrays())
+        most = sampled(device, lambda: states.append(loop.start(options, corpus, devices, None)))
+    size = bytes_on(device, list(states[0].params.values()))
+    return {
+        "digest": digest(states[0]),
+        "at placing": [each - before for each in at_placing],
+        "most": most / size,
+        "of": size / sum(x.nbytes for x in states[0].params.values()),
+    }
 
 
 def sampled(device: jax.Device, work: Callable[[], Any]) -> int:

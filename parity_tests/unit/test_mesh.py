@@ -47,9 +47,10 @@ BEGINNINGS = [
 ]
 CONTINUED = ("continued", (2, 2, 1), ((4, 1, 1), ONE, (1, 2, 2)))
 EARLIER = [("opened", str(runs.ROOT / "parity_tests/v0_1/run"), mesh) for mesh in (ONE, (2, 2, 1))]
+INITIALIZED = [("initialized", path, mesh) for _, path, mesh in EARLIER]
 LOADING = [("loading", ONE), ("loading", (2, 2, 1))]
 TRANSLATED = [("translated", ONE), ("translated", (2, 1, 2))]
-QUICK += [*BEGINNINGS, CONTINUED, *EARLIER, *LOADING, *TRANSLATED]
+QUICK += [*BEGINNINGS, CONTINUED, *EARLIER, *INITIALIZED, *LOADING, *TRANSLATED]
 
 
 def measured(cases: list[tuple], folder: Path, name: str) -> dict[tuple, Any]:
@@ -139,6 +140,15 @@ def test_a_run_of_version_0_1_continues_on_a_mesh(quick):
 def test_a_resume_holds_the_state_once(quick, case):
     """Parameters and two moments, and never a part of them on another device."""
     assert 3 <= quick[case] <= 3.1
+
+
+def test_weights_of_init_go_to_their_devices_part_by_part(quick):
+    """From the host: parameters and two moments, and never more of them on the first device."""
+    one, several = (quick[case] for case in INITIALIZED)
+    assert several["digest"] == one["digest"]
+    assert one["of"] == 1 and 0.4 < several["of"] < 0.6
+    for result in (one, several):
+        assert set(result["at placing"]) == {0} and 3 <= result["most"] <= 3.1
 
 
 def test_translations_divide_their_rows(quick):
