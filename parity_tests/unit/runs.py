@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
         "PYTHONPATH": str(ROOT)
     }
+
+
+def free_port() -> int:
+    """Return the number of a port that nothing listens at."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
 
 
 def start(

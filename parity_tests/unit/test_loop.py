@@ -117,6 +117,26 @@ def test_a_stopped_run_goes_on_with_the_next_batches(run, each):
     assert checkpoint.steps(run.folder.checkpoints) == [6]
 
 
+def test_batches_are_on_the_device_before_the_loop_waits_for_earlier_steps(run, monkeypatch):
+    placed, placed_by_step = [], {}
+    divide, wait = Devices.divide, jax.block_until_ready
+
+    def recorded_divide(devices, batch):
+        placed.append(float(batch.source[0, 0]))
+        return divide(devices, batch)
+
+    def recorded_wait(value):
+        if isinstance(value, list):  # metrics of steps
+            placed_by_step.update({int(one["gradient_norm"]): len(placed) for one in value})
+        return wait(value)
+
+    monkeypatch.setattr(Devices, "divide", recorded_divide)
+    monkeypatch.setattr(jax, "block_until_ready", recorded_wait)
+    run.train(steps=6, eval_every=6, log_every=6)
+    assert placed == [0, 1, 2, 3, 4, 5]
+    assert placed_by_step == {1: 3, 2: 4, 3: 5, 4: 6}
+
+
 def test_a_validation_that_a_stop_cuts_short_is_made_by_the_next_process(run):
     run.while_validating = lambda: run.stop.request()
     with pytest.raises(Preempted):
