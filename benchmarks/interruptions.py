@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -21,34 +22,49 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ["JAX_PLATFORMS"] = "cpu"  # as in the children
 
 from benchmarks import interruptions_chains, interruptions_damage, interruptions_runs
 from benchmarks.interruptions_chains import Chain, Reference
 from benchmarks.interruptions_damage import Finding
-from benchmarks.interruptions_runs import COMMON, PHASES, SETTINGS, Sandbox
+from benchmarks.interruptions_fork import ForkServer
+from benchmarks.interruptions_runs import BEFORE_OPTIONS, COMMON, PHASES, SETTINGS, SHARDED, Sandbox
 from benchmarks.interruptions_verdict import Outcome
+from jax_transformer.storage import atomic
 
 KINDS = ("kills", "terms", "failures")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def record_references(work: Path, compiled: Path, processes: int) -> list[Reference]:
+def references_of(
+    options: argparse.Namespace, work: Path, compiled: Path, server: ForkServer
+) -> list[Reference]:
+    """The references of the work folder; they are recorded if it is new."""
+    path = work / f"references-{options.processes}.json"
+    if not path.exists():
+        references = record_references(work, compiled, options.processes, server)
+        atomic.write_text(path, json.dumps([dataclasses.asdict(each) for each in references]))
+    return [Reference(**fields) for fields in json.loads(path.read_text())]
+
+
+def record_references(
+    work: Path, compiled: Path, processes: int, server: ForkServer
+) -> list[Reference]:
     """A run of each setting, done twice; exits if the two differ.
 
-    The first compiles everything, the second finds it compiled.
+    The first compiles everything, in interpreters of its own; the second finds it compiled, in
+    forked processes.
     """
     flags, references = interruptions_runs.write_text(work), []
-    for name, options in SETTINGS.items():
+    for name, settings in SETTINGS.items():
+        if processes > 1 and name == SHARDED:
+            settings += f" --mesh.fsdp {processes}"
         runs = []
-        for turn in ("cold", "warm"):
-            sandbox = Sandbox(
-                work / f"whole-{name}-{turn}",
-                [*flags, *COMMON.split(), *options.split()],
-                compiled,
-                processes,
-            )
-            sandbox.folder.mkdir()
+        for turn, forks in (("cold", None), ("warm", server)):
+            folder = work / f"whole-{processes}-{name}-{turn}"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            arguments = [*flags, *COMMON.split(), *settings.split()]
+            sandbox = Sandbox(folder, arguments, compiled, processes, forks)
             result = sandbox.start()
             if result.code:
                 raise SystemExit(
@@ -59,47 +75,96 @@ def record_references(work: Path, compiled: Path, processes: int) -> list[Refere
         differing = interruptions_runs.differences(sandbox.run, runs[0].contents)
         if differing:
             raise SystemExit(f"two uninterrupted runs differ: {'; '.join(differing[:5])}")
-        references.append(runs[1])
+        early = {phase: runs[0].durations[phase] for phase in BEFORE_OPTIONS}
+        references.append(dataclasses.replace(runs[1], durations=runs[1].durations | early))
     return references
 
 
 def chains(
-    options: argparse.Namespace, references: list[Reference], work: Path, compiled: Path
-) -> Iterator[Chain]:
-    """All chains, or the one of ``--only``."""
+    options: argparse.Namespace,
+    references: list[Reference],
+    work: Path,
+    compiled: Path,
+    server: ForkServer,
+) -> list[Chain]:
+    """All chains, or the one of ``--only``; the kinds take turns."""
+    found = []
     for kind in KINDS:
-        for number, count in enumerate(
-            interruptions_chains.lengths(getattr(options, kind), options.seed, kind)
-        ):
+        counts = interruptions_chains.lengths(getattr(options, kind), options.seed, kind)
+        for number, count in enumerate(counts):
+            reference = references[number % len(references)]
             if options.only in (None, f"{kind}-{number}"):
-                yield Chain(
+                chain = Chain(
                     kind,
                     number,
                     options.seed,
                     count,
-                    references[number % len(references)],
+                    reference,
                     work,
                     compiled,
                     options.processes,
+                    server,
                 )
+                found.append((number / len(counts), chain))
+    return [chain for _, chain in sorted(found, key=lambda each: each[0])]
 
 
 def interrupt(
-    options: argparse.Namespace, references: list[Reference], work: Path, compiled: Path
+    options: argparse.Namespace,
+    references: list[Reference],
+    work: Path,
+    compiled: Path,
+    server: ForkServer,
 ) -> list[Outcome]:
-    """Run the chains, ``--jobs`` at a time."""
+    """Run the chains that ``--results`` does not have yet, ``--jobs`` at a time."""
+    done = recorded(options)
+    todo = [
+        chain
+        for chain in chains(options, references, work, compiled, server)
+        if (chain.kind, chain.number) not in done
+    ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        started = [
-            pool.submit(chain.outcomes) for chain in chains(options, references, work, compiled)
-        ]
-        for chain in as_completed(started):
-            for outcome in chain.result():
+        for chain in as_completed([pool.submit(chain.outcomes) for chain in todo]):
+            outcomes = chain.result()
+            for outcome in outcomes:
                 verdict = "NOT EQUAL" if outcome.wrong else "equal"
                 log(
                     f"{outcome.kind}-{outcome.chain}: {outcome.what} in phase {outcome.phase}:"
                     f" {verdict}"
                 )
-    return [outcome for chain in started for outcome in chain.result()]
+            if outcomes:
+                done[outcomes[0].kind, outcomes[0].chain] = outcomes
+                record(options, outcomes)
+    return [outcome for _, outcomes in sorted(done.items()) for outcome in outcomes]
+
+
+# The file of results: a line for each interruption
+
+
+def run_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What the chains of a campaign follow from."""
+    counts = {kind: getattr(options, kind) for kind in KINDS}
+    return {**counts, "seed": options.seed, "processes": options.processes}
+
+
+def recorded(options: argparse.Namespace) -> dict[tuple[str, int], list[Outcome]]:
+    """The interruptions of earlier starts of the same campaign, by chain."""
+    done: dict[tuple[str, int], list[Outcome]] = {}
+    if options.results is not None and options.results.exists():
+        for line in options.results.read_text().splitlines():
+            content = json.loads(line)
+            if content.pop("of") == run_of(options):
+                outcome = Outcome(**content)
+                done.setdefault((outcome.kind, outcome.chain), []).append(outcome)
+    return done
+
+
+def record(options: argparse.Namespace, outcomes: list[Outcome]) -> None:
+    """Append a chain to the results."""
+    if options.results is not None:
+        lines = [{"of": run_of(options), **dataclasses.asdict(outcome)} for outcome in outcomes]
+        with open(options.results, "a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def log(message: str) -> None:
@@ -199,7 +264,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--work",
         type=Path,
-        help="a new folder to work in, which is kept (default: a temporary one)",
+        help="a folder to work in, which is kept (default: a temporary one)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="append a line for each interruption, and go on after those that are there",
     )
     return parser.parse_args()
 
@@ -208,8 +278,12 @@ def campaign(options: argparse.Namespace, work: Path) -> int:
     """Run everything and return the exit code."""
     began = time.monotonic()
     compiled = work / "compiled"
-    references = record_references(work, compiled, options.processes)
-    outcomes = interrupt(options, references, work, compiled)
+    server = ForkServer(interruptions_runs.environment(compiled))
+    try:
+        references = references_of(options, work, compiled, server)
+        outcomes = interrupt(options, references, work, compiled, server)
+    finally:
+        server.close()
     controls: list[Finding] = []
     damages: list[Finding] = []
     if options.only is None and options.processes == 1:
@@ -256,8 +330,9 @@ def campaign(options: argparse.Namespace, work: Path) -> int:
 
 def main() -> int:
     options = parse()
+    os.environ["JAX_PLATFORMS"] = "cpu"  # as in the children, before JAX is imported
     if options.work is not None:
-        options.work.mkdir(parents=True)
+        options.work.mkdir(parents=True, exist_ok=True)
         return campaign(options, options.work.absolute())
     work = Path(tempfile.mkdtemp(prefix="interruptions-"))
     code = campaign(options, work)

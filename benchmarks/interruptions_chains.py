@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import interruptions_child, interruptions_runs, interruptions_verdict
+from benchmarks.interruptions_fork import ForkServer
 from benchmarks.interruptions_runs import (
+    BEFORE_OPTIONS,
     EVAL_EVERY,
     PHASES,
     STEPS,
@@ -26,7 +28,6 @@ REPEATED = (
     "save",
     "prune",
 )  # the phases of every validation; only averaging comes after the last of them
-BEFORE_MEETING = ("interpreter", "imports")  # several processes wait minutes for one that is late
 LONGEST = 7  # interruptions of one chain
 COLD = 10  # every tenth chain begins without compiled programs, and keeps its own
 ATTEMPTS = 4  # starts per requested interruption: some runs end before it comes
@@ -90,13 +91,14 @@ class Chain:
         work: Path,
         compiled: Path,
         processes: int = 1,
+        server: ForkServer | None = None,
     ):
         self.kind, self.number, self.count, self.reference = kind, number, count, reference
         self.random = random.Random(f"{seed} {kind} {number}")
         self.folder = work / f"{kind}-{number}"
         self.compiled = self.folder / "compiled" if number % COLD == COLD - 1 else compiled
         self.starts = ATTEMPTS * count
-        self.processes = processes
+        self.processes, self.server = processes, server
 
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
@@ -104,7 +106,11 @@ class Chain:
         run = 0
         while len(outcomes) < self.count and self.starts > 0:
             sandbox = Sandbox(
-                self.folder / str(run), self.reference.arguments, self.compiled, self.processes
+                self.folder / str(run),
+                self.reference.arguments,
+                self.compiled,
+                self.processes,
+                self.server,
             )
             sandbox.folder.mkdir(parents=True)
             run += 1
@@ -172,7 +178,8 @@ class Chain:
                 phase
                 for phase in PHASES
                 if (ahead or phase not in (*REPEATED, "compile"))
-                and (self.processes == 1 or phase not in BEFORE_MEETING)
+                # several processes wait minutes for one that is late
+                and (self.processes == 1 or phase not in BEFORE_OPTIONS)
             ]
         )
         times = max(1, round(ahead * STEPS / EVAL_EVERY)) if phase in REPEATED else 1

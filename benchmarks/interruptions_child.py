@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import interruptions_controls
@@ -228,8 +229,21 @@ def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
         f"{training}.loop": change_loop,
         "jax_transformer.storage.checkpoint": change_checkpoint,
         f"{training}.step": change_step,
+        f"{training}.curves": draw_nothing,
         f"{training}.corpus": lambda corpus: pipe.wrap(corpus, "prepare", "data", "data"),
     }
+
+
+def draw_nothing(curves: Any) -> None:
+    """Write a few bytes for the picture of the curves."""
+    curves.figure = lambda entries, title: Picture()
+
+
+class Picture:
+    """Stands in for a figure of the curves, which takes a third of a tiny run's time to draw."""
+
+    def savefig(self, path: Path, **options: Any) -> None:
+        Path(path).write_bytes(b"curves")
 
 
 def counted(call: Callable, pipe: Pipe, task: Task) -> Callable:
@@ -253,6 +267,46 @@ def main() -> None:
     root = Path(__file__).resolve().parent.parent
     sys.path[0] = str(root)
     task, arguments = Task(**json.loads(sys.argv[1])), sys.argv[2:]
+    pipe = prepare(task, arguments)
+    sys.meta_path.insert(0, AfterImport(phases(pipe, task)))
+    sys.argv = ["jax_transformer", *arguments]
+    runpy.run_module("jax_transformer", run_name="__main__", alter_sys=True)
+
+
+def forked(arguments: list[str], fields: dict[str, Any] | None) -> None:
+    """Run the command in a process that has imported everything, without a task if None."""
+    from jax_transformer import cli
+
+    if fields is not None:
+        task = Task(**fields)
+        pipe = prepare(task, arguments)
+        for name, change in phases(pipe, task).items():
+            change(sys.modules[name])
+    draw_nothing(sys.modules["jax_transformer.training.curves"])
+    write_programs()
+    sys.argv = ["jax_transformer", *arguments]
+    cli.process()
+
+
+def write_programs() -> None:
+    """Write every compiled program to the cache, as JAX does in the first process only.
+
+    The programs of two processes on CPUs have different keys, so the second one would compile all
+    of them at each start.
+    """
+    from jax._src import compiler, distributed
+
+    class Writer:
+        process_id = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(distributed.global_state, name)
+
+    compiler.distributed = SimpleNamespace(global_state=Writer())  # type: ignore[assignment]
+
+
+def prepare(task: Task, arguments: list[str]) -> Pipe:
+    """Watch handlers of signals and system calls."""
     pipe = Pipe(task.pipe)
     handler = signal.signal
 
@@ -264,10 +318,8 @@ def main() -> None:
 
     signal.signal = signal_handler  # type: ignore[assignment]
     pipe.begin("imports")
-    sys.meta_path.insert(0, AfterImport(phases(pipe, task)))
     Watch(task, pipe, str(Path(arguments[arguments.index("--run") + 1]).absolute())).install()
-    sys.argv = ["jax_transformer", *arguments]
-    runpy.run_module("jax_transformer", run_name="__main__", alter_sys=True)
+    return pipe
 
 
 if __name__ == "__main__":

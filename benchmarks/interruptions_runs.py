@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interruptions_fork import Forked, ForkServer
 from parity_tests import compiling
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "interruptions_child.py"
-STEPS, EVAL_EVERY, LOG_EVERY = 100, 20, 7
+STEPS, EVAL_EVERY, LOG_EVERY = 40, 8, 3
 PHASES = (
     "interpreter",
     "imports",
@@ -38,17 +39,20 @@ PHASES = (
 
 ``interpreter`` ends with the first line of our code, ``end`` begins after all work.
 """
+BEFORE_OPTIONS = ("interpreter", "imports")
 COMMON = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 "
     "--model.decoder-layers 1 --model.max-length 40 "
     "--data.vocab-size 300 --data.tokens-per-batch 128 "
-    "--optimizer.warmup-steps 20 --optimizer.learning-rate 0.01 "
+    "--optimizer.warmup-steps 10 --optimizer.learning-rate 0.01 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every {LOG_EVERY} --average 3"
 )
 SETTINGS = {
     "ema": "--data.buckets 1 --optimizer.ema 0.9",
     "accumulate": "--data.buckets 2 --optimizer.accumulate 2",
 }
+SHARDED = "accumulate"
+"""The setting in which several processes divide the weights, by ``--mesh.fsdp``."""
 ENGLISH, GERMAN = (
     "the cat dog sees a red house small bird and",
     "die Katze Hund sieht eine rote Haus kleine Vogel und",
@@ -140,6 +144,8 @@ class Sandbox:
     """The cache of compiled programs."""
     processes: int = 1
     """Processes that train together; any of them may be the one that is interrupted."""
+    server: ForkServer | None = None
+    """Forks the processes; interpreters are started if None, and to interrupt their imports."""
 
     @property
     def run(self) -> Path:
@@ -153,40 +159,16 @@ class Sandbox:
         With several processes, signals and the task are for process ``target``.
         """
         reader, writer = os.pipe()
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "XLA_", "JAX_"))
-        }
-        environment |= {
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.compiled),
-        }
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        variables = environment(self.compiled)
         if self.processes > 1:  # collectives of CPUs wait half a minute for one that compiles
-            environment["XLA_FLAGS"] = compiling.FLAGS
-        child = [str(CHILD), json.dumps({"pipe": writer, **task})]
+            variables["XLA_FLAGS"] = compiling.FLAGS
         train = ["train", "--run", RUN, *self.arguments]
-        flags = distributed(self.processes)
-        command = [sys.executable, *child, *train, *flags[target]]
-        pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        commands = [[*train, *flags] for flags in distributed(self.processes)]
         result = ProcessResult(0, "", "", [])
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, text=True, pass_fds=(writer,), **pipes
-        )  # type: ignore[call-overload]
+        start = self._fork if self._forks(signal_time) else self._open
+        process = start(commands.pop(target), variables, writer, task)
         os.close(writer)
-        others = [
-            subprocess.Popen(
-                [sys.executable, "-m", "jax_transformer", *train, *each],
-                cwd=self.folder,
-                env=environment,
-                text=True,
-                **pipes,
-            )  # type: ignore[call-overload]
-            for i, each in enumerate(flags)
-            if i != target
-        ]
+        others = [start(command, variables) for command in commands]
         sender = Sender(process, signal_time, result)
         follower = threading.Thread(target=sender.follow, args=(reader,))
         follower.start()
@@ -207,6 +189,55 @@ class Sandbox:
         result.code = process.returncode
         return result
 
+    def _forks(self, signal_time: SignalTime | None) -> bool:
+        early = signal_time is not None and signal_time.phase in BEFORE_OPTIONS
+        return self.server is not None and not early
+
+    def _fork(
+        self,
+        arguments: list[str],
+        variables: dict[str, str],
+        writer: int | None = None,
+        task: dict[str, Any] | None = None,
+    ) -> Forked:
+        assert self.server is not None
+        fields = None if writer is None else {"pipe": writer, **(task or {})}
+        return self.server.start(arguments, fields, self.folder, variables, writer)
+
+    def _open(
+        self,
+        arguments: list[str],
+        variables: dict[str, str],
+        writer: int | None = None,
+        task: dict[str, Any] | None = None,
+    ) -> subprocess.Popen:
+        child = [str(CHILD), json.dumps({"pipe": writer, **(task or {})})]
+        return subprocess.Popen(
+            [sys.executable, *(["-m", "jax_transformer"] if writer is None else child), *arguments],
+            cwd=self.folder,
+            env=variables,
+            text=True,
+            pass_fds=() if writer is None else (writer,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+def environment(compiled: Path) -> dict[str, str]:
+    """The environment of every process, with a cache of compiled programs."""
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "XLA_", "JAX_"))
+    }
+    return others | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
 
 def distributed(count: int) -> list[list[str]]:
     """The flags of each process of a run: none for a single one."""
@@ -220,7 +251,7 @@ def distributed(count: int) -> list[list[str]]:
     return [f"{common}{i}".split() for i in range(count)]
 
 
-def _ended(process: subprocess.Popen) -> tuple[str, bool]:
+def _ended(process: subprocess.Popen | Forked) -> tuple[str, bool]:
     """Standard error of a process after its end, and True if it had to be killed."""
     try:
         return process.communicate(timeout=LONGEST)[1], False
@@ -233,7 +264,10 @@ class Sender:
     """Reads a child's reports and sends the signals at their time."""
 
     def __init__(
-        self, process: subprocess.Popen, signal_time: SignalTime | None, result: ProcessResult
+        self,
+        process: subprocess.Popen | Forked,
+        signal_time: SignalTime | None,
+        result: ProcessResult,
     ):
         self.process, self.signal_time, self.result = process, signal_time, result
         self.timer: threading.Timer | None = None

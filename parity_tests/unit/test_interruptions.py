@@ -1,5 +1,7 @@
 """The interruption campaign: damage is detected, chains are reproducible, a small one passes."""
 
+import argparse
+import json
 import random
 import shutil
 import signal
@@ -10,8 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import interruptions_chains, interruptions_damage, interruptions_verdict
+from benchmarks import (
+    interruptions,
+    interruptions_chains,
+    interruptions_damage,
+    interruptions_verdict,
+)
+from benchmarks.interruptions_chains import Chain
 from benchmarks.interruptions_runs import ProcessResult, Sandbox
+from benchmarks.interruptions_verdict import Outcome
 from jax_transformer.storage import checkpoint
 from parity_tests.unit.runs import ROOT
 
@@ -60,6 +69,33 @@ def test_the_chains_of_a_seed_have_the_requested_number_of_interruptions():
     first, again, other = (interruptions_chains.lengths(200, seed, "kills") for seed in (0, 0, 1))
     assert first == again != other
     assert sum(first) == 200
+
+
+def test_a_campaign_goes_on_after_the_chains_of_its_results(tmp_path, monkeypatch):
+    started = []
+
+    def outcomes(chain):
+        started.append((chain.kind, chain.number))
+        return [Outcome(chain.kind, chain.number, "SIGKILL", "steps")] * chain.count
+
+    monkeypatch.setattr(Chain, "outcomes", outcomes)
+    counts = {"kills": 20, "terms": 5, "failures": 5}
+    options = argparse.Namespace(
+        **counts, seed=0, processes=1, jobs=1, only=None, results=tmp_path / "results"
+    )
+    first = interruptions.interrupt(options, [None], tmp_path, tmp_path, None)
+    assert len(first) == 30 and {kind for kind, _ in started[:3]} == counts.keys()
+    lines = options.results.read_text().splitlines(keepends=True)
+    assert len(lines) == 30
+    lost = json.loads(lines[0])
+    options.results.write_text("".join(line for line in lines if json.loads(line) != lost))
+    started.clear()
+    again = interruptions.interrupt(options, [None], tmp_path, tmp_path, None)
+    assert started == [(lost["kind"], lost["chain"])] and again == first
+    started.clear()
+    options.processes = 2
+    assert interruptions.interrupt(options, [None], tmp_path, tmp_path, None) == first
+    assert len(started) > 3
 
 
 def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResult:
