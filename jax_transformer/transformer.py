@@ -161,7 +161,7 @@ class Transformer(nnx.Module):
         source = self.check_source(source)
         memory, _ = self._encode(source, Dropout())
         batch, source_valid, none = (
-            len(memory),
+            memory.shape[0],
             source != config.source_pad_id,
             jnp.zeros((), jnp.int32),
         )

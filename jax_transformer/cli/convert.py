@@ -18,8 +18,8 @@ class ConvertOptions:
     destination: Positional[str]
     """A .safetensors, .pt, .pth or .bin file, a folder, or RUN/checkpoints/STEP."""
     to: str | None = None
-    """Kind of folder to write: hf, which transformers loads, t5x, ct2, which CTranslate2 runs, or
-    run (default: run)."""
+    """Kind of folder to write: hf, which transformers loads, t5x, ct2 for CTranslate2, stablehlo,
+    whose programs need only jax, or run (default: run)."""
     config: str | None = None
     """The model's config.json, if neither source nor destination has one."""
     preset: str | None = None

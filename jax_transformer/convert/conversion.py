@@ -119,9 +119,8 @@ def convert(prepared: Prepared) -> Outcome:
         from jax_transformer.convert import deployment
 
         assert model is not None  # a folder is no copy of a file
-        return deployment.convert(
-            prepared, renamed(state, model, from_torch=from_torch, to_torch=False)
-        )
+        state = renamed(state, model, from_torch=from_torch, to_torch=False)
+        return deployment.convert(prepared, state)
     casting = None if request.dtype is None else lazy.Cast(request.dtype)
     if casting is not None:
         state = casting.apply(state)

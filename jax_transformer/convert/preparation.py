@@ -91,7 +91,7 @@ class Request:
     force: bool = False
     check: bool = True
     to: str | None = None
-    """Kind of folder to write, ``hf``, ``run`` or ``ct2``, if the name does not show it."""
+    """Kind of folder to write, ``hf``, ``run``, ``t5x``, ``ct2`` or ``stablehlo``."""
     shard_size: str | None = None
     """Maximum size of one file of weights in a Hugging Face folder, e.g. ``5GB``."""
     quantization: str | None = None
@@ -227,7 +227,11 @@ def prepare(request: Request) -> Prepared:
 
 
 def _check_quantization(request: Request, kind: Kind) -> None:
-    """Raise ConfigError for options that contradict the kind of folder, or without CTranslate2."""
+    """Raise ConfigError for options that contradict the kind of folder, or without its library."""
+    if kind is Kind.STABLEHLO:
+        from jax_transformer.convert.stablehlo import folder as programs  # loads jax
+
+        programs.check_installed()
     if kind is not Kind.CTRANSLATE2:
         if request.quantization is not None:
             raise ConfigError(f"--quantization {request.quantization} is for --to ct2")

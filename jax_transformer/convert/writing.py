@@ -28,12 +28,22 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
 
+_TOKENIZER_FILES = (
+    *(f"tokenizer.{side}.json" for side in ("source", "target")),
+    *folders.TOKENIZER,
+)
 _CTRANSLATE2_FILES = (
     "model.bin",
     CONFIG,
     *(f"{side}_vocabulary.json" for side in ("shared", "source", "target")),
-    *(f"tokenizer.{side}.json" for side in ("source", "target")),
-    *folders.TOKENIZER,
+    *_TOKENIZER_FILES,
+)
+_STABLEHLO_FILES = (
+    "programs.json",
+    "weights.safetensors",
+    "run.py",
+    *(f"{program}.stablehlo" for program in ("encode", "decode_step", "greedy", "beam")),
+    *_TOKENIZER_FILES,
 )
 
 
@@ -79,6 +89,7 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
         Kind.RUN: [name for name in names if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
         Kind.HUGGINGFACE: [name for name in names if not folders.is_written(name)],
         Kind.CTRANSLATE2: [name for name in names if name not in _CTRANSLATE2_FILES],
+        Kind.STABLEHLO: [name for name in names if name not in _STABLEHLO_FILES],
         Kind.STEP: [],
         Kind.T5X: [name for name in names if not t5x.is_written(name)],
     }[kind]

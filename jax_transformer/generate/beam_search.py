@@ -224,7 +224,7 @@ def _score_dtype(model: AnyModel, cache: Any, batch: int, beams: int) -> np.dtyp
 
 
 def _start(inputs: Inputs, cache: Any, masked: Float[Array, ""], static_args: StaticArgs) -> _Beams:
-    shape = batch, _ = (len(inputs.source), static_args.config.num_beams)
+    shape = batch, _ = (inputs.source.shape[0], static_args.config.num_beams)
     empty = jnp.full((*shape, static_args.max_new_tokens), static_args.pad_id, jnp.int32)
     scores = jnp.full(shape, masked)
     return _Beams(
@@ -251,7 +251,7 @@ def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _
     vocabulary = totals.shape[-1]
     # Twice as many as beams: at most one continuation of a beam is the end token, so enough go on
     count = 2 * static_args.config.num_beams
-    best, index = selection.top_k(totals.reshape(len(totals), -1), count)
+    best, index = selection.top_k(totals.reshape(totals.shape[0], -1), count)
     return _Continuations(best, index // vocabulary, (index % vocabulary).astype(jnp.int32), cache)
 
 

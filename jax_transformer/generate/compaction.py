@@ -14,7 +14,12 @@ _LEAST_ROWS = 16
 
 
 def batch_sizes(batch: int) -> tuple[int, ...]:
-    """The numbers of rows that a loop goes through: all of them, a half, and a quarter."""
+    """The numbers of rows that a loop goes through: all of them, a half, and a quarter.
+
+    A symbolic number, of an exported program, has only itself.
+    """
+    if not isinstance(batch, int):
+        return (batch,)
     return tuple(size for size in (batch, batch // 2, batch // 4) if size >= _LEAST_ROWS) or (
         batch,
     )

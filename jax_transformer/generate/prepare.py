@@ -121,7 +121,7 @@ def prepare(
     for name, tokens in config.constraints.tokens.items():
         for token in tokens:
             _check_token(f"{name} has {token}, which", token, vocabulary)
-    inputs = Inputs(source, _forced_bos_ids(forced, len(source), vocabulary))
+    inputs = Inputs(source, _forced_bos_ids(forced, source.shape[0], vocabulary))
     return jax.tree.map(sharding.divide_rows, inputs), static_args
 
 

@@ -36,7 +36,9 @@ class Kind(enum.Enum):
     STEP = "checkpoint"
     HUGGINGFACE = "Hugging Face folder"
     T5X = "checkpoint of T5X"
-    CTRANSLATE2 = "CTranslate2 folder"  # written, never read
+    # Written, never read
+    CTRANSLATE2 = "CTranslate2 folder"
+    STABLEHLO = "StableHLO folder"
 
     @property
     def is_file(self) -> bool:
@@ -51,13 +53,14 @@ class Kind(enum.Enum):
         return self.is_file or self is Kind.HUGGINGFACE
 
 
-DEPLOYED = (Kind.CTRANSLATE2,)
+DEPLOYED = (Kind.CTRANSLATE2, Kind.STABLEHLO)
 """Kinds that other programs run; nothing reads weights from them."""
 _FOLDERS = {
     "hf": Kind.HUGGINGFACE,
     "run": Kind.RUN,
     "t5x": Kind.T5X,
     "ct2": Kind.CTRANSLATE2,
+    "stablehlo": Kind.STABLEHLO,
 }
 
 
@@ -130,7 +133,7 @@ def to_write(path: Path, to: str | None = None) -> Kind:
     Args:
         path: its suffix determines the kind of a file; a name without suffix is a folder, a number
             a checkpoint.
-        to: ``hf``, ``run``, ``t5x`` or ``ct2``, the kind of a folder.
+        to: ``hf``, ``run``, ``t5x``, ``ct2`` or ``stablehlo``, the kind of a folder.
 
     Raises:
         ConfigError: the suffix is unknown, or contradicts ``to``.

@@ -1,0 +1,153 @@
+"""Exported programs give the model's own tokens, in a process that cannot import this package."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+
+import jax_transformer as jt
+from jax_transformer import transformer
+from jax_transformer.convert.stablehlo import folder, programs
+from jax_transformer.convert.stablehlo.run import Model
+from jax_transformer.errors import ConfigError
+from jax_transformer.generate import prepare
+from jax_transformer.generate.generation_config import GenerationConfig
+from parity_tests.unit import helpers, runs
+
+pytest.importorskip("flatbuffers")
+
+SPECIAL = dict(source_pad_id=0, target_pad_id=0, bos_id=1, eos_id=2)
+SOURCES = ["5 6 7 8 2", "9 2", "3 4 5 6 7 8 9 10 0 1 3 2"]
+OUTSIDE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys("jax_transformer flax safetensors tokenizers torch".split()))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a file as a program without this package: importing it raises ImportError."""
+
+
+@pytest.fixture(scope="module")
+def model() -> transformer.Transformer:
+    """Its translations of the sources differ, by greedy decoding and by beam search."""
+    config = helpers.tiny("lesson10_repaired", num_layers=1, **SPECIAL)
+    return helpers.random_model(config, dtype="float32", seed=4)
+
+
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory) -> Path:
+    """The folder that the command writes of this model."""
+    path = tmp_path_factory.mktemp("exported")
+    jt.convert.save(model, path / "run")
+    with runs.as_a_user(), helpers.unchecked():  # annotations say int, and sizes are symbolic
+        assert runs.main("convert", path / "run", path / "out", "--to", "stablehlo") == 0
+    return path / "out"
+
+
+def padded(rows: list[str]) -> np.ndarray:
+    ids = [[int(word) for word in row.split()] for row in rows]
+    width = max(map(len, ids))
+    return np.array([[*row, *[0] * (width - len(row))] for row in ids], np.int32)
+
+
+def cut(row: np.ndarray, eos: int = 2) -> list[int]:
+    ids = row.tolist()
+    return ids[: ids.index(eos) + 1] if eos in ids else ids
+
+
+@pytest.mark.parametrize("program", ["greedy", "beam"])
+def test_another_process_without_this_package_gives_the_same_tokens(model, exported, program):
+    process = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, exported / "run.py", program],
+        input="".join(f"{row}\n" for row in SOURCES),
+        capture_output=True,
+        text=True,
+        env=runs.environment() | {"PYTHONPATH": ""},
+    )
+    assert process.returncode == 0, process.stderr
+    with runs.as_a_user():
+        if program == "greedy":
+            ours = jt.generate.greedy(model, padded(SOURCES))
+        else:
+            ours, _ = jt.generate.beam(model, padded(SOURCES))
+    printed = [[int(word) for word in line.split()] for line in process.stdout.splitlines()]
+    assert printed == [cut(row) for row in np.asarray(ours)]
+    assert len(set(map(tuple, printed))) == len(SOURCES)
+
+
+def test_one_program_serves_every_batch_and_length_and_steps_equal_the_loop(model, exported):
+    loaded = Model(exported)
+    with runs.as_a_user():
+        for rows in (SOURCES, SOURCES[:1]):
+            source = padded(rows)
+            cache, ids = loaded.encode(source), np.full((len(source), 1), 1)
+            tokens = []
+            for _ in range(4):
+                logits, cache = loaded.decode_step(ids, cache)
+                ids = np.asarray(logits).argmax(axis=-1)
+                tokens.append(ids)
+            greedy = jt.generate.greedy(model, source, max_length=4)
+            for row, expected in zip(np.concatenate(tokens, axis=1), greedy, strict=True):
+                assert cut(row) == cut(np.asarray(expected))
+
+
+def test_the_manifest_names_files_sizes_and_ids(exported):
+    manifest = json.loads((exported / folder.MANIFEST).read_text())
+    assert manifest["platforms"] == ["cpu", "cuda", "tpu"] and manifest["jax"] == jax.__version__
+    assert set(manifest["programs"]) == {"encode", "decode_step", "greedy", "beam"}
+    assert manifest["programs"]["greedy"]["arguments"] == [["int32[b,s]"]]
+    assert manifest["programs"]["beam"]["results"] == ["int32[b,20]", "float32[b]"]
+    assert manifest["special_ids"] == {"source_pad": 0, "target_pad": 0, "start": 1, "end": 2}
+    entries = [manifest["weights"], *manifest["programs"].values()]
+    files = {entry["file"]: entry["sha256"] for entry in entries}
+    hashes = {name: hashlib.sha256((exported / name).read_bytes()).hexdigest() for name in files}
+    assert files == hashes
+    assert {path.name for path in exported.iterdir()} == {*files, folder.MANIFEST, "run.py"}
+
+
+def test_a_damaged_file_is_refused(exported, tmp_path):
+    for path in exported.iterdir():
+        content = bytearray(path.read_bytes())
+        if path.name == "beam.stablehlo":
+            content[100] ^= 1
+        (tmp_path / path.name).write_bytes(content)
+    with pytest.raises(SystemExit, match=r"beam\.stablehlo: is damaged"):
+        Model(tmp_path)
+
+
+def test_no_program_calls_what_only_one_platform_has(exported):
+    for path in exported.glob("*.stablehlo"):
+        program = jax.export.deserialize(bytearray(path.read_bytes()))
+        assert program.platforms == programs.PLATFORMS
+        calls = re.findall(r"custom_call @(\w+)", str(program.mlir_module()))
+        assert set(calls) == {"shape_assertion"}, path.name
+
+
+def test_what_has_no_program_is_refused(model, tmp_path):
+    with pytest.raises(ConfigError, match="residual 'memory'"):
+        programs.Settings.of(helpers.tiny("blog2023"), GenerationConfig())
+    with pytest.raises(ConfigError, match="do_sample"):
+        programs.Settings.of(model.config, GenerationConfig(do_sample=True))
+    arrays = helpers.random_arrays(model.config)
+    settings = programs.Settings.of(model.config, GenerationConfig())
+    with pytest.raises(ConfigError, match="float64: give --dtype float32"):
+        folder.write(tmp_path / "out", model.config, arrays, settings)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", [name for name in jt.preset_names() if name != "blog2023"])
+def test_every_preset_is_exported_and_runs(preset, tmp_path):
+    model = helpers.random_model(helpers.tiny(preset, num_layers=1), dtype="float32")
+    arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    settings = programs.Settings.of(model.config, GenerationConfig(max_new_tokens=6))
+    with runs.as_a_user(), helpers.unchecked():
+        folder.write(tmp_path / "out", model.config, arrays, settings)
+        folder.check(tmp_path / "out", prepare.split(model), settings)
