@@ -75,8 +75,8 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)
-    print("| options | temporary MiB | arithmetic | compile, CPU s |")
-    print("|---|---|---|---|")
+    print("| options | temporary MiB | traffic, GB | arithmetic | compile, CPU s |")
+    print("|---|---|---|---|---|")
     for remat, scan, chunks in ROWS:
         flags = {
             "--model.scan-layers": scan,
@@ -88,9 +88,11 @@ def main() -> None:
             continue
         result, seconds = measured(args, options_of(args, remat, scan, chunks))
         size = (result.memory.refused or result.memory.temporaries) / 2**20
+        moved = f"{result.traffic.bytes / 1e9:.1f}" if result.traffic else "–"
         more = result.recomputed / result.flops
         print(
-            f"| {f'`{name}`' if name else 'none'} | {size:,.0f} | +{more:.0%} | {seconds:.1f} |",
+            f"| {f'`{name}`' if name else 'none'} | {size:,.0f} | {moved} | +{more:.0%} "
+            f"| {seconds:.1f} |",
             flush=True,
         )
 
