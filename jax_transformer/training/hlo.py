@@ -110,7 +110,7 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     ``on_chip`` marks the layout of arrays that are not in the device's main memory: ``S(1)`` on a
     TPU.
     """
-    module = _parse(text)
+    module = parse(text)
     module.on_chip = on_chip
     moved, counts, sizes = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], float](float)
     for computation, times, fused in _runs(module, module.entry):
@@ -125,7 +125,8 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     return Traffic(moved, tuple(sorted(collectives, key=lambda each: -each.bytes)))
 
 
-def _parse(text: str) -> _Module:
+def parse(text: str) -> _Module:
+    """The computations of a program's text, and their instructions by name."""
     module, current = _Module(), None
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(("HloModule", " ")):
