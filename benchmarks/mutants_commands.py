@@ -282,4 +282,12 @@ MUTANTS = [
         (f"{_IN_SERVE_PROCESS}::test_an_address_in_use_is_refused",),
         met="port 80000 is 14464",
     ),
+    Mutant(
+        "a file is synced as it is read on Windows",
+        _ATOMIC,
+        "os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)",
+        "os.open(path, os.O_RDONLY)",
+        (f"{_IN_OUTPUTS}::test_a_folder_is_not_synced_on_windows",),
+        met="an error where the system syncs only what is open for writing",
+    ),
 ]

@@ -198,6 +198,8 @@ async def _before(
     of them, and if the client goes.
     """
     translations = asyncio.gather(*futures)
+    # That it was cancelled is no error, also if nobody asks for the result
+    translations.add_done_callback(lambda done: done.cancelled() or done.exception())
     gone = asyncio.ensure_future(_disconnected(request))
     seconds = deadline - asyncio.get_running_loop().time()
     try:

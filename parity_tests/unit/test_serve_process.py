@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import http.client
 import json
 import logging
@@ -80,7 +81,7 @@ def test_a_client_that_goes_while_it_sends_is_499(translator):
     assert count(service, 499) == 1
 
 
-def test_the_lines_of_a_client_that_goes_leave_the_queue(translator, monkeypatch):
+def test_the_lines_of_a_client_that_goes_leave_the_queue(translator, monkeypatch, caplog):
     gone, messages = threading.Event(), [BODY]
 
     async def receive() -> dict[str, Any]:
@@ -103,6 +104,8 @@ def test_the_lines_of_a_client_that_goes_leave_the_queue(translator, monkeypatch
     assert batches == [["one"]]
     assert (service.accepted, service.answered, service.abandoned) == (2, 1, 1)
     assert count(service, 499) == 1
+    gc.collect()
+    assert "asyncio" not in {record.name for record in caplog.records}, caplog.text
 
 
 # The process
