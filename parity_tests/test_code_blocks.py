@@ -196,9 +196,9 @@ def calls(block: Block) -> Iterator[tuple[str, Callable[..., Any], ast.Call]]:
 
 def wrong_calls(block: Block) -> list[str]:
     """The calls of a block whose arguments their functions do not take."""
-    wrong, found = [], list(calls(block))
-    assert found, f"{block.page}:{block.line} calls nothing that it imports"
-    for dotted, function, node in found:
+    wrong, all_calls = [], list(calls(block))
+    assert all_calls, f"{block.page}:{block.line} calls nothing that it imports"
+    for dotted, function, node in all_calls:
         keywords = {word.arg: None for word in node.keywords if word.arg}
         try:
             inspect.signature(function).bind(*node.args, **keywords)
