@@ -176,6 +176,9 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
     scanned = any(name.startswith(("encoder.encoder.", "decoder.decoder.")) for name in infos)
     if scan_axis is not None and not scanned:
         raise InputError(f"param_scan_axis={scan_axis}: no array holds several layers")
+    if scan_axis is not None and scan_axis not in _SCAN_AXES:
+        known = ", ".join(map(str, _SCAN_AXES))
+        raise InputError(f"param_scan_axis={scan_axis} is not one of {known}")
     axes: tuple[int | None, ...] = (None,)
     if scanned:
         axes = _SCAN_AXES if scan_axis is None else (scan_axis,)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -166,7 +167,10 @@ def test_an_axis_that_shapes_do_not_show_has_to_be_given(tmp_path, capsys):
             lambda a: a.update({"decoder.layers_2.mlp.wo.kernel": np.ones((12, 14))}),
             r"mis-shaped decoder.layers_2.mlp.wo.kernel.*\(12, 14\), the model \(14, 12\)",
         ),
-        (lambda a: a.update({"encoder.encoder_norm.scale": np.ones((0,))}), r"shape \(0,\)"),
+        (
+            lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones((0, 32))}),
+            r"rel_embedding has the shape \(0, 32\)",
+        ),
         (lambda a: a.update({"encoder.relpos_bias.rel_embedding": np.ones(3)}), "2 axes"),
         (
             lambda a: a.update({"decoder.decoder_norm.scale": np.ones(12, np.int32)}),
@@ -179,6 +183,32 @@ def test_arrays_that_are_no_t5_are_named(change: Callable[[t5x_files.Arrays], An
     change(arrays)
     with pytest.raises(InputError, match=message):
         layouts.find(infos(arrays))
+
+
+@pytest.mark.parametrize("axis", [-3, 9])
+def test_an_axis_that_arrays_do_not_have_is_refused(axis):
+    sizes = Sizes(**GATED, scalable=True, scan_axis=1)
+    with pytest.raises(InputError, match=f"param_scan_axis={axis} is not one of 1, 0, -1, -2"):
+        layouts.find(infos(t5x_files.params(sizes)), axis)
+
+
+def test_changed_names_and_shapes_are_refused_or_fit_a_layout():
+    draw = random.Random(0)
+    kinds: list[dict[str, Any]] = [{}, {"scalable": True}, {"scalable": True, "scan_axis": 1}]
+    for _ in range(100):
+        described = infos(t5x_files.params(Sizes(**SMALL, **draw.choice(kinds))))
+        for _ in range(draw.choice((1, 2))):
+            name = draw.choice(list(described))
+            shape = list(described.pop(name).shape)
+            at = draw.randrange(len(shape))
+            other = draw.choice((name, name.replace("encoder", "decoder"), f"{name}.more"))
+            shape[at : at + draw.randrange(2)] = [draw.choice((0, 1, 3, 4, 7, 2**40))]
+            described[other] = TensorInfo(tuple(shape), "float32")
+        try:
+            layout = layouts.find(described, draw.choice((None, 0, 1)))
+            assert layout.shapes() == {name: info.shape for name, info in described.items()}
+        except InputError as error:
+            assert str(error).isprintable()
 
 
 # The configuration
