@@ -21,7 +21,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -217,7 +217,7 @@ def add(
     if option.type is bool:
         settings |= {"action": _Switch, "nargs": 0}
     else:
-        settings["type"] = _converter(option)
+        settings["type"] = partial(_convert, option)
     if option.repeatable:
         settings["action"] = "append"
     elif option.several:
@@ -229,23 +229,19 @@ def add(
     return parser.add_argument(*option.flags, **settings)
 
 
-def _converter(option: Option) -> Callable[[str], Any]:
-    """Return the function from the text of a value to the value."""
-
-    def convert(text: str) -> Any:
-        if option.optional and text == "None":
-            return None
-        try:
-            return option.type(text)
-        except ValueError:
-            if issubclass(option.type, enum.Enum):
-                choices = [str(member.value) for member in option.type]
-                message = f"must be one of {', '.join(choices)}{nearest(text, choices)}"
-            else:
-                message = f"must be {'an integer' if option.type is int else 'a number'}"
-            raise argparse.ArgumentTypeError(f"{message}, not {text!r}") from None
-
-    return convert
+def _convert(option: Option, text: str) -> Any:
+    """Return an option's value from its text. Raises ArgumentTypeError."""
+    if option.optional and text == "None":
+        return None
+    try:
+        return option.type(text)
+    except ValueError:
+        if issubclass(option.type, enum.Enum):
+            choices = [str(member.value) for member in option.type]
+            message = f"must be one of {', '.join(choices)}{nearest(text, choices)}"
+        else:
+            message = f"must be {'an integer' if option.type is int else 'a number'}"
+        raise argparse.ArgumentTypeError(f"{message}, not {text!r}") from None
 
 
 # The dataclass

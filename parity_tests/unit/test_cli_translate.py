@@ -264,7 +264,7 @@ def test_lines_are_translated_as_they_come(run, monkeypatch):
         monkeypatch.setattr(sys, "stdin", source_file)
         monkeypatch.setattr(sys, "stdout", target_file)
         assert runs.main("translate", "--run", run) == 0
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert [text.count(b"\n") for text in received] == [1, 1, 1]
 
 
