@@ -416,8 +416,9 @@ def test_no_reader_can_run_code():
     """Check their imports, and the names they call."""
     harmless = (
         "__future__ collections concurrent contextlib dataclasses enum functools hashlib itertools "
-        "json math ml_dtypes numpy os pathlib re safetensors struct typing zlib"
+        "json math ml_dtypes numpy os pathlib re safetensors struct tempfile typing weakref zlib"
     )
+    to_write = {"t5x": {"flax"}}  # imported by functions that write
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]
     assert len(readers) > 9
     for source in readers:
@@ -433,7 +434,8 @@ def test_no_reader_can_run_code():
                     if isinstance(node.func, ast.Name)
                     else getattr(node.func, "attr", "")
                 )
-        assert imported - {"jax_transformer"} <= set(harmless.split()), source.name
+        imported -= {"jax_transformer"} | to_write.get(source.stem, set())
+        assert imported <= set(harmless.split()), source.name
         assert not called & {
             "eval",
             "exec",
