@@ -388,8 +388,7 @@ def test_false_descriptions_of_an_array_are_refused(change, code, message, tmp_p
 
 
 def test_false_chunks_are_refused_within_their_size(tmp_path):
-    folder = written(tmp_path / "t5x")
-    chunk = zarray(folder).with_name("0.0")
+    chunk = zarray(written(tmp_path / "t5x")).with_name("0.0")
     good = chunk.read_bytes()
     for content, message in (
         (b"", "cannot hold them"),
@@ -397,13 +396,13 @@ def test_false_chunks_are_refused_within_their_size(tmp_path):
         (good + b"x", "has bytes after its chunk"),
         (good + good, "has bytes after its chunk"),
         (zlib.compress(b"\0" * 112), "is damaged"),
-        (gzip.compress(bytes(20_000_000), 1), "does not hold the 112 bytes"),
+        (gzip.compress(bytes(8_000_000), 1), "does not hold the 112 bytes"),
         (None, "its chunk 0.0 is missing"),
     ):
         chunk.unlink() if content is None else chunk.write_bytes(content)
         tracemalloc.start()
         with pytest.raises((InputError, UnsafeFileError), match=message):
-            read(folder)
+            zarr.open_array(chunk.parent).read()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 4_000_000
@@ -462,8 +461,8 @@ def test_the_fuzz_command_finds_nothing_and_reports_a_careless_reader(
 ):
     from benchmarks import fuzz_t5x
 
-    arguments = ["--count", "20", "--keep", str(tmp_path / "kept")]
+    arguments = ["--count", "10", "--seed", "2", "--keep", str(tmp_path / "kept")]
     assert fuzz_t5x.main(arguments) == 0
     monkeypatch.setattr(zarr, "_lengths", lambda path, data, name: tuple(data[name]))
     assert fuzz_t5x.main(arguments) == 1
-    assert "TypeCheckError" in capsys.readouterr().err and (tmp_path / "kept").exists()
+    assert "zarray: Type" in capsys.readouterr().err and (tmp_path / "kept").exists()
