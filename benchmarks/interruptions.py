@@ -60,7 +60,7 @@ def record_references(
             settings += f" --mesh.fsdp {processes}"
         runs = []
         for turn, forks in (("cold", None), ("warm", server)):
-            folder = work / f"whole-{processes}-{name}-{turn}"
+            folder = interruptions_runs.reference_folder(work, processes, name, turn)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             arguments = [*flags, *COMMON.split(), *settings.split()]

@@ -103,6 +103,7 @@ class Chain:
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
         outcomes: list[Outcome] = []
+        shutil.rmtree(self.folder, ignore_errors=True)  # of a campaign that was stopped
         run = 0
         while len(outcomes) < self.count and self.starts > 0:
             sandbox = Sandbox(

@@ -69,8 +69,8 @@ def other_batch(state: Any) -> Any:
     from jax_transformer.data import batches
 
     stream = batches.train_stream
-    batches.train_stream = lambda encoded, plan, start, stop: stream(
-        encoded, plan, start + 1, stop + 1
+    batches.train_stream = lambda encoded, plan, start, stop, **options: stream(
+        encoded, plan, start + 1, stop + 1, **options
     )
     return state
 

@@ -4,6 +4,7 @@ fail."""
 import argparse
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,7 +150,9 @@ def damages(
     options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
 ) -> Iterator[Finding]:
     """Damage the checkpoints of a finished run ``count`` times, then resume from a few of them."""
-    sandbox = Sandbox(work / f"whole-{reference.name}-warm", reference.arguments, compiled)
+    whole = interruptions_runs.reference_folder(work, 1, reference.name, "warm")
+    sandbox = Sandbox(whole, reference.arguments, compiled)
+    work = Path(tempfile.mkdtemp(prefix="damages-", dir=work))
     random_source = random.Random(f"{options.seed} damages")
     kinds = Damage(random_source).kinds()
     for number in range(options.damages):
@@ -264,12 +267,11 @@ def controls(
 ) -> Iterator[Finding]:
     """Resume a stopped run: correctly it ends equal, wrongly in any one way it must not."""
     del options
-    (work / "controls").mkdir()
-    source = stop(reference, work / "controls", compiled)
+    work = Path(tempfile.mkdtemp(prefix="controls-", dir=work))
+    source = stop(reference, work, compiled)
     for name in (None, *interruptions_controls.CONTROLS):
-        sandbox = Sandbox(
-            work / "controls" / (name or "none").replace(" ", "-"), reference.arguments, compiled
-        )
+        folder = work / (name or "none").replace(" ", "-")
+        sandbox = Sandbox(folder, reference.arguments, compiled)
         shutil.copytree(source, sandbox.folder)
         result = sandbox.start(control=name)
         differing = interruptions_runs.differences(sandbox.run, reference.contents)

@@ -57,7 +57,7 @@ ENGLISH, GERMAN = (
     "the cat dog sees a red house small bird and",
     "die Katze Hund sieht eine rote Haus kleine Vogel und",
 )
-LONGEST = 300.0  # seconds after which a child counts as hung
+LONGEST = 900.0  # seconds after which a child counts as hung, on a busy machine too
 RUN = "run"
 
 
@@ -78,6 +78,11 @@ def write_text(folder: Path) -> list[str]:
             path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
             flags += [f"--data.{split}-{side}", str(path)]
     return flags
+
+
+def reference_folder(work: Path, processes: int, name: str, turn: str) -> Path:
+    """The folder of an uninterrupted run of a setting."""
+    return work / f"whole-{processes}-{name}-{turn}"
 
 
 @dataclass(frozen=True)
