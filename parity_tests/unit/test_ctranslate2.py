@@ -1,6 +1,7 @@
 """CTranslate2 computes what our models compute: its folders, and what it cannot express."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -367,3 +368,70 @@ def test_evaluate_gives_the_scores_of_the_engine(console, copy, tmp_path):
 @pytest.fixture
 def console(capsys, monkeypatch) -> runs.Console:
     return runs.Console(capsys, monkeypatch)
+
+
+# More models, and a longer run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", jt.preset_names())
+def test_searches_of_random_models_equal_ours(preset, tmp_path):
+    # Random models write padding, which ours hides if decoder.self_mask says so (docs/convert.md)
+    config = helpers.tiny(preset, source_vocab_size=13, **{"decoder.self_mask": (Mask.CAUSAL,)})
+    if list(checks.problems(config)):
+        pytest.skip("it cannot be expressed")
+    model = helpers.random_model(config, dtype="float32")
+    engine = ctranslate2.Translator(str(write(tmp_path / "ct2", config)), intra_threads=1)
+    source, _ = helpers.batch(config, rows=5, source=15)
+    words = [[str(i) for i in row if i != config.source_pad_id] for row in source]
+    shared = dict(max_decoding_length=12, min_decoding_length=0, return_end_token=True)
+    searches = {
+        (1, 0.0): jt.generate.greedy(model, source, max_length=12)[:, None],
+        **{
+            (4, penalty): jt.generate.beam_search.n_best(
+                model,
+                source,
+                count,
+                beam_size=4,
+                max_length=12,
+                length_penalty=penalty,
+                scorer=BeamScorer.AVERAGE,
+                early_stopping=stopping,
+            )[0]
+            for penalty, stopping, count in (
+                (1.0, EarlyStopping.FULL, 4),
+                (0.0, EarlyStopping.HEURISTIC, 1),
+            )
+        },
+    }
+    for (beams, penalty), tokens in searches.items():
+        results = engine.translate_batch(
+            words,
+            beam_size=beams,
+            length_penalty=penalty,
+            num_hypotheses=tokens.shape[1],
+            **shared,
+        )
+        for rows, result in zip(np.asarray(tokens).tolist(), results, strict=True):
+            cut = [
+                row[: row.index(config.eos_id) + 1] if config.eos_id in row else row for row in rows
+            ]
+            assert [[int(x) for x in hypothesis] for hypothesis in result.hypotheses] == cut
+
+
+@pytest.mark.slow
+def test_500_lines_of_a_trained_run_are_equal(copy):
+    choose = random.Random(1)
+    lines = [
+        " ".join(choose.choice(list(runs.WORDS)) for _ in range(choose.randint(1, 12)))
+        for _ in range(500)
+    ]
+    opened = pretrained.open(copy)
+    average = {"penalty": BeamScorer.AVERAGE, "early_stopping": EarlyStopping.FULL}
+    with runs.as_a_user():
+        for options in ({}, {"beam_size": 4, "length_penalty": 1.0, **average}):
+            ours = jt.Translator.from_opened(opened, **options).hypotheses(lines)
+            theirs = engines.load(opened, engine=Engine.CTRANSLATE2, **options).hypotheses(lines)
+            ids = [[line[0].ids.tolist() for line in side] for side in (ours, theirs)]
+            assert ids[0] == ids[1]
+            assert len(set(map(tuple, ids[0]))) > 100

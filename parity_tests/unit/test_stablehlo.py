@@ -125,7 +125,7 @@ def test_a_damaged_file_is_refused(exported, tmp_path):
 def test_no_program_calls_what_only_one_platform_has(exported):
     for path in exported.glob("*.stablehlo"):
         program = jax.export.deserialize(bytearray(path.read_bytes()))
-        assert program.platforms == programs.PLATFORMS
+        assert program.platforms == ("cpu", "cuda", "tpu")
         calls = re.findall(r"custom_call @(\w+)", str(program.mlir_module()))
         assert set(calls) == {"shape_assertion"}, path.name
 
