@@ -122,12 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "checkpoint_5"
         contents = original(folder)
-        places = {"index": folder / t5x.INDEX, "zarray": _description(folder)}
+        files = {"index": folder / t5x.INDEX, "zarray": _description(folder)}
         assert judged(folder) == "read", "a valid checkpoint is refused"
         for kind in KINDS:
             for number in range(options.count):
                 content = changed(draw, kind, contents[kind], list(contents.values()))
-                places[kind].write_bytes(content)
+                files[kind].write_bytes(content)
                 try:
                     outcomes[kind, judged(folder)] += 1
                 except Exception as error:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         options.keep.mkdir(parents=True, exist_ok=True)
                         (options.keep / f"{options.seed}-{number}.{kind}").write_bytes(content)
                         print(finding, file=sys.stderr, flush=True)
-            places[kind].write_bytes(contents[kind])
+            files[kind].write_bytes(contents[kind])
     print("| kind | files | read | exit code 3 | exit code 4 |\n|---|---|---|---|---|")
     for kind in KINDS:
         numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]

@@ -88,7 +88,7 @@ def chains(
     server: ForkServer,
 ) -> list[Chain]:
     """All chains, or the one of ``--only``; the kinds take turns."""
-    found = []
+    chains = []
     for kind in KINDS:
         counts = interruptions_chains.lengths(getattr(options, kind), options.seed, kind)
         for number, count in enumerate(counts):
@@ -105,8 +105,8 @@ def chains(
                     options.processes,
                     server,
                 )
-                found.append((number / len(counts), chain))
-    return [chain for _, chain in sorted(found, key=lambda each: each[0])]
+                chains.append((number / len(counts), chain))
+    return [chain for _, chain in sorted(chains, key=lambda each: each[0])]
 
 
 def interrupt(
@@ -142,7 +142,7 @@ def interrupt(
 
 
 def run_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the chains of a campaign follow from."""
+    """The options that decide the chains of a campaign."""
     counts = {kind: getattr(options, kind) for kind in KINDS}
     return {**counts, "seed": options.seed, "processes": options.processes}
 

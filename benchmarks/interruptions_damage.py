@@ -150,8 +150,8 @@ def damages(
     options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
 ) -> Iterator[Finding]:
     """Damage the checkpoints of a finished run ``count`` times, then resume from a few of them."""
-    whole = interruptions_runs.reference_folder(work, 1, reference.name, "warm")
-    sandbox = Sandbox(whole, reference.arguments, compiled)
+    finished = interruptions_runs.reference_folder(work, 1, reference.name, "warm")
+    sandbox = Sandbox(finished, reference.arguments, compiled)
     work = Path(tempfile.mkdtemp(prefix="damages-", dir=work))
     random_source = random.Random(f"{options.seed} damages")
     kinds = Damage(random_source).kinds()

@@ -35,7 +35,7 @@ MODULES = (
     "sacrebleu",
     "tokenizers",
 )
-"""What a run imports before it asks JAX for its devices."""
+"""The modules that a run imports before it asks JAX for its devices."""
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 READY = 300.0
 """Seconds that the server may take for its imports."""

@@ -83,7 +83,7 @@ def main() -> None:
             f"--model.remat {remat}": remat != "none",
             f"--loss-chunks {chunks}": chunks > 1,
         }
-        name = " ".join(flag for flag, given in flags.items() if given)
+        name = " ".join(flag for flag, is_set in flags.items() if is_set)
         if args.only not in name:
             continue
         result, seconds = measured(args, options_of(args, remat, scan, chunks))

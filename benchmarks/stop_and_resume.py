@@ -113,10 +113,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("OUT")) as name:
         folder = Path(name) / "checkpoints"
         folder.mkdir()
-        whole = process(words, folder, 0, STEPS)
+        uninterrupted = process(words, folder, 0, STEPS)
         process(words, folder, 0, STEPS // 2)
         resumed = process(words, folder, STEPS // 2, STEPS)
-    same = whole["digest"] == resumed["digest"]
+    same = uninterrupted["digest"] == resumed["digest"]
     print(f"after {STEPS} steps: {'the same state' if same else 'ANOTHER STATE'}")
     if not same:
         raise SystemExit(1)

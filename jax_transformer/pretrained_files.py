@@ -298,9 +298,9 @@ def _t5x(path: Path, scan_axis: int | None) -> StoredWeights:
     """A checkpoint of T5X under this project's names; the configuration is that of ``config.gin``,
     if it is there.
     """
-    found = t5x.find(path)
+    opened = t5x.find(path)
     gin = t5x_config.find(path)
-    weights = found.weights
+    weights = opened.weights
     infos = {name: tensor.info for name, tensor in weights.items()}
     try:
         layout = t5x_names.find(infos, gin.scan_axis if scan_axis is None else scan_axis)
@@ -322,16 +322,16 @@ def _t5x(path: Path, scan_axis: int | None) -> StoredWeights:
         tensors,
         lambda: stacked.to_flax(table, weights),
         config,
-        files=(*found.files, *((gin.path,) if gin.path else ())),
-        dropped=tuple(_not_weights(found)),
+        files=(*opened.files, *((gin.path,) if gin.path else ())),
+        dropped=tuple(_not_weights(opened)),
         t5x=layout,
     )
 
 
-def _not_weights(found: t5x.Checkpoint) -> Iterator[Note]:
+def _not_weights(opened: t5x.Checkpoint) -> Iterator[Note]:
     """The arrays that are no weights, counted by the part of T5X's state that they belong to."""
     parts: dict[str, list[str]] = {}
-    for name in found.arrays:
+    for name in opened.arrays:
         if not name.startswith(t5x.TARGET):
             words = name.split(".")
             parts.setdefault(".".join(words[: 2 if words[0] == "state" else 1]), []).append(name)

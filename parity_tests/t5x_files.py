@@ -284,8 +284,12 @@ def _mlp(sizes: Sizes, param: Any, x: np.ndarray) -> np.ndarray:
 
 def _distances(table: np.ndarray, length: int, *, bidirectional: bool) -> np.ndarray:
     """Return the bias (1, h, q, k) of ``RelativePositionBiases``."""
-    places = np.arange(length)
-    n, buckets, result = places[:, None] - places[None, :], 32, np.zeros((length, length), int)
+    index = np.arange(length)
+    n, buckets, result = (
+        index[:, None] - index[None, :],
+        32,
+        np.zeros((length, length), int),
+    )
     if bidirectional:
         buckets //= 2
         result += (n < 0) * buckets

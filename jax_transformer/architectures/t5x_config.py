@@ -41,7 +41,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Gin:
-    """What a ``config.gin`` says that no shape shows."""
+    """The settings of a ``config.gin`` that no shape shows."""
 
     path: Path | None = None
     activations: tuple[str, ...] = ()

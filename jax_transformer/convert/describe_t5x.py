@@ -53,8 +53,8 @@ def settle(description: "ModelDescription", source: Pretrained, layout: Layout) 
     names_of_gin = (_ACTIVATIONS[name], *(("linear",) if layout.gated else ()))
     gin = t5x_config.Gin(None, names_of_gin)
     config = t5x_config.configuration(layout, gin).with_sizes(**changes)
-    kept = {} if activation is not None else {"activation": name}
-    return infer.Inferred(config, layout.sizes(), kept | {"dropout": config.dropout})
+    fields = {} if activation is not None else {"activation": name}
+    return infer.Inferred(config, layout.sizes(), fields | {"dropout": config.dropout})
 
 
 def layout_to_write(

@@ -138,13 +138,13 @@ def _huggingface(path: Path) -> Contents:
 
 
 def _t5x(path: Path) -> Contents:
-    found = t5x.find(path)
-    hashes = {name: read_back.sha256(array.read()) for name, array in found.arrays.items()}
+    opened = t5x.find(path)
+    hashes = {name: read_back.sha256(array.read()) for name, array in opened.arrays.items()}
     return Contents(
         str(path),
         Kind.T5X.value,
-        {name: array.info for name, array in found.arrays.items()},
-        {"version": found.version},
+        {name: array.info for name, array in opened.arrays.items()},
+        {"version": opened.version},
         [],
         {t5x.INDEX: checkpoint.sha256(path / t5x.INDEX)} | hashes,
     )

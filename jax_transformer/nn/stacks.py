@@ -42,7 +42,8 @@ _SAVEABLE = {
     Remat.MINIMAL: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     Remat.FULL: None,
 }
-"""What a block that is computed again still stores; None is its input only."""
+"""The policy of a block that is computed again: the values that it stores; None is its input
+only."""
 
 
 class Stack(nnx.Module):
