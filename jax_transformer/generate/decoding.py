@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from jax_transformer import processes
 from jax_transformer.errors import ConfigError, InputError
@@ -210,8 +210,7 @@ def _sample(
             logits, draws.temperature, draws.top_p, static_args.config.top_k
         )
         step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys[rows], step)
-        index = jax.vmap(jax.random.categorical)(step_keys, scores)
-        return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)
+        return categorical(step_keys, scores, tokens)
 
     return _token_by_token(structure, arrays, inputs, draw, static_args)
 
@@ -298,3 +297,20 @@ def most_likely(
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         scores = jnp.where(before < top_p.astype(dtype), scores, -jnp.inf)
     return scores, tokens
+
+
+def categorical(
+    keys: Key[Array, " b"], scores: Float[Array, "b c"], tokens: Int[Array, "b c"]
+) -> Int[Array, " b"]:
+    """One token of each row, with the probabilities that are the softmax of ``scores``.
+
+    ``keys`` are one for each row. The noise of a token depends on its id and not on its rank, which
+    the rounding of nearly equal scores decides, and with it the size of the batch.
+    """
+
+    def noise(key: PRNGKeyArray, ids: Int[Array, " c"]) -> Float[Array, " c"]:
+        own_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+        return jax.vmap(lambda own: jax.random.gumbel(own, dtype=scores.dtype))(own_keys)
+
+    index = selection.argmax(scores + jax.vmap(noise)(keys, tokens))
+    return jnp.take_along_axis(tokens, index[:, None], axis=1)[:, 0].astype(jnp.int32)

@@ -8,9 +8,9 @@ import html.parser
 import json
 import os
 import re
-import types
 import zlib
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -276,7 +276,7 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
 def console(capsys, monkeypatch, tmp_path, tokenizer):
     """Commands that read an untrained model from any run folder."""
     translator = translation.Translator(model(max_length=32), tokenizer, widths=(8, 16))
-    opened = types.SimpleNamespace(step=7)
+    opened = mock.Mock(pretrained.Pretrained, step=7)
     monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
     monkeypatch.setattr(
         translation.Translator, "from_opened", lambda opened, **languages: translator

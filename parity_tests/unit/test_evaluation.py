@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -43,7 +44,7 @@ def _as_a_user():
 def evaluate(translator, monkeypatch, tmp_path):
     """Evaluate on these lines, with translations from a table."""
     translations = {"one two": "two one", "three": "three", "four five": "five"}
-    opened = types.SimpleNamespace(weights="last", step=7)
+    opened = mock.Mock(pretrained.Pretrained, weights="last", step=7)
     monkeypatch.setattr(pretrained, "open", lambda path, weights: opened)
     monkeypatch.setattr(
         translation.Translator, "from_opened", lambda opened, **languages: translator

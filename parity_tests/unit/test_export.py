@@ -56,20 +56,7 @@ def check(config: TransformerConfig) -> None:
     export_search(config, jt.generate.beam, beam_size=2)
 
 
-SAME_OPERATIONS = ("mbart", "pegasus", "blenderbot", "blenderbot-small")
-"""Presets whose operations are those of marian and bart, in another order."""
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.slow if "repaired" in name or name in SAME_OPERATIONS else (),
-        )
-        for name in jt.preset_names()
-    ],
-)
+@pytest.mark.parametrize("preset", jt.preset_names())
 def test_step_and_searches_are_lowered_for_every_platform(preset):
     check(helpers.tiny(preset, num_layers=1))
 

@@ -117,6 +117,19 @@ def test_the_scores_of_a_draw_are_float32_and_finite_at_any_temperature():
         assert scores[0, :2].tolist() == [0, 0] and not jnp.isnan(scores).any(), temperature
 
 
+def test_the_order_of_nearly_equal_scores_decides_no_draw():
+    """Rounding decides it, and so does the size of the batch."""
+    random_logits = np.random.default_rng(0).normal(size=(200, 13))
+    keys = jax.random.split(KEY, len(random_logits))
+    draws = []
+    for difference in (1e-9, -1e-9):
+        logits = random_logits.copy()
+        logits[:, 3] = logits[:, 7] + difference
+        scores, tokens = decoding.most_likely(jnp.asarray(logits), jnp.asarray(1.0), None, 0)
+        draws.append(decoding.categorical(keys, scores, tokens).tolist())
+    assert draws[0] == draws[1] and {3, 7} < set(draws[0])
+
+
 def test_a_nucleus_ends_with_the_token_that_reaches_it():
     logits = jnp.log2(jnp.asarray([[0.5, 0.25, 0.125, 0.125]])) * jnp.log(2.0)
     for top_p, size in ((0.5, 1), (0.75, 2)):
