@@ -120,7 +120,8 @@ def convert(prepared: Prepared) -> Outcome:
 
         assert model is not None  # a folder is no copy of a file
         state = renamed(state, model, from_torch=from_torch, to_torch=False)
-        return deployment.convert(prepared, state)
+        folder = deployment.write(prepared, state)
+        return _outcome(prepared, folder.summary, folder.loss, folder.checked, folder.sha256)
     casting = None if request.dtype is None else lazy.Cast(request.dtype)
     if casting is not None:
         state = casting.apply(state)
@@ -155,16 +156,21 @@ def convert(prepared: Prepared) -> Outcome:
         )
     dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
     numbers = sum(tensor.info.size for tensor in written.values())
-    return Outcome(
-        prepared.plan,
-        f"{source.title} -> {prepared.target}: {len(written)} tensors, {numbers:,} numbers, "
-        f"{dtypes}",
-        prepared.preset_sizes,
-        None if casting is None else casting.loss(),
-        checked,
-        sha256,
-        tuple(sorted(prepared.extra_files.files)),
-    )
+    loss = None if casting is None else casting.loss()
+    content = f"{len(written)} tensors, {numbers:,} numbers, {dtypes}"
+    summary = f"{source.title} -> {prepared.target}: {content}"
+    return _outcome(prepared, summary, loss, checked, sha256)
+
+
+def _outcome(
+    prepared: Prepared,
+    summary: str,
+    loss: tensors.CastLoss | None,
+    checked: Checked,
+    sha256: str,
+) -> Outcome:
+    files = tuple(sorted(prepared.extra_files.files))
+    return Outcome(prepared.plan, summary, prepared.preset_sizes, loss, checked, sha256, files)
 
 
 def renamed(

@@ -6,13 +6,13 @@ The whole model is in memory: these formats are written by the libraries themsel
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_transformer import state_dict, transformer
 from jax_transformer.convert import progress
 from jax_transformer.convert.checking import Checked
-from jax_transformer.convert.conversion import Outcome
 from jax_transformer.convert.ctranslate2 import folder as ctranslate2_folder
 from jax_transformer.convert.ctranslate2 import self_check, vocabulary
 from jax_transformer.convert.preparation import Prepared
@@ -20,14 +20,23 @@ from jax_transformer.convert.stablehlo import folder as stablehlo_folder
 from jax_transformer.convert.stablehlo.programs import Settings
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.storage import atomic, lazy
+from jax_transformer.storage import atomic, lazy, tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyState
 
 _NOT_RUN = Checked("not run: --no-check")
 
 
-def convert(prepared: Prepared, state: LazyState) -> Outcome:
+class Deployed(NamedTuple):
+    """A folder that was written."""
+
+    summary: str
+    loss: tensors.CastLoss | None
+    checked: Checked
+    sha256: str
+
+
+def write(prepared: Prepared, state: LazyState) -> Deployed:
     """Write the folder, check it by running it, and give it its name.
 
     Args:
@@ -39,18 +48,13 @@ def convert(prepared: Prepared, state: LazyState) -> Outcome:
     with progress.shown(state, str(prepared.target)) as shown:
         arrays = lazy.arrays(shown)
     with atomic.folder(prepared.target) as temporary:
-        write = _ctranslate2 if prepared.kind is Kind.CTRANSLATE2 else _stablehlo
-        summary, checked, sha256 = write(prepared, arrays, temporary)
+        fill = _ctranslate2 if prepared.kind is Kind.CTRANSLATE2 else _stablehlo
+        summary, checked, sha256 = fill(prepared, arrays, temporary)
         for name, content in prepared.extra_files.files.items():
             (temporary / name).write_bytes(content)
-    return Outcome(
-        prepared.plan,
-        f"{prepared.source.title} -> {prepared.target}: {summary}",
-        prepared.preset_sizes,
-        None if casting is None else casting.loss(),
-        checked,
-        sha256,
-        tuple(sorted(prepared.extra_files.files)),
+    loss = None if casting is None else casting.loss()
+    return Deployed(
+        f"{prepared.source.title} -> {prepared.target}: {summary}", loss, checked, sha256
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from jax_transformer.architectures import registry, t5x, t5x_config
 from jax_transformer.architectures.t5x import Layout
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import infer
+from jax_transformer.convert import config_file, infer
 from jax_transformer.errors import ConfigError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage.kinds import Kind
@@ -23,8 +23,6 @@ def settle(description: "ModelDescription", source: Pretrained, layout: Layout) 
     Its sizes are read from the shapes; the activation is the preset's, or ``--set activation=``.
     Raises ConfigError if neither says it, or if nothing describes the model.
     """
-    from jax_transformer.convert import preparation
-
     if (description.config is None) == (description.preset is None):
         raise ConfigError(
             f"{source.path}: no {t5x_config.CONFIG} tells mlp_activations: give --preset t5, with "
@@ -32,7 +30,7 @@ def settle(description: "ModelDescription", source: Pretrained, layout: Layout) 
         )
     if description.config is not None:
         names = t5x_config.stored_names(layout)
-        config = preparation.config_file(Path(description.config), names)
+        config = config_file.read(Path(description.config), names)
         return infer.Inferred(config.with_sizes(**description.changes), {}, {})
     preset = registry.find_preset(description.preset or "").config
     changes = dict(description.changes)

@@ -1,24 +1,31 @@
 """Prepare a conversion: the request, the source, its model, and the plan. No weights are read."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer import pretrained, pretrained_files
-from jax_transformer.architectures import huggingface_config, registry, t5x_config, tensor_names
+from jax_transformer.architectures import registry, t5x_config, tensor_names
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.t5x import Layout
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import describe_t5x, export_files, infer, planning, writing
+from jax_transformer.convert import (
+    config_file,
+    describe_t5x,
+    export_files,
+    infer,
+    planning,
+    writing,
+)
 from jax_transformer.convert.ctranslate2 import checks, folder
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import kinds, safetensors, t5x, tensors, untrusted
+from jax_transformer.storage import kinds, safetensors, t5x, tensors
 from jax_transformer.storage.kinds import DEPLOYED, Kind
 from jax_transformer.storage.run_folder import RunFolder
 
@@ -63,7 +70,7 @@ class ModelDescription:
                 shapes,
                 lambda config: _model_weights(config, architecture).shapes[names],
             )
-        config = config_file(Path(self.config or ""), source.tensors)
+        config = config_file.read(Path(self.config or ""), source.tensors)
         return infer.Inferred(config.with_sizes(**self.changes), {}, {})
 
     def torch_names(
@@ -372,18 +379,3 @@ def _model_weights(
     from jax_transformer import state_dict  # loads jax
 
     return state_dict.model_weights(config, architecture)
-
-
-def config_file(path: Path, names: Collection[str]) -> TransformerConfig:
-    """Read a config.json of this package, or of transformers for a file with these tensors."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    try:
-        data = untrusted.read_json(path)
-        if isinstance(data, dict) and kinds.is_huggingface(data):
-            return huggingface_config.from_config(data, names=names)
-        return TransformerConfig.from_json(text)
-    except ConfigError as error:
-        raise InputError(f"{path}: {error}") from None
