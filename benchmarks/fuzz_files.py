@@ -14,17 +14,16 @@ import struct
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jax_transformer.errors import InputError, UnsafeFileError
+from benchmarks import fuzzing
+from jax_transformer.errors import UnsafeFileError
 from jax_transformer.storage import pt, pt_writer, safetensors, tensors, zipped
 from parity_tests.unit import hostile, hostile_containers
 
@@ -50,28 +49,8 @@ OPCODES = (
     b"(NK\x88\x89JM\x8a\x8bGX\x8c\x8dUTCB\x8e\x96}])t\x85\x86\x87aesuhjqr\x94c\x93RbQ.\x95\x81\x92"
     b"io012P\x82\x8f\x90\x91\x97IVSgpdl\x80"
 )
-MEMORY = 4_000_000  # bytes, in addition to 100 times the file's
-SECONDS = 10.0  # with memory traced, on a busy machine
-HARMLESS = (
-    "mmap.__new__",  # of a file that was opened
-    "open",
-    "builtins.id",
-    "os.scandir",
-    "os.listdir",
-    "sys._getframe",
-    "gc.",
-    "cpython.",
-    "tempfile.",
-)
 
 Draw = random.Random
-_watching: list[bool] = []
-_seen: list[str] = []
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watching and not event.startswith(HARMLESS):
-        _seen.append(f"{event} {arguments!r}"[:200])
 
 
 def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -191,22 +170,15 @@ def changed(draw: Draw, kind: str, content: bytes, others: list[bytes]) -> bytes
     return mutated(draw, content, others)
 
 
-def judged(path: Path, kind: str) -> tuple[str, float, int]:
-    """The outcome for a file, with its seconds and bytes.
-
-    Raises AssertionError, or the reader's own exception, if that outcome is not allowed.
-    """
+def judged(path: Path, kind: str) -> fuzzing.Watched:
+    """Describe and read a file, and compare the two."""
     size = path.stat().st_size
     if kind == "index":
         size += path.with_name("good.safetensors").stat().st_size
     read, describe = (
         (pt.read, pt.describe) if kind == "pt" else (safetensors.read, safetensors.describe)
     )
-    began, outcome = time.monotonic(), "read"
-    _seen.clear()
-    _watching.append(True)
-    tracemalloc.start()
-    try:
+    with fuzzing.watched(size) as result:
         described = describe(path)
         try:
             arrays = [leaf for _, leaf in pt.leaves(read(path)) if isinstance(leaf, np.ndarray)]
@@ -226,17 +198,7 @@ def judged(path: Path, kind: str) -> tuple[str, float, int]:
         assert sum({id(array): array.nbytes for array in arrays}.values()) <= size, (
             "more numbers than the file has"
         )
-    except (InputError, UnsafeFileError) as error:
-        outcome = f"exit code {error.exit_code}"
-        assert str(error).isprintable() and len(str(error)) < 1000, "not one line"
-    finally:
-        memory = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        _watching.clear()
-    assert memory < MEMORY + 100 * size, f"{memory:,} bytes for a file of {size:,}"
-    assert time.monotonic() - began < SECONDS, f"{time.monotonic() - began:.1f} s"
-    assert not _seen, f"audit events: {_seen}"
-    return outcome, time.monotonic() - began, memory
+    return result
 
 
 def main() -> int:
@@ -256,21 +218,22 @@ def main() -> int:
     options = parser.parse_args()
     draw, outcomes, findings = Draw(options.seed), Counter[tuple[str, str]](), Counter[str]()
     slowest, most = 0.0, 0
-    sys.addaudithook(_hook)
     with tempfile.TemporaryDirectory() as name:
         folder, end = Path(name), time.monotonic() + options.seconds
         originals = list(seeds(folder))
         for kind, content in originals:
             (folder / "good").write_bytes(content)
-            assert judged(folder / "good", kind)[0] == "read", f"a valid {kind} file is refused"
+            assert judged(folder / "good", kind).outcome == "read", (
+                f"a valid {kind} file is refused"
+            )
         while time.monotonic() < end:
             kind, content = draw.choice(originals)
             path = folder / "fuzzed"
             path.write_bytes(changed(draw, kind, content, [each for _, each in originals]))
             try:
-                outcome, seconds, memory = judged(path, kind)
-                outcomes[kind, outcome] += 1
-                slowest, most = max(slowest, seconds), max(most, memory)
+                result = judged(path, kind)
+                outcomes[kind, result.outcome] += 1
+                slowest, most = max(slowest, result.seconds), max(most, result.memory)
             except Exception as error:
                 finding = f"{kind}: {type(error).__name__}: {error}"[:300]
                 if not findings[finding]:
@@ -280,11 +243,7 @@ def main() -> int:
                     )
                     print(finding, file=sys.stderr, flush=True)
                 findings[finding] += 1
-    kinds = ("pt", "safetensors", "index")
-    print("| kind | files | read | exit code 3 | exit code 4 |\n|---|---|---|---|---|")
-    for kind in kinds:
-        numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]
-        print(f"| {kind} | {sum(numbers):,} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    print(fuzzing.table(outcomes, ("pt", "safetensors", "index")))
     print(
         f"{len(findings)} findings; the slowest took {slowest:.2f} s, the largest"
         f" {most / 1e6:.1f} MB (both with memory traced)"

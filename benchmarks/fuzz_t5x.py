@@ -7,12 +7,8 @@ docs/untrusted-files.md.
 1 if anything else happened, and keeps the file that caused it.
 """
 
-import argparse
 import json
 import sys
-import tempfile
-import tracemalloc
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -23,15 +19,13 @@ from flax import serialization
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import fuzz_files
-from jax_transformer.errors import InputError, UnsafeFileError
+from benchmarks import fuzz_files, fuzzing
 from jax_transformer.storage import lazy, t5x, zarr
 
-KINDS = ("index", "zarray")
 _TEXTS = ("", ".", "..", "../up", "/etc/passwd", "gzip", "zarr", "\x1b[2J", "a" * 4000, "<f8", "|O")
 
 
-def original(folder: Path) -> dict[str, bytes]:
+def original(parent: Path) -> dict[str, Path]:
     """Write a checkpoint, and return the file of each kind."""
     draw = np.random.default_rng(0)
     arrays = {
@@ -39,11 +33,9 @@ def original(folder: Path) -> dict[str, bytes]:
         "decoder.decoder_norm.scale": draw.normal(size=7).astype(np.float64),
         "token_embedder.embedding": draw.normal(size=(3, 4)).astype(np.float16),
     }
+    folder = parent / "checkpoint_5"
     t5x.write(folder, lazy.in_memory(arrays), 5)
-    return {
-        "index": (folder / t5x.INDEX).read_bytes(),
-        "zarray": _description(folder).read_bytes(),
-    }
+    return {"index": folder / t5x.INDEX, "zarray": _description(folder)}
 
 
 def _description(folder: Path) -> Path:
@@ -83,67 +75,19 @@ def _other_value(draw: Random, tree: Any) -> Any:
     )
 
 
-def judged(folder: Path) -> str:
-    """The outcome for a checkpoint. Raises AssertionError, or the reader's own exception, if that
-    outcome is not allowed.
-    """
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    fuzz_files._seen.clear()
-    fuzz_files._watching.append(True)
-    tracemalloc.start()
-    try:
+def judged(kind: str, path: Path) -> fuzzing.Watched:
+    """Read the checkpoint that a file is of."""
+    folder = path.parent if kind == "index" else path.parent.parent
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    with fuzzing.watched(size) as result:
         for array in t5x.find(folder).arrays.values():
             assert array.read().nbytes <= zarr.RATIO * size, "more numbers than files hold"
-        outcome = "read"
-    except (InputError, UnsafeFileError) as error:
-        outcome = f"exit code {error.exit_code}"
-        assert str(error).isprintable() and len(str(error)) < 1000, "not one line"
-    finally:
-        memory = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        fuzz_files._watching.clear()
-    assert memory < fuzz_files.MEMORY, f"{memory:,} bytes for files of {size:,}"
-    assert not fuzz_files._seen, f"audit events: {fuzz_files._seen}"
-    return outcome
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=300, help="files of each kind (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the changes (%(default)s)")
-    parser.add_argument(
-        "--keep", type=Path, default=Path("runs/fuzz"), help="folder for findings (%(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    draw, outcomes, findings = Random(options.seed), Counter[tuple[str, str]](), set[str]()
-    sys.addaudithook(fuzz_files._hook)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "checkpoint_5"
-        contents = original(folder)
-        files = {"index": folder / t5x.INDEX, "zarray": _description(folder)}
-        assert judged(folder) == "read", "a valid checkpoint is refused"
-        for kind in KINDS:
-            for number in range(options.count):
-                content = changed(draw, kind, contents[kind], list(contents.values()))
-                files[kind].write_bytes(content)
-                try:
-                    outcomes[kind, judged(folder)] += 1
-                except Exception as error:
-                    finding = f"{kind}: {type(error).__name__}: {error}"[:300]
-                    if finding not in findings:
-                        findings.add(finding)
-                        options.keep.mkdir(parents=True, exist_ok=True)
-                        (options.keep / f"{options.seed}-{number}.{kind}").write_bytes(content)
-                        print(finding, file=sys.stderr, flush=True)
-            files[kind].write_bytes(contents[kind])
-    print("| kind | files | read | exit code 3 | exit code 4 |\n|---|---|---|---|---|")
-    for kind in KINDS:
-        numbers = [outcomes[kind, outcome] for outcome in ("read", "exit code 3", "exit code 4")]
-        print(f"| {kind} | {sum(numbers):,} | {' | '.join(f'{number:,}' for number in numbers)} |")
-    print(f"{len(findings)} findings")
-    return 1 if findings else 0
+    options = fuzzing.options(__doc__, arguments)
+    return fuzzing.count(options, original, changed, judged)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,27 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_transformer.architectures import huggingface_config, huggingface_state, t5x_config
+from jax_transformer.architectures import (
+    huggingface_config,
+    huggingface_state,
+    marian_npz,
+    t5x_config,
+)
 from jax_transformer.architectures import t5x as t5x_names
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, checkpoint_stream, kinds, lazy, pt, safetensors, t5x
+from jax_transformer.storage import (
+    checkpoint,
+    checkpoint_stream,
+    kinds,
+    lazy,
+    pt,
+    safetensors,
+    t5x,
+)
 from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import marian as marian_files
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyState, LazyTensor
@@ -76,6 +90,8 @@ class StoredWeights:
     """Those of ``tensors`` that are not stored, but copies of others or computed."""
     t5x: t5x_names.Layout | None = None
     """The layout of a checkpoint of T5X."""
+    marian: marian_files.Model | None = None
+    """The files of a model of Marian."""
 
     def read(self) -> dict[str, np.ndarray]:
         """Read all tensors into memory; names that are tied have one array."""
@@ -89,7 +105,7 @@ class StoredWeights:
         if changes == NameChanges():
             return self
         if not self.kind.is_file:
-            source = "transformers" if self.kind is Kind.HUGGINGFACE else "this project"
+            source = "transformers" if self.kind.has_torch_names else "this project"
             raise ConfigError(f"{changes}: {self.path} has the names of {source}")
         changed = changes.apply(self.tensors)
 
@@ -129,6 +145,8 @@ def find(
         raise ConfigError(f"--param-scan-axis {scan_axis}: {path} is no checkpoint of T5X")
     if kind is Kind.T5X:
         return _t5x(path, scan_axis)
+    if kind is Kind.MARIAN:
+        return of_marian(marian_files.find(path))
     if kind is Kind.RUN:
         return _run(path, weights)
     if kind is Kind.STEP:
@@ -291,6 +309,40 @@ def _pt(path: Path, key: str | None) -> StoredWeights:
         files=(path,),
         ties=state.ties,
         dropped=state.others,
+    )
+
+
+def of_marian(model: marian_files.Model, *, for_transformers: bool = False) -> StoredWeights:
+    """A model of Marian under transformers' names, with the row of zeros for padding.
+
+    With ``for_transformers``, its configuration has the positions and norms that transformers
+    computes, and not Marian's.
+    """
+    try:
+        config = marian_npz.configuration(model.options)
+        weights = marian_npz.state(model.arrays, config)
+        config = replace(config, eos_id=marian_files.end_id(model))
+    except InputError as error:
+        named = InputError(f"{model.path}: {error}")
+        named.details = error.details
+        raise named from None
+    if for_transformers:
+        config = marian_npz.as_transformers_computes(config)
+    tensors = huggingface_state.complete(
+        {name: tensor.info for name, tensor in weights.items()}, config
+    )
+    added = {name: huggingface_state.why_completed(name, config) for name in tensors}
+    return StoredWeights(
+        Kind.MARIAN,
+        model.path,
+        str(model.path),
+        tensors,
+        lambda: huggingface_state.complete(weights, config),
+        config,
+        weights=model.path.name,
+        files=model.files,
+        derived=tuple(Note(name, why) for name, why in added.items() if name not in weights),
+        marian=model,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint, kinds, read_back, safetensors, t5x
+from jax_transformer.storage import checkpoint, kinds, marian, npz, read_back, safetensors, t5x
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
@@ -83,6 +83,8 @@ def inspect(path: str | Path) -> Contents:
         return _huggingface(path)
     if kind is Kind.T5X:
         return _t5x(path)
+    if kind is Kind.MARIAN:
+        return _marian(path)
     if kind.is_file:
         files = dict.fromkeys([path, *safetensors.files(path)])
         return Contents(
@@ -148,6 +150,15 @@ def _t5x(path: Path) -> Contents:
         [],
         {t5x.INDEX: checkpoint.sha256(path / t5x.INDEX)} | hashes,
     )
+
+
+def _marian(path: Path) -> Contents:
+    model = marian.find(path)
+    hashes = {file.name: checkpoint.sha256(file) for file in model.files}
+    hashes[model.path.name] = npz.verify(model.path)
+    infos = {name: array.info for name, array in model.arrays.items()}
+    title = str(model.path)
+    return Contents(title, Kind.MARIAN.value, infos, dict(model.options), [], hashes)
 
 
 def _checkpoint(path: Path, kind: Kind) -> Contents:

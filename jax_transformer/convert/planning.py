@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures import t5x
 from jax_transformer.architectures.t5x import Layout
-from jax_transformer.convert import describe_t5x, export_files
+from jax_transformer.convert import describe_marian, describe_t5x, export_files
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import DEPLOYED, Kind
@@ -121,6 +121,9 @@ def plan(
         Plan(source.title, destination, moves, derived, dropped, ties), source.derived
     )
     planned = _with_names_of_t5x(planned, source, kind, model, layout)
+    if source.marian is not None:
+        notes = describe_marian.notes(source, source.marian, kind)
+        planned = replace(planned, dropped=planned.dropped + notes)
     if kind is not Kind.HUGGINGFACE or model is None:
         return planned
     planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))

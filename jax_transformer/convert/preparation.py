@@ -13,6 +13,7 @@ from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import (
     config_file,
+    describe_marian,
     describe_t5x,
     export_files,
     infer,
@@ -206,6 +207,7 @@ def prepare(request: Request) -> Prepared:
         _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
+    source = describe_marian.as_for(source, kind)
     own_config = _own_config(request, source, target, kind)
     source, prefix = _named(request, source, own_config, kind)
     settled = _settle(request, source, own_config, kind)
@@ -263,6 +265,8 @@ def _files(
     """Return the files that go into a folder with the weights."""
     if layout is not None and model is not None:
         return {t5x.CONFIG: t5x_config.to_gin(model.config, layout).encode()}
+    if source.marian is not None:
+        return describe_marian.files(source, source.marian, kind, target, request.dtype)
     if kind is Kind.HUGGINGFACE and model is not None:
         return export_files.for_huggingface(
             source, model.config, target.absolute().name, request.dtype

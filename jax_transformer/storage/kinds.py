@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError, nearest
-from jax_transformer.storage import atomic, checkpoint, huggingface, t5x, untrusted
+from jax_transformer.storage import (
+    atomic,
+    checkpoint,
+    huggingface,
+    marian,
+    npz,
+    t5x,
+    untrusted,
+)
 
 HUB = "hf:"
 # A letter, digit, underscore, dot or dash; the hub's own rule for names
@@ -36,6 +44,7 @@ class Kind(enum.Enum):
     STEP = "checkpoint"
     HUGGINGFACE = "Hugging Face folder"
     T5X = "checkpoint of T5X"
+    MARIAN = "model of Marian"  # read, never written
     # Written, never read
     CTRANSLATE2 = "CTranslate2 folder"
     STABLEHLO = "StableHLO folder"
@@ -48,9 +57,9 @@ class Kind(enum.Enum):
     @property
     def has_torch_names(self) -> bool:
         """True if the weights have PyTorch's names; those of a run have this project's, and those
-        of a checkpoint of T5X are read under them.
+        of a checkpoint of T5X are read under them. A model of Marian is read under transformers'.
         """
-        return self.is_file or self is Kind.HUGGINGFACE
+        return self.is_file or self in (Kind.HUGGINGFACE, Kind.MARIAN)
 
 
 DEPLOYED = (Kind.CTRANSLATE2, Kind.STABLEHLO)
@@ -79,6 +88,8 @@ def of(path: Path) -> Kind:
             start = file.read(16)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if npz.is_npz(path):
+        return Kind.MARIAN
     if start[:4] == _ZIP or start[:2] in _PICKLES:  # a bare pickle is refused by its reader
         return Kind.PT
     if untrusted.is_index(path):
@@ -102,10 +113,12 @@ def _of_folder(path: Path) -> Kind:
             return Kind.HUGGINGFACE
         if "d_model" in config:  # of a run that has no checkpoint yet
             return Kind.RUN
+    if marian.weights(path):
+        return Kind.MARIAN
     raise InputError(
         f"{path}: neither a run folder ({CONFIG} and checkpoints/), nor one checkpoint of a run "
         f"({checkpoint.MANIFEST}), nor a Hugging Face folder ({CONFIG} with model_type), nor a "
-        f"checkpoint of T5X ({t5x.INDEX}){_checkpoint_hint(path)}"
+        f"checkpoint of T5X ({t5x.INDEX}), nor a model of Marian (*.npz){_checkpoint_hint(path)}"
     )
 
 

@@ -28,6 +28,16 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{path}: cannot be read: permission denied")
 
 
+def read_bytes(path: Path, longest: int) -> bytes:
+    """Read a file. Raises UnsafeFileError if it has more than ``longest`` bytes."""
+    check_readable(path)
+    size = path.stat().st_size
+    if size > longest:
+        raise UnsafeFileError(f"{path}: refused: {size:,} bytes, more than {longest:,}")
+    with open(path, "rb") as file:
+        return file.read(size)
+
+
 def shown(value: Any, longest: int = 80) -> str:
     """A value from a file as one line of printable ASCII, cut after ``longest`` characters."""
     text = ascii(value[: longest + 1] if isinstance(value, str | bytes) else value)

@@ -80,10 +80,12 @@ def starts(path: str | Path) -> dict[str, int]:
 class Archive:
     """A zip file open for reading; ``members`` by name. Raises InputError if it is damaged,
     UnsafeFileError if it could be read in two ways.
+
+    Colons may be in the names of an archive that is ``not_for_disk``: no member becomes a file.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, not_for_disk: bool = False):
+        self.path, self._signs = Path(path), "\\" if not_for_disk else "\\:"
         untrusted.check_readable(self.path)
         self._file = open(self.path, "rb")  # noqa: SIM115 (close() is __exit__'s)
         try:
@@ -226,7 +228,7 @@ class Archive:
                 )
             if method or packed != size:
                 raise self._unsafe(
-                    f"{untrusted.shown(name)} is compressed, which PyTorch never does"
+                    f"{untrusted.shown(name)} is compressed, which neither PyTorch nor Marian does"
                 )
             if disk:
                 raise self._damaged("it is one of several parts")
@@ -247,7 +249,7 @@ class Archive:
         parts = name.split("/")
         if (
             any(part in ("", ".", "..") for part in parts)
-            or any(sign in name for sign in "\\:")
+            or any(sign in name for sign in self._signs)
             or not name.isprintable()
         ):
             raise self._unsafe(f"{untrusted.shown(name)} is no plain name")

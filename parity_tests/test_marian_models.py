@@ -1,0 +1,159 @@
+"""Models of Marian: to run folders against Marian's arithmetic, to Hugging Face folders against
+transformers.
+"""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import jax_transformer as jt
+from jax_transformer import cli
+from parity_tests import marian_files, tokenizer_models
+from parity_tests.bounds import BOUNDS
+from parity_tests.huggingface import in_float64
+
+__all__ = ["in_float64"]
+
+BOUND = BOUNDS["float64"]["logits"]
+SQUARE = {"dim_vocabs": [8, 8], "dim_emb": 8, "transformer_dim_ffn": 8, "transformer_heads": 2}
+SEPARATE = {"tied_embeddings_all": "false", "dim_vocabs": [11, 9]}
+CASES = {
+    "OPUS-MT": marian_files.options(),
+    "square": marian_files.options(**SQUARE, enc_depth=2),
+    "pre-norm, relu": marian_files.options(
+        transformer_ffn_activation="relu", enc_depth=2, **{**marian_files.PRE_NORM}
+    ),
+    "norms of embeddings, narrow decoder": marian_files.options(
+        transformer_postprocess_emb="nd", transformer_decoder_dim_ffn=4
+    ),
+    "two vocabularies": marian_files.options(**SEPARATE),
+    "two vocabularies, tied output": marian_files.options(**SEPARATE, tied_embeddings="true"),
+    "one embedding, another output": marian_files.options(
+        tied_embeddings_all="false", tied_embeddings_src="true", output_omit_bias="true"
+    ),
+}
+FAST = ("OPUS-MT", "pre-norm, relu", "two vocabularies, tied output")
+LENGTHS = [7, 4, 1]
+
+
+def batch(chosen: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """A source (3, 7), padded after ``LENGTHS``, and a target (3, 4)."""
+    draw = np.random.default_rng(1)
+    source_size, target_size = chosen["dim-vocabs"]
+    source = draw.integers(0, source_size, (3, 7))
+    for row, length in enumerate(LENGTHS):
+        source[row, length:] = source_size
+    return source, draw.integers(1, target_size, (3, 4))
+
+
+def convert(*arguments: object) -> None:
+    assert cli.main(["convert", *map(str, arguments), "--no-check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_a_run_computes_what_marian_computes(name, tmp_path, in_float64):
+    chosen = CASES[name]
+    arrays = marian_files.weights(chosen)
+    path = tmp_path / "model.npz"
+    path.write_bytes(marian_files.model(arrays, chosen, "<f8"))
+    convert(path, tmp_path / "run")
+    model, _ = jt.load(tmp_path / "run")
+    source, target = batch(chosen)
+    start = chosen["dim-vocabs"][1]
+    begun = np.pad(target, ((0, 0), (1, 0)), constant_values=start)
+    actual = np.asarray(jax.jit(model)(source, begun))
+    expected = marian_files.Reference(arrays, chosen).logits(source, LENGTHS, target)
+    assert np.abs(actual[..., :start] - expected).max() <= BOUND * np.abs(expected).max()
+    assert not np.asarray(actual[..., start]).any(), "padding has a score"
+    other = marian_files.Reference(arrays, chosen, transformers=True)
+    assert np.abs(other.logits(source, LENGTHS, target) - expected).max() > 1e-3
+
+
+def transformers_model(folder) -> Any:
+    return transformers.MarianMTModel.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.mark.parametrize("name", ["square", pytest.param("OPUS-MT", marks=pytest.mark.slow)])
+def test_transformers_computes_the_same_with_its_positions_and_norms(name, tmp_path, in_float64):
+    chosen = CASES[name]
+    arrays = marian_files.weights(chosen)
+    path = tmp_path / "model.npz"
+    path.write_bytes(marian_files.model(arrays, chosen, "<f8"))
+    convert(path, tmp_path / "hf", "--to", "hf")
+    source, target = batch(chosen)
+    start = chosen["dim-vocabs"][1]
+    begun = np.pad(target, ((0, 0), (1, 0)), constant_values=start)
+    ids = torch.from_numpy(source)
+    with torch.no_grad():
+        theirs = transformers_model(tmp_path / "hf")(
+            ids, attention_mask=ids != start, decoder_input_ids=torch.from_numpy(begun)
+        ).logits.numpy()
+    reference = marian_files.Reference(arrays, chosen, transformers=True)
+    expected = reference.logits(source, LENGTHS, target)
+    assert np.abs(theirs[..., :start] - expected).max() <= BOUND * np.abs(expected).max()
+    model, _ = jt.load(tmp_path / "hf")
+    assert (
+        np.abs(np.asarray(jax.jit(model)(source, begun)) - theirs).max()
+        <= BOUND * np.abs(theirs).max()
+    )
+
+
+@pytest.fixture(scope="module")
+def opus(tmp_path_factory):
+    """A folder as OPUS-MT publishes it, with SentencePiece models, and its vocabulary."""
+    files = tokenizer_models.marian()
+    ids = {token: i for token, i in files["vocab.json"].items() if token != "<pad>"}
+    chosen = marian_files.options(dim_vocabs=[len(ids)] * 2, dec_depth=1)
+    content = marian_files.model(marian_files.weights(chosen), chosen)
+    folder = tmp_path_factory.mktemp("opus") / "en-fr"
+    marian_files.opus(folder, content, ids, source=files["source.spm"], target=files["target.spm"])
+    return folder, ids
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_an_opus_folder_becomes_what_transformers_loads(opus, tmp_path):
+    folder, ids = opus
+    convert(folder, tmp_path / "hf", "--to", "hf")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / "hf")
+    assert {token: tokenizer.convert_tokens_to_ids(token) for token in ids} == ids
+    settings = json.loads((tmp_path / "hf/generation_config.json").read_text())
+    assert settings["num_beams"] == 6 and settings["length_penalty"] == 1.0
+    assert settings["bad_words_ids"] == [[len(ids)], [ids["<unk>"]]]
+    line = "the quick brown fox"
+    _, ours = jt.load(tmp_path / "hf")
+    assert [*ours.encode(line), *ours.suffix] == tokenizer(line).input_ids
+    model = transformers_model(tmp_path / "hf").float()
+    generated = model.generate(**tokenizer([line], return_tensors="pt"), max_new_tokens=9)
+    translated = jt.Translator.load(str(tmp_path / "hf"))([line], max_new_tokens=9)
+    assert translated == tokenizer.batch_decode(generated, skip_special_tokens=True)
+
+
+def test_a_run_of_an_opus_folder_translates_greedily_as_marian(opus, tmp_path):
+    folder, ids = opus
+    convert(folder, tmp_path / "run", "--dtype", "float64")
+    translator = jt.Translator.load(str(tmp_path / "run"))
+    lines = ["the quick brown fox jumps", "dog"]
+    tokenizer = translator.tokenizer
+    encoded = [[*tokenizer.encode(line), *tokenizer.suffix] for line in lines]
+    longest = max(map(len, encoded))
+    source = np.array([[*line, *[len(ids)] * (longest - len(line))] for line in encoded])
+    chosen = marian_files.options(dim_vocabs=[len(ids)] * 2, dec_depth=1)
+    arrays = {
+        name: array.astype(np.float32).astype(np.float64)
+        for name, array in marian_files.weights(chosen).items()
+    }
+    arrays["decoder_ff_logit_out_b"][0, ids["<unk>"]] = -1e9  # without --allow-unk
+    words = marian_files.Reference(arrays, chosen).greedy(source, [*map(len, encoded)], 6)
+    expected = [[*line[: [*line, 0].index(0)]] for line in words.tolist()]
+    translated = translator(lines, num_beams=1, max_new_tokens=6)
+    assert translated == [tokenizer.decode(line) for line in expected]
+    assert any(expected)

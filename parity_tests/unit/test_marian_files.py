@@ -1,0 +1,247 @@
+"""Files of Marian: what is read, named and refused, without PyTorch."""
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_transformer import cli, pretrained
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.storage import marian, npz, yaml_data
+from parity_tests import marian_files
+
+WORDS = ["</s>", "<unk>", "no", "▁the", "'", '"', ":", "#", "1", "~", "null"]
+IDS = {word: number for number, word in enumerate(WORDS)}
+
+
+def content(**changes: Any) -> bytes:
+    chosen = marian_files.options(dec_depth=1)
+    return marian_files.model(marian_files.weights(chosen), chosen | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return marian_files.opus(tmp_path / "en-fr", content(), IDS)
+
+
+def test_arrays_of_cnpy_and_of_numpy_are_read_bit_for_bit(tmp_path):
+    draw = np.random.default_rng(0)
+    arrays = {
+        "special:a": draw.normal(size=(3, 5)).astype(np.float32),
+        "b": draw.normal(size=7).astype(np.float16),
+        "c": np.arange(6, dtype=np.int8),
+        "empty": np.zeros((0, 2)),
+    }
+    members = {f"{name}.npy": marian_files.npy(array) for name, array in arrays.items()}
+    (tmp_path / "cnpy.npz").write_bytes(marian_files.npz(members))
+    np.savez(tmp_path / "numpy.npz", scalar=np.float32(3), **arrays)
+    for name in ("cnpy.npz", "numpy.npz"):
+        for key, tensor in npz.scan(tmp_path / name).items():
+            expected = arrays.get(key, np.float32(3))
+            read = tensor.read()
+            assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
+            assert read.tobytes() == expected.tobytes()
+
+
+def test_a_model_is_recognised_and_described(folder, capsys):
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["kind"] == "model of Marian"
+    assert described["tensors"]["Wemb"]["shape"] == [11, 6]
+    assert described["values"]["transformer-ffn-activation"] == "swish"
+    assert len(described["sha256"]) == 2
+
+
+def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
+    opened = pretrained.open(folder)
+    assert opened.marian is not None and opened.config is not None
+    assert [marian.read_vocabulary(path) for path in opened.marian.vocabularies] == [IDS, IDS]
+    assert (opened.config.bos_id, opened.config.eos_id) == (11, 0)
+    table = opened.read()["model.shared.weight"]
+    assert table.shape == (12, 6) and not table[11].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"type": "s2s"}, "type='s2s'"),
+        ({"type": "amun"}, "type='amun'"),
+        ({"transformer-decoder-autoreg": "average-attention"}, "transformer-decoder-autoreg"),
+        ({"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg='rnn'"),
+        ({"transformer-tied-layers": ["1", "1"]}, "transformer-tied-layers"),
+        ({"transformer-train-position-embeddings": "true"}, "transformer-train-position-embedd"),
+        ({"transformer-attention-mask": "alibi"}, "transformer-attention-mask='alibi'"),
+        ({"transformer-ffn-depth": "3"}, "transformer-ffn-depth='3'"),
+        ({"transformer-postprocess": "dhn"}, "transformer-postprocess='dhn'"),
+        ({"transformer-postprocess": "dar"}, "transformer-postprocess='dar'"),
+        ({"transformer-preprocess": "n"}, "transformer-postprocess='dan'"),
+        ({"lemma-dim-emb": "5"}, "lemma-dim-emb='5'"),
+        ({"right-left": "true"}, "right-left='true'"),
+        ({"input-types": ["class", "sequence"]}, "input-types"),
+        ({"dim-vocabs": [11, 11, 11]}, "a model of two vocabularies"),
+        ({"transformer-gates": "7"}, "unknown option 'transformer-gates'"),
+        ({"transformer-heads": "4"}, "d_model=6 is not divisible by num_heads=4"),
+        ({"dim-emb": "12"}, "mis-shaped"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_name(changes, message, tmp_path, capsys):
+    path = tmp_path / "model.npz"
+    path.write_bytes(content(**changes))
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error and not (tmp_path / "run").exists()
+
+
+def test_missing_and_unexpected_arrays_are_named(tmp_path, capsys):
+    chosen = marian_files.options()
+    arrays = marian_files.weights(chosen)
+    arrays["Wpos"] = arrays.pop("encoder_l1_self_Wq")
+    (tmp_path / "model.npz").write_bytes(marian_files.model(arrays, chosen))
+    assert cli.main(["convert", str(tmp_path / "model.npz"), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert "missing encoder_l1_self_Wq" in error and "unexpected Wpos" in error
+
+
+def test_a_run_is_no_model_of_transformers(folder, tmp_path, capsys):
+    """What transformers cannot compute is not written for it from a run."""
+    assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--to", "hf"]) == 2
+    error = capsys.readouterr().err
+    assert "norm_epsilon=1e-06" in error and "sinusoids" in error
+
+
+def test_folders_of_several_models_need_a_choice(folder, capsys):
+    (folder / "decoder.yml").write_text("models: [a.npz, b.npz]\n")
+    assert cli.main(["inspect", str(folder)]) == 3
+    assert "an ensemble" in capsys.readouterr().err
+    (folder / "decoder.yml").unlink()
+    (folder / "other.npz").write_bytes(content())
+    (folder / "other.npz.optimizer.npz").write_bytes(b"")
+    assert cli.main(["inspect", str(folder)]) == 3
+    assert "has 2 models" in capsys.readouterr().err
+    assert cli.main(["inspect", str(folder / "other.npz")]) == 0
+
+
+# Hostile files
+
+
+def header(text: str, numbers: bytes = b"") -> bytes:
+    raw = f"{text}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(raw).to_bytes(2, "little") + raw + numbers
+
+
+def saved(save: Any, **arrays: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+def deflated() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.npy", marian_files.npy(np.zeros(1_000_000, np.float32)))
+    return file.getvalue()
+
+
+NPY = "{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}"
+HOSTILE = {
+    "objects": (saved(np.savez, a=np.array([{}], object)), UnsafeFileError, "Python objects"),
+    "compressed": (saved(np.savez_compressed, a=np.zeros(9)), UnsafeFileError, "compressed"),
+    "bomb": (deflated(), UnsafeFileError, "compressed"),
+    "too large": (
+        marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(4294967296, 9)"))}),
+        UnsafeFileError,
+        "declares 154,618,822,656 bytes, and has 0",
+    ),
+    "by columns": (
+        marian_files.npz({"a.npy": header(NPY.format("<f4", True, "(1, 1)"), bytes(4))}),
+        InputError,
+        "column by column",
+    ),
+    "other byte order": (
+        marian_files.npz({"a.npy": header(NPY.format(">f4", False, "(1,)"), bytes(4))}),
+        InputError,
+        "dtype '>f4'",
+    ),
+    "a program": (
+        marian_files.npz({"a.npy": header("{'descr': __import__('os').system('id')}")}),
+        InputError,
+        "has the header",
+    ),
+    "no array": (marian_files.npz({"a.npy": b"\x80\x04]."}), InputError, "does not begin"),
+    "other member": (
+        marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
+        InputError,
+        "no array",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_npz_files_are_refused(name, tmp_path):
+    file, error, message = HOSTILE[name]
+    (tmp_path / "model.npz").write_bytes(file)
+    with pytest.raises(error, match="model.npz.*" + message.replace("(", "\\(")):
+        npz.scan(tmp_path / "model.npz")
+
+
+def test_a_flipped_bit_is_seen(tmp_path):
+    file = bytearray(content())
+    file[len(file) // 3] ^= 1
+    (tmp_path / "model.npz").write_bytes(file)
+    with pytest.raises(InputError, match="is damaged"):
+        pretrained.open(tmp_path / "model.npz").read()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("a: !!python/object/apply:os.system [id]", UnsafeFileError, "line 1: refused: the tag"),
+        ("a: &x [b]\nc: *x", UnsafeFileError, "line 1: refused: an anchor"),
+        ("a: 1\na: 2", UnsafeFileError, "the key 'a' appears twice"),
+        ("[" * 3000, UnsafeFileError, "more than 20 deep"),
+        ("a: [b", InputError, "not readable YAML .line 2"),
+        ("--- a\n--- b", InputError, "2 YAML documents"),
+        ("? [a]\n: b", InputError, "a key that is no text"),
+        ("", InputError, "0 YAML documents"),
+    ],
+)
+def test_hostile_yaml_is_refused(text, error, message):
+    with pytest.raises(error, match=message):
+        yaml_data.parse("some.yml", text.encode())
+
+
+def test_yaml_stays_text():
+    text = b'a: no\nb: [1, 0x10, ~, "\\u20ac"]\n"</s>": {null: 1.0}\n'
+    expected = {"a": "no", "b": ["1", "0x10", "~", "€"], "</s>": {"null": "1.0"}}
+    assert yaml_data.parse("some.yml", text) == expected
+
+
+@pytest.mark.parametrize("named", ["..", "a" * 300, '"\\x1b[2J"'])
+def test_names_in_decoder_yml_are_plain_names(named, folder):
+    (folder / "decoder.yml").write_text(f"models: [{named}]\nvocabs: [a, b]\n")
+    with pytest.raises(UnsafeFileError, match="is no name of a file"):
+        marian.find(folder)
+
+
+def test_other_folders_are_not_read(folder):
+    (folder.parent / "secret.yml").write_text("a: 1\n")
+    (folder / "decoder.yml").write_text("vocabs: [../secret.yml, ../secret.yml]\n")
+    with pytest.raises(InputError, match=r"en-fr.secret\.yml: missing"):
+        marian.find(folder)
+
+
+def test_the_fuzz_command_finds_nothing_and_reports_a_careless_reader(
+    tmp_path, monkeypatch, capsys
+):
+    from benchmarks import fuzz_marian
+
+    arguments = ["--seed", "3", "--keep", str(tmp_path / "kept")]
+    assert fuzz_marian.main([*arguments, "--count", "2"]) == 0
+    monkeypatch.setattr(marian, "_id", lambda path, token, value: int(value))
+    assert fuzz_marian.main([*arguments, "--count", "6"]) == 1
+    assert "ValueError" in capsys.readouterr().err and (tmp_path / "kept").exists()
