@@ -233,6 +233,9 @@ def state(arrays: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]
 
     Raises InputError naming every array that is missing, unexpected or mis-shaped.
     """
+    layers = config.encoder.layers + config.decoder.layers
+    if layers > len(arrays):
+        raise InputError(f"enc-depth and dec-depth are {layers:,}, of {len(arrays):,} arrays")
     rows = list(_rows(config, "decoder_ff_logit_out_b" in arrays))
     infos = {name: array.info for name, array in arrays.items()}
     tensors.refuse(tensors.problems(infos, {row.stored: row.shape for row in rows}))

@@ -85,6 +85,7 @@ def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
         ({"dim-vocabs": [11, 11, 11]}, "a model of two vocabularies"),
         ({"transformer-gates": "7"}, "unknown option 'transformer-gates'"),
         ({"transformer-heads": "4"}, "d_model=6 is not divisible by num_heads=4"),
+        ({"enc-depth": "999999999"}, "enc-depth and dec-depth are 1,000,000,000, of 44 arrays"),
         ({"dim-emb": "12"}, "mis-shaped"),
     ],
 )
