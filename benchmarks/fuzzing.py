@@ -38,7 +38,7 @@ _events: list[str] | None = None
 
 @dataclass
 class Watched:
-    """What a reader did with a file."""
+    """The outcome of a reader, with its time and memory."""
 
     outcome: str = "read"
     seconds: float = 0.0

@@ -331,7 +331,11 @@ def of_marian(model: marian_files.Model, *, for_transformers: bool = False) -> S
     tensors = huggingface_state.complete(
         {name: tensor.info for name, tensor in weights.items()}, config
     )
-    added = {name: huggingface_state.why_completed(name, config) for name in tensors}
+    derived = tuple(
+        Note(name, huggingface_state.why_completed(name, config))
+        for name in tensors
+        if name not in weights
+    )
     return StoredWeights(
         Kind.MARIAN,
         model.path,
@@ -341,7 +345,7 @@ def of_marian(model: marian_files.Model, *, for_transformers: bool = False) -> S
         config,
         weights=model.path.name,
         files=model.files,
-        derived=tuple(Note(name, why) for name, why in added.items() if name not in weights),
+        derived=derived,
         marian=model,
     )
 
