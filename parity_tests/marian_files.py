@@ -171,7 +171,7 @@ def opus(folder: Path, content: bytes, vocabulary: Mapping[str, int], **files: b
 
 
 class Reference:
-    """What Marian computes, or what transformers' ``marian`` computes with its weights."""
+    """Marian's arithmetic, or that of transformers' ``marian`` with the same weights."""
 
     def __init__(self, arrays: Arrays, chosen: Mapping[str, Any], *, transformers: bool = False):
         self.arrays, self.options = arrays, chosen

@@ -38,7 +38,7 @@ from jax_transformer.storage.untrusted import shown
 LONGEST = 1024
 """The longest line in tokens: Marian computes positions without an end."""
 _DROPOUT = 0.1
-"""Of training, which a model does not name."""
+"""The rate in training, which no model names."""
 _ACTIVATIONS = {"relu": Activation.RELU, "swish": Activation.SILU, "gelu": Activation.GELU}
 _READ = frozenset(
     """dim-vocabs dim-emb enc-depth dec-depth transformer-heads transformer-dim-ffn

@@ -93,11 +93,11 @@ def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
         path = _in(folder, named[0])
         if path.is_file():
             return path
-    found = weights(folder)
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found[:8])
-        raise InputError(f"{folder}: has {len(found)} models ({names}): give one file of weights")
-    return found[0]
+    paths = weights(folder)
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths[:8])
+        raise InputError(f"{folder}: has {len(paths)} models ({names}): give one file of weights")
+    return paths[0]
 
 
 def _in(folder: Path, named: str) -> Path:
@@ -144,7 +144,7 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]
         return tuple(paths)
     sides = [sorted(folder.glob(f"*{side}.vocab.yml")) for side in ("src", "trg")]
     shared = sorted(folder.glob("*vocab.yml"))
-    if all(len(found) == 1 for found in sides):
+    if all(len(paths) == 1 for paths in sides):
         return sides[0][0], sides[1][0]
     return (shared[0], shared[0]) if len(shared) == 1 else ()
 

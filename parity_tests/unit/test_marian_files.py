@@ -108,7 +108,7 @@ def test_missing_and_unexpected_arrays_are_named(tmp_path, capsys):
 
 
 def test_a_run_is_no_model_of_transformers(folder, tmp_path, capsys):
-    """What transformers cannot compute is not written for it from a run."""
+    """No folder is written for a class that computes something else."""
     assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 0
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "hf"), "--to", "hf"]) == 2
     error = capsys.readouterr().err
