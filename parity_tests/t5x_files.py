@@ -36,9 +36,14 @@ class Sizes:
     scalable: bool = False
     """The network of ``scalable_t5``; otherwise that of ``t5``."""
     scan_axis: int | None = None
+    vocabulary: str = "cc_all.32000.100extra"
+    """The folder of the SentencePiece model; mT5's is ``mc4.250000.100extra``."""
 
     def gin(self) -> str:
         return (
+            "# Parameters for seqio.SentencePieceVocabulary:\n"
+            "seqio.SentencePieceVocabulary.sentencepiece_model_file = \\\n"
+            f"    'gs://t5-data/vocabs/{self.vocabulary}/sentencepiece.model'\n"
             "# Parameters for network.T5Config:\n"
             "# ====================================\n"
             f"network.T5Config.mlp_activations = {self.activations!r}\n"

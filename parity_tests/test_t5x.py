@@ -22,6 +22,8 @@ CASES = {
     "t5 1.0": Sizes(),
     "t5 1.1": Sizes(**GATED),
     "t5 1.1 square": Sizes(**GATED | SQUARE),
+    "t5 of Flan": Sizes(**GATED, emb=16, heads=3, head_dim=4, mlp=32, encoder=2, decoder=2),
+    "mt5": Sizes(**GATED, vocab=41, heads=2, vocabulary="mc4.250000.100extra"),
     "umt5": Sizes(**GATED, scalable=True),
     "umt5 scanned": Sizes(**GATED, scalable=True, scan_axis=1),
     "umt5 scanned in axis 0, tied, square": Sizes(
@@ -76,6 +78,8 @@ def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     folder = t5x_files.write(tmp_path / "model/checkpoint_7", weights)
     (tmp_path / "model/config.gin").write_text(sizes.gin())
     assert convert(folder, tmp_path / "hf", "--to", "hf") == 0
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["model_type"] == name.split()[0]
     source, target = batch(sizes)
     expected = t5x_files.logits(sizes, weights, source, target)
     if sizes.scalable and not sizes.via_embedding:

@@ -21,7 +21,7 @@ from jax_transformer.weights.stacked import Layer, StackRule
 FAMILIES = ("t5", "mt5", "umt5")
 SCAN_AXIS = 1
 """T5X's default of ``param_scan_axis``."""
-_SCAN_AXES = (1, 0, -1, -2)
+_SCAN_AXES = (1, 0, -1, -2)  # all that the stacked scales of the norms, with two axes, have
 _BRANCHES = {
     "encoder": (
         ("pre_attention_layer_norm", "attention", Part.SELF),
@@ -192,7 +192,8 @@ def find(infos: Mapping[str, TensorInfo], scan_axis: int | None = None) -> Layou
         raise InputError(
             "the layers may be axis "
             f"{' or '.join(str(axis) for axis, _ in fitting)} of the arrays that hold all of a "
-            f"stack: --param-scan-axis says which (T5X's default is {SCAN_AXIS})"
+            f"stack: --param-scan-axis, in Python scan_axis=, says which (T5X's default is "
+            f"{SCAN_AXIS})"
         )
     return next(iter(layouts.values()))
 

@@ -237,6 +237,7 @@ def load(
     ignore: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
     architecture: Architecture | str | None = None,
+    scan_axis: int | None = None,
     **sizes: Any,
 ) -> Any:
     """Load the ``Transformer`` at ``path``.
@@ -259,6 +260,7 @@ def load(
         rename: new names by old ones, or by the words before a dot of old ones.
         architecture: the architecture whose names the PyTorch weights have, or its registered
             name; that of the configuration if None.
+        scan_axis: T5X's ``param_scan_axis``, if the shapes of a checkpoint fit several.
 
     Raises:
         ConfigError: neither a configuration nor a preset describes the model, or both do.
@@ -268,7 +270,7 @@ def load(
     """
     tensors.check_dtype(dtype)
     changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
-    source = pretrained.open(path, weights, key=key)
+    source = pretrained.open(path, weights, key=key, scan_axis=scan_axis)
     if source.t5x is not None and (config is not None or preset is not None):
         source = dataclasses.replace(source, config=None)  # config.gin gives way
     if source.config is not None and (config is not None or preset is not None or sizes):
