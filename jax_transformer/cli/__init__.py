@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import commands, completion, supervisor
-from jax_transformer.cli.arguments import Command, flags, parse
-from jax_transformer.cli.help_text import help_text
+from jax_transformer.cli import help_text, supervisor
+from jax_transformer.cli.arguments import flags, parse
+from jax_transformer.cli.commands import COMMANDS
 from jax_transformer.errors import ConfigError, InputError, Refusal, ReportedError, nearest
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
-
-COMMANDS: dict[str, Command] = {**commands.COMMANDS, "completion": completion.COMMAND}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +84,7 @@ def _run(arguments: list[str]) -> int:
         )
     name, command, rest = arguments[0], COMMANDS[arguments[0]], arguments[1:]
     if {"--help", "-h", "--help-all"} & {*rest}:
-        print(help_text(name, command, rest), end="")
+        print(help_text.help_text(name, command, rest), end="")
         return 0
     options: Any = parse(name, command.kind, rest)
     if (architecture := getattr(options, "architecture", None)) is not None:

@@ -1,26 +1,40 @@
-"""The commands by name, in the order of the help."""
+"""The commands by name, in the order of the help. Each is imported when it is looked up, so that a
+command starts without what the others need.
+"""
 
-from jax_transformer.cli import (
-    convert,
-    estimate,
-    evaluate,
-    golden,
-    inspect,
-    parity,
-    serve,
-    train,
-    translate,
-)
+import importlib
+from collections.abc import Iterator, Mapping
+
 from jax_transformer.cli.arguments import Command
 
-COMMANDS: dict[str, Command] = {
-    "train": train.COMMAND,
-    "estimate": estimate.COMMAND,
-    "translate": translate.COMMAND,
-    "serve": serve.COMMAND,
-    "evaluate": evaluate.COMMAND,
-    "convert": convert.COMMAND,
-    "inspect": inspect.COMMAND,
-    "parity": parity.COMMAND,
-    "golden": golden.COMMAND,
-}
+_NAMES = (
+    "train",
+    "estimate",
+    "translate",
+    "serve",
+    "evaluate",
+    "convert",
+    "inspect",
+    "parity",
+    "golden",
+    "completion",
+)
+
+
+class _Commands(Mapping[str, Command]):
+    """The ``COMMAND`` of each module of that name."""
+
+    def __getitem__(self, name: str) -> Command:
+        if name not in _NAMES:
+            raise KeyError(name)
+        command: Command = importlib.import_module(f"jax_transformer.cli.{name}").COMMAND
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+COMMANDS = _Commands()

@@ -40,7 +40,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("jax-transformer")
     root.add_argument("--version", action="store_true", help="Print the version")
     parsers = root.add_subparsers()
-    for name, command in {**commands.COMMANDS, "completion": COMMAND}.items():
+    for name, command in commands.COMMANDS.items():
         summary = (command.kind.__doc__ or "").partition("\n")[0]
         parser = parsers.add_parser(name, help=summary, description=summary)
         for option in arguments.listed(command.kind):
@@ -51,8 +51,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
             elif help_text.metavar(option) == "PATH" or option.positional:
                 action.complete = file  # type: ignore[attr-defined]
     text = "List the commands, or the options of one."
-    names = [*commands.COMMANDS, "completion"]
-    parsers.add_parser("help", help=text).add_argument("command", choices=names)
+    parsers.add_parser("help", help=text).add_argument("command", choices=[*commands.COMMANDS])
     return root
 
 

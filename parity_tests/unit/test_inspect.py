@@ -66,6 +66,20 @@ def test_a_checksum_that_does_not_hold_is_refused(console, tmp_path, name):
     console.refused(3, [path, "archive/data/0' is damaged"], "inspect", source)
 
 
+def test_a_flipped_bit_of_a_run_is_named(console, small, tmp_path):
+    _, weights, config_file = small
+    run = tmp_path / "run"
+    command = ["convert", weights, run, "--config", config_file, "--no-check"]
+    assert console.say(*command)[0] == 0 and console.say("inspect", run)[0] == 0
+    step = run / "checkpoints" / "0"
+    largest = max((path for path in step.rglob("*") if path.is_file()), key=os.path.getsize)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    for source in (run, step):
+        console.refused(5, [largest, "damaged"], "inspect", source)
+
+
 def test_a_name_in_a_file_cannot_print_lines(console, tmp_path):
     source = write(tmp_path / "a.safetensors", {"a\nsha256 0\x1b[31m": np.zeros(2, np.float32)})
     for command in (
@@ -84,21 +98,32 @@ def test_kinds_are_known_by_content(console, weights, tmp_path):
     console.refused(3, ["text.pt"], "inspect", tmp_path / "text.pt")
 
 
-def test_files_are_described_and_converted_without_jax(weights, tmp_path):
-    program = (
-        "import sys\nfrom jax_transformer import cli\n"
-        f"assert cli.main(['convert', {str(weights)!r}, {str(tmp_path / 'a.pt')!r}]) == 0\n"
-        f"assert cli.main(['inspect', {str(tmp_path / 'a.pt')!r}]) == 0\n"
-        "assert not {'jax', 'flax', 'torch'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=runs.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+LOADED = """
+import sys
+from jax_transformer import cli
+assert cli.main(sys.argv[1:]) == 0
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def loaded_by(*command: str | Path) -> set[str]:
+    """Run a command in a process of its own and return the modules that it imported."""
+    program = [sys.executable, "-c", LOADED, *map(str, command)]
+    pipes = dict(capture_output=True, text=True, timeout=100, env=runs.environment())
+    done = subprocess.run(program, check=False, **pipes)
     assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_commands_that_only_read_files_import_little(weights, tmp_path):
+    slow = {"jax", "flax", "torch", "tensorstore", "orbax"}
+    others = {"jax_transformer.cli.train", "jax_transformer.training.options"}
+    assert loaded_by("--version").isdisjoint({*slow, *others, "numpy"})
+    assert loaded_by("--help").isdisjoint(slow)
+    assert loaded_by("convert", weights, tmp_path / "a.pt").isdisjoint(slow | others)
+    described = loaded_by("inspect", tmp_path / "a.pt")
+    assert described.isdisjoint({*slow, *others, "jax_transformer.cli.convert"})
+    assert {"numpy", "jax_transformer.cli.inspect"} <= described  # so that names are as above
 
 
 def test_pickles_that_need_more_than_weights_are_refused_as_unsafe(console, tmp_path):
