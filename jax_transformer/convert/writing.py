@@ -198,7 +198,8 @@ def _write_checkpoint(
         root = run / "checkpoints"
         root.mkdir(parents=True)
         checkpoint_stream.write(root, step, groups, about={})
-        scanned = checkpoint_stream.scan(checkpoint.open(root, step), groups)
+        # Its manifest has just been computed from the files
+        scanned = checkpoint_stream.scan(checkpoint.open(root, step, verified=True), groups)
         arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
         _compare(target, digests.result(), arrays)
         check(arrays)
@@ -213,9 +214,13 @@ def _write_checkpoint(
 
 def _compare(target: Path, written: Mapping[str, str], state: LazyState) -> None:
     """Raise InputError naming every tensor that differs between disk and memory, by SHA-256."""
-    differing = sorted(written.keys() ^ state.keys()) or [
-        name for name, tensor in state.items() if read_back.sha256(tensor.read()) != written[name]
-    ]
+    differing = sorted(written.keys() ^ state.keys())
+    if not differing:
+        with read_back.digests() as digests:
+            for name, tensor in state.items():
+                digests.watched(name, tensor).read()
+        again = digests.result()
+        differing = [name for name in state if again[name] != written[name]]
     if differing:
         raise InputError(
             f"{target}: {', '.join(differing)} reads back different; nothing was changed"

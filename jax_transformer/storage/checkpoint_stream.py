@@ -63,15 +63,18 @@ def write(
 ) -> Path:
     """Write ``folder/step`` as :func:`.checkpoint.save` does, a few arrays at a time.
 
-    ``groups`` are arrays by name, by the group's name. Raises as that function, and as the arrays
-    when they are read.
+    ``groups`` are arrays by name, by the group's name. They are not compressed: of numbers that
+    look random zstd saves a tenth, in three times the time. Raises as that function, and as the
+    arrays when they are read.
     """
     from orbax.checkpoint import v1 as ocp
 
+    context = ocp.Context()
+    context.array.saving.use_compression = False
     empty: dict[str, dict[str, np.ndarray]] = {
         group: {} for group, arrays in groups.items() if not arrays
     }
-    with checkpoint.new(folder, step, about=about) as temporary:
+    with context, checkpoint.new(folder, step, about=about) as temporary:
         # Orbax does not find its parts under a name that begins with a dot
         complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
         complete.parent.mkdir()

@@ -2,12 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,35 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage import tensors
 from jax_transformer.storage.lazy import LazyTensor
 
+Result = TypeVar("Result")
 _CHUNK = 1 << 20
+_MOST_WAITING = 64 << 20
+"""Bytes of arrays that may wait to be hashed when the next array is read."""
+_UNSYNCED = 64 << 20
+"""Bytes that are written before the disk is asked to store them."""
+
+
+class _Queue:
+    """Computes hashes in one thread, in order: hashlib releases the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: deque[tuple[Future[Any], int]] = deque()
+
+    def submit(self, function: Callable[[np.ndarray], Result], array: np.ndarray) -> Future[Result]:
+        """Call a function with an array, which is kept until then."""
+        future = self._thread.submit(function, array)
+        self._waiting.append((future, array.nbytes))
+        return future
+
+    def wait(self, most: int | None = None) -> None:
+        """Wait until arrays of few bytes are kept. Raises a function's error."""
+        most = _MOST_WAITING if most is None else most
+        while sum(size for _, size in self._waiting) > most:
+            self._waiting.popleft()[0].result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 class CheckedFile:
@@ -32,13 +61,17 @@ class CheckedFile:
         self._target = target
         self._digest = hashlib.sha256() if hashed else None
         self._buffer = np.empty(_CHUNK, np.uint8)
-        self._background = ThreadPoolExecutor(1)  # hashlib releases the interpreter's lock
+        self._hashing = _Queue()
+        self._disk = ThreadPoolExecutor(1)
+        self._sync: Future[None] | None = None
+        self._synced = 0
 
     def __enter__(self) -> "CheckedFile":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._background.shutdown()
+        self._hashing.close()
+        self._disk.shutdown()
         self._file.close()
 
     @property
@@ -49,14 +82,15 @@ class CheckedFile:
     def write(self, content: Any, name: str = "the header") -> None:
         """Append bytes. Raises InputError naming ``name`` if they read back different."""
         raw = np.frombuffer(content, np.uint8)
-        hashing = self._background.submit(self._digest.update, raw.data) if self._digest else None
+        if self._digest:
+            self._hashing.submit(self._digest.update, raw)
         start = self.size
         view = raw.data
         while view:
             view = view[self._file.write(view) :]
         self._compare(raw, start, name)
-        if hashing is not None:
-            hashing.result()
+        self._store()
+        self._hashing.wait()
 
     def write_array(self, array: np.ndarray, name: str) -> None:
         """Append the bytes of an array in C order. Raises as :meth:`write`."""
@@ -65,6 +99,7 @@ class CheckedFile:
     def sha256(self) -> str:
         """The SHA-256 of everything that was written."""
         assert self._digest is not None
+        self._hashing.wait(0)
         return self._digest.hexdigest()
 
     def _compare(self, written: np.ndarray, start: int, name: str) -> None:
@@ -73,20 +108,34 @@ class CheckedFile:
             piece = written[at : at + _CHUNK]
             again = self._buffer[: piece.size]
             read = self._file.readinto(again.data)
-            if read != piece.size or not tensors.same(again, piece):
+            if read != piece.size or not _same(again, piece):
                 raise InputError(
                     f"{self._target}: {name} reads back different; nothing was changed"
                 )
         self._file.seek(0, os.SEEK_END)
 
+    def _store(self) -> None:
+        """Let the disk store what was written, while more is: the sync at the end waits less."""
+        if self.size - self._synced < _UNSYNCED or (self._sync and not self._sync.done()):
+            return
+        self._synced = self.size
+        self._sync = self._disk.submit(os.fsync, self._file.fileno())
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """True if bytes are equal; eight at a time, which takes less than half the time."""
+    whole = one.size & -8
+    return np.array_equal(one[:whole].view(np.uint64), other[:whole].view(np.uint64)) and (
+        np.array_equal(one[whole:], other[whole:])
+    )
+
 
 class Digests:
     """SHA-256 of tensors, computed in the background as each is read."""
 
-    def __init__(self, background: ThreadPoolExecutor) -> None:
-        self._background = background
+    def __init__(self, queue: _Queue) -> None:
+        self._queue = queue
         self._by_name: dict[str, Future[str]] = {}
-        self._last: Future[str] | None = None
 
     def watched(self, name: str, tensor: LazyTensor) -> LazyTensor:
         """The tensor, which is hashed when it is read."""
@@ -97,18 +146,20 @@ class Digests:
         return {name: pending.result() for name, pending in self._by_name.items()}
 
     def _read(self, name: str, tensor: LazyTensor) -> np.ndarray:
-        if self._last is not None:
-            self._last.result()  # so that no more than one tensor is kept
+        self._queue.wait()
         array = tensor.read()
-        self._by_name[name] = self._last = self._background.submit(sha256, array)
+        self._by_name[name] = self._queue.submit(sha256, array)
         return array
 
 
 @contextmanager
 def digests() -> Iterator[Digests]:
     """Digests, and the thread that computes them."""
-    with ThreadPoolExecutor(1) as background:
-        yield Digests(background)
+    queue = _Queue()
+    try:
+        yield Digests(queue)
+    finally:
+        queue.close()
 
 
 def sha256(array: np.ndarray) -> str:

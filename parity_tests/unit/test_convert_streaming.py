@@ -1,19 +1,21 @@
 """A conversion holds one tensor at a time, whatever the size of the file."""
 
+import io
 import json
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jax_transformer import state_dict
+from jax_transformer import cli, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import checking, conversion, memory, writing
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint_stream, huggingface, lazy, pt, safetensors
+from jax_transformer.storage import checkpoint_stream, huggingface, lazy, pt, read_back, safetensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
@@ -54,10 +56,13 @@ class Counted:
     ],
 )
 def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkeypatch):
-    """A checkpoint has the arrays of one batch, here of two."""
+    """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed;
+    here none may.
+    """
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
+    monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
     counted = Counted()
-    read_back = {}
+    again = {}
     extra_files = writing.ExtraFiles({"config.json": json.dumps(T5).encode()}, shard_size=100_000)
     writing.write(
         tmp_path / name,
@@ -65,11 +70,24 @@ def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkey
         counted.state(),
         None,
         frozenset(),
-        lambda state: read_back.update(lazy.arrays(state)),
+        lambda state: again.update(lazy.arrays(state)),
         extra_files if kind is Kind.HUGGINGFACE else None,
     )
     assert counted.most == most and counted.reads == COUNT
-    assert [float(read_back[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
+    assert [float(again[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
+
+
+def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
+    """The hash of each array waits here until another is asked for that may not be read yet."""
+    monkeypatch.setattr(read_back, "_MOST_WAITING", 2 * LENGTH * 40)
+    counted, released = Counted(), threading.Event()
+    thread = threading.Timer(0.2, released.set)
+    monkeypatch.setattr(read_back, "sha256", lambda array: str(released.wait()))
+    thread.start()
+    with read_back.digests() as digests:
+        for name, tensor in counted.state().items():
+            digests.watched(name, tensor).read()
+    assert counted.most == 3 and digests.result() == dict.fromkeys(counted.state(), "True")
 
 
 def test_a_control_that_keeps_every_tensor_is_counted():
@@ -141,6 +159,23 @@ def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
     checked = checking.check(config, model.table, state, flax)
     assert not checked.errors and "there and back bit for bit" in checked.method
     assert "0.0 GiB of memory are free" in checked.method
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_a_terminal_shows_the_bytes_that_were_converted(stderr, tmp_path, monkeypatch):
+    source = tmp_path / "a.safetensors"
+    safetensors.write(source, {"a": np.ones(50_000), "b": np.zeros(50_000)})
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert cli.main(["convert", str(source), str(tmp_path / "b.pt")]) == 0
+    shown = stderr.getvalue()
+    assert ("b.pt" in shown and "0.00/800k" in shown) == stderr.isatty() and bool(
+        shown
+    ) == stderr.isatty()
 
 
 SIZES = {"d_model": 1024, "d_kv": 64, "num_heads": 16, "d_ff": 2048, "vocab_size": 20_000}
