@@ -1,206 +1,240 @@
-"""Time and memory of conversions: ``python benchmarks/convert.py --gigabytes 0.25``.
+"""Time and memory of conversions: ``python benchmarks/convert.py --gigabytes 4``.
 
-Makes a Hugging Face folder of T5 with random weights in shards, converts it in every direction, and
-prints for each the seconds (start-up included), the seconds of the conversion only, its multiple of
-``cp``, and the peak memory of the process. ``--by-hand`` adds what a user would write: torch.load
-with safetensors' save_file, and transformers' from_pretrained with save_pretrained. ``--t5x``
-converts a UMT5 to checkpoints of T5X and back instead, with the layers apart and in one array.
+Makes a Hugging Face folder of UMT5 with random float32 numbers in shards, stores the same weights
+in every other kind, and converts each kind into each. Prints the seconds with and without start-up,
+processor time, multiples of ``cp`` of the same bytes, and how much memory the conversion takes more
+than one of a tiny model. What comes out is compared with what went in; exit code 1 if it differs,
+or if memory exceeds the bound of docs/convert.md. ``--kinds hf run`` measures those only; ``t5x``
+and ``t5x-scanned``, which have gzip's time, have to be named. ``--by-hand`` adds what a user would
+write.
 """
 
 import argparse
 import filecmp
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from statistics import median
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jax_transformer import state_dict  # noqa: E402
-from jax_transformer.architectures import huggingface_config, huggingface_state  # noqa: E402
-from jax_transformer.storage import huggingface  # noqa: E402
-from jax_transformer.storage.lazy import LazyTensor  # noqa: E402
-from jax_transformer.storage.tensors import TensorInfo  # noqa: E402
+from benchmarks import convert_folders  # noqa: E402
+from benchmarks.convert_folders import SHARD  # noqa: E402
+from jax_transformer.storage import pt, tensors  # noqa: E402
 
-T5 = {
-    "model_type": "t5",
-    "d_model": 1024,
-    "d_kv": 64,
-    "num_heads": 16,
-    "d_ff": 2816,
-    "vocab_size": 32128,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-    "is_encoder_decoder": True,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
+MARGIN = 256 << 20
+KINDS = {
+    "safetensors": "weights.safetensors",
+    "shards": "hf/model.safetensors.index.json",
+    "hf": "hf",
+    "run": "run",
+    "checkpoint": "run/checkpoints/0",
+    "pt": "weights.pt",
+    "t5x": "checkpoint_0",
+    "t5x-scanned": "scanned/checkpoint_0",
 }
-SHARD = "500MB"
-# Runs one command in a process and prints its seconds without start-up and its peak memory
-COMMAND = """
-import sys, time
-import jax
-from orbax.checkpoint import v1
-from jax_transformer import cli
-from jax_transformer.convert import conversion
-begin = time.perf_counter()
-code = cli.main(sys.argv[1:])
-seconds = time.perf_counter() - begin
-peak = open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]
-print(code, seconds, peak)
-"""
-TORCH = """
-import sys, time
-import torch, safetensors.torch
-begin = time.perf_counter()
-state = torch.load(sys.argv[1], weights_only=True)
-state = {name: tensor.contiguous().clone() for name, tensor in state.items()}
-safetensors.torch.save_file(state, sys.argv[2])
-seconds = time.perf_counter() - begin
-peak = open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]
-print(0, seconds, peak)
-"""
-TRANSFORMERS = """
-import sys, time
-import torch, transformers
-begin = time.perf_counter()
-transformers.T5ForConditionalGeneration.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
-seconds = time.perf_counter() - begin
-peak = open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]
-print(0, seconds, peak)
-"""
+"""The weights in each kind, in the folder of a model. Shards are read, and written in hf."""
+TORCH_NAMES = ("safetensors", "shards", "hf", "pt")
+TARGETS = {
+    "safetensors": ("out.safetensors",),
+    "hf": ("out", "--to", "hf", "--shard-size", SHARD),
+    "run": ("out",),
+    "checkpoint": ("1",),
+    "pt": ("out.pt",),
+    "t5x": ("out", "--to", "t5x"),
+    "t5x-scanned": ("out", "--to", "t5x", "--scan-layers"),
+}
+BY_HAND = {
+    "torch.load, save_file": ("pt", "safetensors", convert_folders.TORCH),
+    "from_pretrained, save_pretrained": ("hf", "hf", convert_folders.TRANSFORMERS),
+}
 
 
-def make_folder(path: Path, gigabytes: float, model_type: str) -> int:
-    """Write a folder of about that size, one tensor at a time; return its bytes."""
-    layer_bytes = 4 * (4 * 1024**2 + 3 * 1024 * 2816)
-    most = gigabytes * 1e9 - 2 * 4 * 1024 * 32128
-    layers = max(1, round(most / (layer_bytes * 2 + 4 * 4 * 1024**2)))
-    data = T5 | {"model_type": model_type, "num_layers": layers, "num_decoder_layers": layers}
-    config = huggingface_config.from_config(data, names=["lm_head.weight"])
-    shapes = state_dict.model_weights(config).shapes["torch"]
-    draw = np.random.default_rng(0)
-    state = {
-        name: LazyTensor(
-            TensorInfo(shape, "float32"), partial(draw.standard_normal, shape, np.float32)
-        )
-        for name, shape in shapes.items()
-    }
-    state = huggingface_state.saved(state, config)
-    files = {"config.json": json.dumps(data).encode()}
-    huggingface.write(path, state, files, shard_size=huggingface.size(SHARD))
-    largest = max(tensor.nbytes for tensor in state.values())
-    total = sum(tensor.nbytes for tensor in state.values())
-    print(f"{total / 1e9:.2f} GB in {len(state)} tensors, the largest {largest / 1e6:.0f} MB")
-    return total
+@dataclass(frozen=True)
+class Cost:
+    """What one conversion took."""
+
+    start: float
+    """Seconds of the whole command with a tiny model."""
+    seconds: float
+    """Seconds of the conversion in a process that has converted a tiny model before."""
+    processor: float
+    """Seconds of processor time, as ``seconds``."""
+    memory: int
+    """Peak of resident bytes, less the peak that the tiny model left."""
+    sha256: str
+    """The hash that the command prints, of the file or of the folder's weights."""
 
 
-def measured(code: str, *arguments: Any) -> tuple[float, float, float]:
-    """Seconds with and without start-up, and MiB at the peak, of a process of its own."""
+def arguments(folder: Path, source: str, target: str) -> list[str]:
+    """The command that converts a kind into another, in the folder of one model."""
+    name, *options = TARGETS[target]
+    command = ["convert", str(folder / KINDS[source]), str(folder / name), *options]
+    bare = source in ("safetensors", "shards", "pt") and target not in ("safetensors", "pt")
+    config = ["--config", str(folder / "hf/config.json")] if bare else []
+    return [*command, *config, "--no-check", "--json"]
+
+
+def measured(code: str, *commands: list[str]) -> Cost:
+    """Run a program twice in one process: for a tiny model, and for the one that is measured."""
+    texts = [json.dumps(command) for command in commands]
     begin = time.perf_counter()
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    total = time.perf_counter() - begin
-    if done.returncode or done.stdout.split()[-3] != "0":
-        raise SystemExit(f"{arguments}: {done.stdout[-500:]}{done.stderr[-1000:]}")
-    seconds, peak = done.stdout.split()[-2:]
-    return total, float(seconds), int(peak) / 1024
+    subprocess.run([sys.executable, "-c", code, texts[0]], check=True, capture_output=True)
+    start = time.perf_counter() - begin
+    remove(commands[0][2])
+    done = subprocess.run([sys.executable, "-c", code, *texts], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{commands[1]}: {done.stdout[-500:]}{done.stderr[-1000:]}")
+    remove(commands[0][2])
+    *_, report, figures = done.stdout.strip().splitlines()
+    seconds, processor, before, after = map(float, figures.split())
+    sha256 = json.loads(report)["sha256"] if report.startswith("{") else ""
+    return Cost(start, seconds, processor, int(after - before) * 1024, sha256)
 
 
-def conversions(folder: Path, by_hand: bool) -> Iterator[tuple[str, str, list[Any]]]:
-    """The name of each measurement, its program and its arguments, in an order that works.
-
-    What came back is compared and removed. Raises SystemExit if it is not equal byte for byte.
-    """
-    hf, run, back = folder / "hf", folder / "run", folder / "back"
-    first, again = folder / "first.safetensors", folder / "again.safetensors"
-    pt, pt_again = folder / "first.pt", folder / "again.pt"
-    to_hf = ["--to", "hf", "--shard-size", SHARD]
-    yield "Hugging Face folder -> run", COMMAND, ["convert", hf, run]
-    yield "run -> Hugging Face folder", COMMAND, ["convert", run, back, *to_hf]
-    for path in hf.glob("*.safetensors*"):
-        check_equal(path, back / path.name)
-    shutil.rmtree(back)
-    yield "run -> .safetensors", COMMAND, ["convert", run, first]
-    shutil.rmtree(run)
-    yield ".safetensors -> .pt", COMMAND, ["convert", first, pt]
-    yield ".pt -> .safetensors", COMMAND, ["convert", pt, again]
-    check_equal(first, again)
-    again.unlink()
-    first.unlink()
-    if by_hand:
-        yield "torch.load, save_file", TORCH, [pt, folder / "hand.safetensors"]
-        yield "from_pretrained, save_pretrained", TRANSFORMERS, [hf, folder / "hand"]
-    yield ".pt -> run", COMMAND, ["convert", pt, run, "--config", hf / "config.json"]
-    yield "run -> .pt", COMMAND, ["convert", run, pt_again]
-    config = ["--config", hf / "config.json"]
-    yield ".pt -> Hugging Face folder", COMMAND, ["convert", pt_again, back, *to_hf, *config]
-    for path in hf.glob("*.safetensors*"):
-        check_equal(path, back / path.name)
+def copied(source: Path, target: Path) -> tuple[float, float]:
+    """Seconds of ``cp`` of a file or folder, and of that with waiting for the disk."""
+    files = [source]
+    if source.suffix == ".json":
+        files = sorted(source.parent.glob("*.safetensors"))
+    remove(target)
+    os.sync()
+    begin = time.perf_counter()
+    if len(files) > 1:
+        target.mkdir()
+    subprocess.run(["cp", "-r", *files, target], check=True)
+    seconds = time.perf_counter() - begin
+    os.sync()
+    synced = time.perf_counter() - begin
+    remove(target)
+    return seconds, synced
 
 
-def with_t5x(folder: Path) -> Iterator[tuple[str, str, list[Any]]]:
-    """The measurements with T5X, as :func:`conversions`."""
-    hf, t5x, back = folder / "hf", folder / "checkpoint_0", folder / "back"
-    to_hf = ["--to", "hf", "--shard-size", SHARD]
-    for title, options in (("layers apart", []), ("layers in one array", ["--scan-layers"])):
-        command = ["convert", hf, t5x, "--to", "t5x", *options]
-        yield f"Hugging Face folder -> T5X, {title}", COMMAND, command
-        yield f"T5X, {title} -> Hugging Face folder", COMMAND, ["convert", t5x, back, *to_hf]
-        for path in hf.glob("*.safetensors*"):
-            check_equal(path, back / path.name)
-        shutil.rmtree(t5x)
-        shutil.rmtree(back)
+def check_equal(kind: str, original: Path, result: Path) -> None:
+    """Raise SystemExit unless the files of weights are equal, or for .pt the tensors in them."""
+    if kind == "hf":
+        for path in original.glob("*.safetensors*"):
+            check_equal("safetensors", path, result / path.name)
+    elif kind == "pt":
+        one, other = pt.scan(original), pt.scan(result)
+        equal = one.keys() == other.keys() and all(
+            tensors.same(one[name].read(), other[name].read()) for name in one
+        )
+        if not equal:
+            raise SystemExit(f"{original} and {result} differ")
+    elif kind == "safetensors" and not filecmp.cmp(original, result, shallow=False):
+        raise SystemExit(f"{original} and {result} differ")
 
 
-def check_equal(one: Path, other: Path) -> None:
-    if not filecmp.cmp(one, other, shallow=False):
-        raise SystemExit(f"{one} and {other} differ")
+def remove(path: str | Path) -> None:
+    path = Path(path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def prepare(
+    folder: Path, gigabytes: float, kinds: list[str], sizes: dict[str, int]
+) -> tuple[int, dict[str, str]]:
+    """Store a model in every kind; return its largest tensor's bytes, and each kind's hash."""
+    folder.mkdir()
+    largest = convert_folders.make(folder / "hf", gigabytes, **sizes)
+    hashes = {}
+    for kind in {*kinds} & TARGETS.keys() | ({"run"} if "checkpoint" in kinds else set()):
+        if kind == "checkpoint":
+            continue
+        command = arguments(folder, "hf", kind)
+        done = subprocess.run(
+            [sys.executable, "-m", "jax_transformer", *command],
+            check=True,
+            cwd=ROOT,
+            capture_output=True,
+        )
+        hashes[kind] = json.loads(done.stdout)["sha256"]
+        if kind == "hf":
+            check_equal(kind, folder / "hf", folder / "out")
+            remove(folder / "out")
+            continue
+        (folder / KINDS[kind]).parent.mkdir(exist_ok=True)
+        (folder / TARGETS[kind][0]).rename(folder / KINDS[kind])
+    return largest, hashes | ({"checkpoint": hashes["run"]} if "checkpoint" in kinds else {})
+
+
+def table(title: str, cells: dict[tuple[str, str], str]) -> None:
+    """Print a table with a row for each source and a column for each destination."""
+    targets = list(dict.fromkeys(target for _, target in cells))
+    print(f"\n| {title} | {' | '.join(f'to {target}' for target in targets)} |")
+    print(f"|---|{'---|' * len(targets)}")
+    for source in dict.fromkeys(source for source, _ in cells):
+        print(f"| {source} | {' | '.join(cells[source, target] for target in targets)} |")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=0.25, help="size of the model")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/convert-benchmark"))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:6])
+    parser.add_argument("--repeats", type=int, default=1, help="measurements; medians are printed")
     parser.add_argument("--by-hand", action="store_true", help="also torch and transformers")
-    parser.add_argument("--t5x", action="store_true", help="checkpoints of T5X instead")
-    parser.add_argument("--check", action="store_true", help="with the check, without --no-check")
     options = parser.parse_args()
+    folders = [options.folder / "tiny", options.folder / "model"]
     options.folder.mkdir()
     try:
-        make_folder(options.folder / "hf", options.gigabytes, "umt5" if options.t5x else "t5")
-        begin = time.perf_counter()
-        subprocess.run(["cp", "-r", options.folder / "hf", options.folder / "copy"], check=True)
-        copied = time.perf_counter() - begin
-        shutil.rmtree(options.folder / "copy")
-        print(f"cp {copied:.2f} s")
-        print("| conversion | seconds | without start-up | times cp | peak MiB |")
-        print("|---|---|---|---|---|")
-        pairs = (
-            with_t5x(options.folder)
-            if options.t5x
-            else conversions(options.folder, options.by_hand)
-        )
-        for name, code, arguments in pairs:
-            no_check = ["--no-check"] if code is COMMAND and not options.check else []
-            total, seconds, peak = measured(code, *arguments, *no_check)
-            times = seconds / copied
-            print(f"| {name} | {total:.1f} | {seconds:.1f} | {times:.1f} | {peak:,.0f} |")
-            sys.stdout.flush()
-        print("everything came back byte for byte")
-        return 0
+        prepare(folders[0], 0, options.kinds, convert_folders.TINY)
+        largest, hashes = prepare(folders[1], options.gigabytes, options.kinds, {})
+        targets = [kind for kind in options.kinds if kind in TARGETS]
+        pairs = {
+            f"{source} -> {target}": (source, target, convert_folders.COMMAND)
+            for source, target in itertools.product(options.kinds, targets)
+        }
+        pairs |= BY_HAND if options.by_hand else {}
+        print("| | start-up | seconds | processor | times cp | times cp and sync | MiB |")
+        print("|---|---|---|---|---|---|---|")
+        times, memory, exceeded = {}, {}, []
+        for name, (source, target, code) in pairs.items():
+            costs, ratios, synced = [], [], []
+            result = folders[1] / TARGETS[target][0]
+            for _ in range(options.repeats):
+                copy = copied(folders[1] / KINDS[source], options.folder / "copy")
+                costs.append(
+                    measured(code, *(arguments(folder, source, target) for folder in folders))
+                )
+                ratios.append(costs[-1].seconds / copy[0])
+                synced.append(costs[-1].seconds / copy[1])
+                if code is convert_folders.COMMAND:
+                    check_equal(target, folders[1] / KINDS[target], result)
+                    if target != "pt" and costs[-1].sha256 != hashes[target]:
+                        raise SystemExit(f"{name}: {costs[-1].sha256} is not {hashes[target]}")
+                remove(result)
+            start, seconds, processor = (
+                median(getattr(cost, field) for cost in costs)
+                for field in ("start", "seconds", "processor")
+            )
+            most = max(cost.memory for cost in costs)
+            print(
+                f"| {name} | {start:.2f} | {seconds:.2f} | {processor:.2f} | {median(ratios):.1f} "
+                f"| {median(synced):.1f} | {most / 2**20:,.0f} |",
+                flush=True,
+            )
+            if code is convert_folders.COMMAND:
+                transposed = (source in TORCH_NAMES) != (target in TORCH_NAMES)
+                times[source, target] = f"{median(ratios):.1f}"
+                memory[source, target] = f"{most / 2**20:,.0f}"
+                if most > largest * (1 + transposed) + MARGIN:
+                    exceeded.append(name)
+        table("times cp", times)
+        table("MiB", memory)
+        print(f"\nlargest tensor {largest / 2**20:,.0f} MiB; everything came back byte for byte")
+        print(f"above the bound: {', '.join(exceeded) or 'none'}")
+        return bool(exceeded)
     finally:
         shutil.rmtree(options.folder)
 

@@ -31,7 +31,7 @@ class _Queue:
         self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[Future[Any], int]] = deque()
 
-    def submit(self, function: Callable[[np.ndarray], Result], array: np.ndarray) -> Future[Result]:
+    def submit(self, function: Callable[[Any], Result], array: np.ndarray) -> Future[Result]:
         """Call a function with an array, which is kept until then."""
         future = self._thread.submit(function, array)
         self._waiting.append((future, array.nbytes))
