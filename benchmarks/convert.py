@@ -21,13 +21,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import convert_folders  # noqa: E402
 from benchmarks.convert_folders import SHARD  # noqa: E402
-from jax_transformer.storage import pt, tensors  # noqa: E402
+from jax_transformer.storage import pt, safetensors, tensors  # noqa: E402
 
 MARGIN = 256 << 20
 KINDS = {
@@ -41,6 +42,7 @@ KINDS = {
     "t5x-scanned": "scanned/checkpoint_0",
 }
 """The weights in each kind, in the folder of a model. Shards are read, and written in hf."""
+FILES = ("safetensors", "pt")
 TORCH_NAMES = ("safetensors", "shards", "hf", "pt")
 TARGETS = {
     "safetensors": ("out.safetensors",),
@@ -51,10 +53,50 @@ TARGETS = {
     "t5x": ("out", "--to", "t5x"),
     "t5x-scanned": ("out", "--to", "t5x", "--scan-layers"),
 }
-BY_HAND = {
-    "torch.load, save_file": ("pt", "safetensors", convert_folders.TORCH),
-    "from_pretrained, save_pretrained": ("hf", "hf", convert_folders.TRANSFORMERS),
-}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A conversion that is measured: of our command, or of another program."""
+
+    source: str
+    target: str
+    code: str = convert_folders.COMMAND
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.title or f"{self.source} -> {self.target}"
+
+    @property
+    def bounded(self) -> bool:
+        return self.code is convert_folders.COMMAND
+
+    @property
+    def transposes(self) -> bool:
+        """True if one side has PyTorch's names and layouts, and the other this project's."""
+        return (self.source in TORCH_NAMES) != (self.target in TORCH_NAMES)
+
+
+BY_HAND = [
+    Pair("pt", "safetensors", convert_folders.TORCH, "torch.load, save_file"),
+    Pair("hf", "hf", convert_folders.TRANSFORMERS, "from_pretrained, save_pretrained"),
+]
+
+
+class Row(NamedTuple):
+    """What a pair takes: medians, and the largest memory."""
+
+    start: float
+    seconds: float
+    processor: float
+    times: float
+    times_synced: float
+    memory: int
+
+    def __str__(self) -> str:
+        *numbers, memory = self
+        return " | ".join([*(f"{number:.1f}" for number in numbers), f"{memory / 2**20:,.0f}"])
 
 
 @dataclass(frozen=True)
@@ -70,30 +112,37 @@ class Cost:
     memory: int
     """Peak of resident bytes, less the peak that the tiny model left."""
     sha256: str
-    """The hash that the command prints, of the file or of the folder's weights."""
+    """The hash that the command prints."""
 
 
 def arguments(folder: Path, source: str, target: str) -> list[str]:
     """The command that converts a kind into another, in the folder of one model."""
     name, *options = TARGETS[target]
     command = ["convert", str(folder / KINDS[source]), str(folder / name), *options]
-    bare = source in ("safetensors", "shards", "pt") and target not in ("safetensors", "pt")
+    bare = source in FILES and target not in FILES
     config = ["--config", str(folder / "hf/config.json")] if bare else []
     return [*command, *config, "--no-check", "--json"]
+
+
+def run(*arguments: str) -> str:
+    """Run Python and return what it prints. Raises SystemExit if it fails."""
+    command = [sys.executable, "-c", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{arguments[1:]}: {done.stdout[-500:]}{done.stderr[-1000:]}")
+    return done.stdout
 
 
 def measured(code: str, *commands: list[str]) -> Cost:
     """Run a program twice in one process: for a tiny model, and for the one that is measured."""
     texts = [json.dumps(command) for command in commands]
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, texts[0]], check=True, capture_output=True)
+    run(code, texts[0])
     start = time.perf_counter() - begin
     remove(commands[0][2])
-    done = subprocess.run([sys.executable, "-c", code, *texts], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{commands[1]}: {done.stdout[-500:]}{done.stderr[-1000:]}")
+    output = run(code, *texts)
     remove(commands[0][2])
-    *_, report, figures = done.stdout.strip().splitlines()
+    *_, report, figures = output.strip().splitlines()
     seconds, processor, before, after = map(float, figures.split())
     sha256 = json.loads(report)["sha256"] if report.startswith("{") else ""
     return Cost(start, seconds, processor, int(after - before) * 1024, sha256)
@@ -117,20 +166,25 @@ def copied(source: Path, target: Path) -> tuple[float, float]:
     return seconds, synced
 
 
-def check_equal(kind: str, original: Path, result: Path) -> None:
-    """Raise SystemExit unless the files of weights are equal, or for .pt the tensors in them."""
-    if kind == "hf":
-        for path in original.glob("*.safetensors*"):
-            check_equal("safetensors", path, result / path.name)
-    elif kind == "pt":
-        one, other = pt.scan(original), pt.scan(result)
-        equal = one.keys() == other.keys() and all(
-            tensors.same(one[name].read(), other[name].read()) for name in one
+def check_equal(target: str, hf: Path, result: Path, sha256: str, expected: str) -> None:
+    """Raise SystemExit unless a result has the weights of the Hugging Face folder.
+
+    Its shards are equal byte for byte, and so are all its tensors in a file; of other folders the
+    hash of all names and bytes is compared, which the command printed for the first one.
+    """
+    if target == "hf":
+        names = [path.name for path in hf.glob("*.safetensors*")]
+        equal = filecmp.cmpfiles(hf, result, names, shallow=False)[0] == names
+    elif target in FILES:
+        tensors_in = safetensors.scan(hf / "model.safetensors.index.json")
+        again = safetensors.scan(result) if target == "safetensors" else pt.scan(result)
+        equal = all(
+            tensors.same(one.read(), again[name].read()) for name, one in tensors_in.items()
         )
-        if not equal:
-            raise SystemExit(f"{original} and {result} differ")
-    elif kind == "safetensors" and not filecmp.cmp(original, result, shallow=False):
-        raise SystemExit(f"{original} and {result} differ")
+    else:
+        equal = sha256 == expected
+    if not equal:
+        raise SystemExit(f"{result} is not equal to {hf}")
 
 
 def remove(path: str | Path) -> None:
@@ -142,30 +196,20 @@ def remove(path: str | Path) -> None:
 
 
 def prepare(
-    folder: Path, gigabytes: float, kinds: list[str], sizes: dict[str, int]
+    folder: Path, gigabytes: float, kinds: list[str], **sizes: Any
 ) -> tuple[int, dict[str, str]]:
     """Store a model in every kind; return its largest tensor's bytes, and each kind's hash."""
     folder.mkdir()
     largest = convert_folders.make(folder / "hf", gigabytes, **sizes)
-    hashes = {}
-    for kind in {*kinds} & TARGETS.keys() | ({"run"} if "checkpoint" in kinds else set()):
-        if kind == "checkpoint":
-            continue
-        command = arguments(folder, "hf", kind)
-        done = subprocess.run(
-            [sys.executable, "-m", "jax_transformer", *command],
-            check=True,
-            cwd=ROOT,
-            capture_output=True,
-        )
-        hashes[kind] = json.loads(done.stdout)["sha256"]
-        if kind == "hf":
-            check_equal(kind, folder / "hf", folder / "out")
-            remove(folder / "out")
-            continue
-        (folder / KINDS[kind]).parent.mkdir(exist_ok=True)
-        (folder / TARGETS[kind][0]).rename(folder / KINDS[kind])
-    return largest, hashes | ({"checkpoint": hashes["run"]} if "checkpoint" in kinds else {})
+    hashes = {"hf": ""}
+    for kind in {"run" if kind == "checkpoint" else kind for kind in kinds if kind in TARGETS}:
+        if kind != "hf":
+            text = json.dumps(arguments(folder, "hf", kind))
+            report = run(convert_folders.COMMAND, text).splitlines()[-2]
+            hashes[kind] = json.loads(report)["sha256"]
+            (folder / KINDS[kind]).parent.mkdir(exist_ok=True)
+            (folder / TARGETS[kind][0]).rename(folder / KINDS[kind])
+    return largest, hashes | {"checkpoint": hashes.get("run", "")}
 
 
 def table(title: str, cells: dict[tuple[str, str], str]) -> None:
@@ -174,62 +218,60 @@ def table(title: str, cells: dict[tuple[str, str], str]) -> None:
     print(f"\n| {title} | {' | '.join(f'to {target}' for target in targets)} |")
     print(f"|---|{'---|' * len(targets)}")
     for source in dict.fromkeys(source for source, _ in cells):
-        print(f"| {source} | {' | '.join(cells[source, target] for target in targets)} |")
+        print(f"| {source} | {' | '.join(cells.get((source, target), '') for target in targets)} |")
+
+
+def measure(folder: Path, pair: Pair, repeats: int, expected: str) -> Row:
+    """Measure a pair several times, each next to ``cp`` of its source, and return the medians."""
+    folders = [folder / "tiny", folder / "model"]
+    result = folders[1] / TARGETS[pair.target][0]
+    costs, ratios, synced = [], [], []
+    for _ in range(repeats):
+        copy = copied(folders[1] / KINDS[pair.source], folder / "copy")
+        commands = [arguments(each, pair.source, pair.target) for each in folders]
+        costs.append(measured(pair.code, *commands))
+        ratios.append(costs[-1].seconds / copy[0])
+        synced.append(costs[-1].seconds / copy[1])
+        if pair.bounded:
+            check_equal(pair.target, folders[1] / "hf", result, costs[-1].sha256, expected)
+        remove(result)
+    start, seconds, processor = (
+        median(getattr(cost, field) for cost in costs)
+        for field in ("start", "seconds", "processor")
+    )
+    most = max(cost.memory for cost in costs)
+    return Row(start, seconds, processor, median(ratios), median(synced), most)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=0.25, help="size of the model")
+    parser.add_argument("--gigabytes", type=float, default=0.4, help="size of the model")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/convert-benchmark"))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:6])
     parser.add_argument("--repeats", type=int, default=1, help="measurements; medians are printed")
     parser.add_argument("--by-hand", action="store_true", help="also torch and transformers")
     options = parser.parse_args()
-    folders = [options.folder / "tiny", options.folder / "model"]
     options.folder.mkdir()
     try:
-        prepare(folders[0], 0, options.kinds, convert_folders.TINY)
-        largest, hashes = prepare(folders[1], options.gigabytes, options.kinds, {})
+        prepare(options.folder / "tiny", 0, options.kinds, **convert_folders.TINY)
+        largest, hashes = prepare(options.folder / "model", options.gigabytes, options.kinds)
         targets = [kind for kind in options.kinds if kind in TARGETS]
-        pairs = {
-            f"{source} -> {target}": (source, target, convert_folders.COMMAND)
+        pairs = [
+            Pair(source, target)
             for source, target in itertools.product(options.kinds, targets)
-        }
-        pairs |= BY_HAND if options.by_hand else {}
+            if source != "shards" or target in FILES  # without the names that transformers ties
+        ]
         print("| | start-up | seconds | processor | times cp | times cp and sync | MiB |")
         print("|---|---|---|---|---|---|---|")
         times, memory, exceeded = {}, {}, []
-        for name, (source, target, code) in pairs.items():
-            costs, ratios, synced = [], [], []
-            result = folders[1] / TARGETS[target][0]
-            for _ in range(options.repeats):
-                copy = copied(folders[1] / KINDS[source], options.folder / "copy")
-                costs.append(
-                    measured(code, *(arguments(folder, source, target) for folder in folders))
-                )
-                ratios.append(costs[-1].seconds / copy[0])
-                synced.append(costs[-1].seconds / copy[1])
-                if code is convert_folders.COMMAND:
-                    check_equal(target, folders[1] / KINDS[target], result)
-                    if target != "pt" and costs[-1].sha256 != hashes[target]:
-                        raise SystemExit(f"{name}: {costs[-1].sha256} is not {hashes[target]}")
-                remove(result)
-            start, seconds, processor = (
-                median(getattr(cost, field) for cost in costs)
-                for field in ("start", "seconds", "processor")
-            )
-            most = max(cost.memory for cost in costs)
-            print(
-                f"| {name} | {start:.2f} | {seconds:.2f} | {processor:.2f} | {median(ratios):.1f} "
-                f"| {median(synced):.1f} | {most / 2**20:,.0f} |",
-                flush=True,
-            )
-            if code is convert_folders.COMMAND:
-                transposed = (source in TORCH_NAMES) != (target in TORCH_NAMES)
-                times[source, target] = f"{median(ratios):.1f}"
-                memory[source, target] = f"{most / 2**20:,.0f}"
-                if most > largest * (1 + transposed) + MARGIN:
-                    exceeded.append(name)
+        for pair in pairs + BY_HAND * options.by_hand:
+            row = measure(options.folder, pair, options.repeats, hashes[pair.target])
+            print(f"| {pair.name} | {row} |", flush=True)
+            if pair.bounded:
+                times[pair.source, pair.target] = f"{row.times:.1f}"
+                memory[pair.source, pair.target] = f"{row.memory / 2**20:,.0f}"
+                if row.memory > largest * (1 + pair.transposes) + MARGIN:
+                    exceeded.append(pair.name)
         table("times cp", times)
         table("MiB", memory)
         print(f"\nlargest tensor {largest / 2**20:,.0f} MiB; everything came back byte for byte")

@@ -205,7 +205,7 @@ def test_peak_memory_is_bounded_by_the_largest_tensor(tmp_path):
 
 def _random_folder(path: Path, data: dict) -> int:
     """Write a Hugging Face folder of random numbers; return the bytes of its tensors."""
-    config = huggingface_config.from_config(data, names=["lm_head.weight"])
+    config = huggingface_config.from_config(data)
     shapes = state_dict.model_weights(config).shapes["torch"]
     draw = np.random.default_rng(0)
     state = {
