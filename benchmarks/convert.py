@@ -85,7 +85,7 @@ BY_HAND = [
 
 
 class Row(NamedTuple):
-    """What a pair takes: medians, and the largest memory."""
+    """The cost of a pair: medians, and the largest memory."""
 
     start: float
     seconds: float
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What one conversion took."""
+    """The cost of one conversion."""
 
     start: float
     """Seconds of the whole command with a tiny model."""

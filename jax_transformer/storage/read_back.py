@@ -124,9 +124,9 @@ class CheckedFile:
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     """True if bytes are equal; eight at a time, which takes less than half the time."""
-    whole = one.size & -8
-    return np.array_equal(one[:whole].view(np.uint64), other[:whole].view(np.uint64)) and (
-        np.array_equal(one[whole:], other[whole:])
+    even = one.size & -8
+    return np.array_equal(one[:even].view(np.uint64), other[:even].view(np.uint64)) and (
+        np.array_equal(one[even:], other[even:])
     )
 
 
