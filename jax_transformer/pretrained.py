@@ -184,7 +184,7 @@ class Pretrained(StoredWeights):
         """The widths that batches of sources are padded to: those of training, otherwise powers of
         two up to the model's length.
         """
-        if self.run is not None and (self.run.data.exists() or not self.extra_files):
+        if self.run is not None and (self.run.data.exists() or self.run.train_config.exists()):
             return parsed(self.run.data, lambda text: tuple(json.loads(text)["widths"]))
         if self.config is None:
             raise ConfigError(f"{self.path} does not tell its architecture")

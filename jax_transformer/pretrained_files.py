@@ -14,11 +14,13 @@ import numpy as np
 from jax_transformer.architectures import (
     huggingface_config,
     huggingface_state,
+    joeynmt,
     marian_npz,
     t5x_config,
 )
 from jax_transformer.architectures import t5x as t5x_names
 from jax_transformer.architectures.tensor_names import NameChanges
+from jax_transformer.architectures.toolkit import Toolkit, Vocabularies
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.storage import (
@@ -45,6 +47,8 @@ _WHY_NOT = {
     "opt_state": "the optimizer's state",
     "step": "the place in training",
 }
+
+_TOOLKITS = (joeynmt.TOOLKIT,)
 
 Stored = TypeVar("Stored", bound="StoredWeights")
 
@@ -92,6 +96,8 @@ class StoredWeights:
     """The layout of a checkpoint of T5X."""
     marian: marian_files.Model | None = None
     """The files of a model of Marian."""
+    vocabularies: Vocabularies | None = None
+    """The vocabularies of another toolkit's checkpoint."""
 
     def read(self) -> dict[str, np.ndarray]:
         """Read all tensors into memory; names that are tied have one array."""
@@ -298,6 +304,10 @@ def _huggingface(path: Path) -> StoredWeights:
 
 
 def _pt(path: Path, key: str | None) -> StoredWeights:
+    content = pt.describe(path)
+    toolkit = None if key is not None else toolkit_of(content)
+    if toolkit is not None:
+        return _of_toolkit(path, toolkit, content)
     state = pt.open_state(path, key)
     title = f"{path} ({'.'.join(state.keys)})" if state.keys else str(path)
     return StoredWeights(
@@ -309,6 +319,42 @@ def _pt(path: Path, key: str | None) -> StoredWeights:
         files=(path,),
         ties=state.ties,
         dropped=state.others,
+    )
+
+
+def toolkit_of(content: Any) -> Toolkit | None:
+    """The toolkit that wrote a PyTorch file with this content, if it is one of those known here."""
+    if not isinstance(content, dict):
+        return None
+    return next((toolkit for toolkit in _TOOLKITS if toolkit.recognises(content)), None)
+
+
+def _of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
+    """The checkpoint of another toolkit, under its own names."""
+    try:
+        described = toolkit.describe(path, content)
+    except InputError as error:
+        named = str(error).startswith(str(path.parent))
+        raise error if named else InputError(f"{path}: {error}") from None
+
+    def scan() -> LazyState:
+        states = pt.states(path, described.states)
+        return {name: tensor for name, tensor in states.items() if name not in described.ignored}
+
+    infos = {name: tensor.info for name, tensor in scan().items()}
+    keys = {keys[0] for keys in described.states.values()}
+    others = [Note(str(name), "not part of the weights") for name in content if name not in keys]
+    ignored = [Note(name, reason) for name, reason in described.ignored.items()]
+    return StoredWeights(
+        Kind.PT,
+        path,
+        f"{path} ({toolkit.title})",
+        infos,
+        scan,
+        described.config,
+        files=(path, *described.files),
+        dropped=(*ignored, *others),
+        vocabularies=described.vocabularies,
     )
 
 

@@ -17,6 +17,7 @@ from jax_transformer.convert import (
     describe_t5x,
     export_files,
     infer,
+    own_tokenizer,
     planning,
     writing,
 )
@@ -265,6 +266,8 @@ def _files(
     """Return the files that go into a folder with the weights."""
     if layout is not None and model is not None:
         return {t5x.CONFIG: t5x_config.to_gin(model.config, layout).encode()}
+    if source.vocabularies is not None:
+        return own_tokenizer.files(source.vocabularies) if kind in (Kind.RUN, *DEPLOYED) else {}
     if source.marian is not None:
         return describe_marian.files(source, source.marian, kind, target, request.dtype)
     if kind is Kind.HUGGINGFACE and model is not None:

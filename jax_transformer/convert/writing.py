@@ -28,8 +28,10 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
 
+_SIDE_FILES = tuple(f"tokenizer.{side}.json" for side in ("source", "target"))
+_RUN_FILES = (CONFIG, "checkpoints", folders.IN_RUN, *_SIDE_FILES)
 _TOKENIZER_FILES = (
-    *(f"tokenizer.{side}.json" for side in ("source", "target")),
+    *_SIDE_FILES,
     *folders.TOKENIZER,
 )
 _CTRANSLATE2_FILES = (
@@ -86,7 +88,7 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
     """
     names = sorted(path.name for path in target.iterdir() if path.name != CONVERTED)
     others = {
-        Kind.RUN: [name for name in names if name not in (CONFIG, "checkpoints", folders.IN_RUN)],
+        Kind.RUN: [name for name in names if name not in _RUN_FILES],
         Kind.HUGGINGFACE: [name for name in names if not folders.is_written(name)],
         Kind.CTRANSLATE2: [name for name in names if name not in _CTRANSLATE2_FILES],
         Kind.STABLEHLO: [name for name in names if name not in _STABLEHLO_FILES],
@@ -107,7 +109,9 @@ class ExtraFiles:
     """Files that go into a folder with the weights."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents by name in a Hugging Face folder; a run has these files in a subfolder."""
+    """Contents by name; a run has those of a Hugging Face folder, with its config.json, in a
+    subfolder.
+    """
     shard_size: int = folders.SHARD_SIZE
     """Maximum size of one file of weights in a Hugging Face folder, in bytes."""
 
@@ -168,8 +172,9 @@ def write(
         else:
             _write_checkpoint(temporary, kind, target, hashed, config, frozen, digests, check)
             if kind is Kind.RUN and extra.files:
-                folders.write_files(temporary / folders.IN_RUN, extra.files)
-                _compare_files(target, temporary / folders.IN_RUN, extra.files)
+                folder = temporary / (folders.IN_RUN if CONFIG in extra.files else "")
+                folders.write_files(folder, extra.files)
+                _compare_files(target, folder, extra.files)
         return _content_sha256(state, digests.result())
 
 

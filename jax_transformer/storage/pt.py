@@ -256,6 +256,19 @@ def open_state(path: Path, key: str | None = None) -> StateFile:
     return StateFile(path, keys, infos, ties, tuple(notes))
 
 
+def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTensor]:
+    """The tensors of several state_dicts of a file, none of them read.
+
+    ``keys`` lead to each of them, by the prefix that its names get.
+    """
+    content = scan(path)
+    return {
+        f"{prefix}{name}": tensor
+        for prefix, where in keys.items()
+        for name, tensor in _tensors(_at(content, where, path)).items()
+    }
+
+
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 

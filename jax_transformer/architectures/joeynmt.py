@@ -1,0 +1,222 @@
+"""JoeyNMT's Transformer, under the names of its checkpoints.
+
+Kreutzer, Bastings and Riezler 2019. Facts from ``model.py``, ``encoders.py``, ``decoders.py``,
+``transformer_layers.py``, ``embeddings.py`` and ``vocabulary.py`` of JoeyNMT 2.3.0. Without
+``layer_norm`` in its options an encoder has norms before the branches and none at its end, and a
+decoder norms after them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.architectures import base, toolkit
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures.toolkit import Description, Options, Toolkit, Vocabularies
+from jax_transformer.config import (
+    Activation,
+    EmbeddingScale,
+    NormPlacement,
+    Part,
+    Positions,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import yaml_data
+from jax_transformer.weights.rules import (
+    Alias,
+    Each,
+    Rule,
+    Table,
+    attention,
+    embedding,
+    layer_norm,
+    linear,
+    repeat,
+)
+
+CONFIG = "config.yaml"
+_LONGEST = 5000
+"""Rows of the table of positions, which is a buffer of every checkpoint."""
+_LONGEST_CONFIG = 1_000_000
+_STATE = "model_state"
+_LINEARS = {"query": "q_layer", "key": "k_layer", "value": "v_layer", "out": "output_layer"}
+_ATTENTIONS = {
+    ("encoder", Part.SELF): "src_src_att",
+    ("decoder", Part.SELF): "trg_trg_att",
+    ("decoder", Part.CROSS): "src_trg_att",
+}
+_NORMS = {
+    "encoder": ("layer_norm", "feed_forward.layer_norm"),
+    "decoder": ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
+}
+_ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "swish": Activation.SILU}
+_STACK_OPTIONS = frozenset(
+    "type num_layers num_heads embeddings hidden_size ff_size dropout freeze layer_norm activation"
+    " alpha".split()
+)
+_SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
+
+
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for every name of the module's ``state_dict()``."""
+    target = "trg_embed.lut"
+    one = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
+    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
+    source: Table = (
+        [Alias("src_embed.lut.weight", f"{target}.weight")]
+        if one
+        else embedding("src_embed.lut", "source_embedding")
+    )
+    output: Table = (
+        [Alias("decoder.output_layer.weight", f"{target}.weight")]
+        if tied
+        else linear("decoder.output_layer", "output", bias=False)
+    )
+    stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
+    return [*embedding(target, "target_embedding"), *source, *stacks, *output]
+
+
+def _stack(name: str, config: TransformerConfig) -> Table:
+    stack = getattr(config, name)
+    torch, flax = f"{name}.layers.{{i}}", f"{name}.blocks.{{i}}"
+    layer: Table = []
+    for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
+        norm = f"{torch}.{_NORMS[name][branch]}"
+        layer += layer_norm(norm, f"{flax}.residuals.{branch}.norm")
+        if part is Part.FFN:
+            inner = f"{torch}.feed_forward.pwff_layer"
+            layer += linear(f"{inner}.0", f"{flax}.feed_forward.up")
+            layer += linear(f"{inner}.3", f"{flax}.feed_forward.down")
+        else:
+            module = f"{torch}.{_ATTENTIONS[name, part]}"
+            layer += attention(module, f"{flax}.{part.value}", _LINEARS)
+    table: Table = [Rule(f"{name}.pe.pe", (f"{name}.positions.table",), Each.SQUEEZE_0)]
+    final = layer_norm(f"{name}.layer_norm", f"{name}.final_norm") if stack.final_norm else []
+    return [*table, *repeat(stack.layers, layer), *final]
+
+
+# Checkpoints
+
+
+def _recognises(content: Mapping[str, Any]) -> bool:
+    state = content.get(_STATE)
+    return isinstance(state, dict) and "src_embed.lut.weight" in state
+
+
+def _describe(path: Path, content: Mapping[str, Any]) -> Description:
+    file = path.parent / CONFIG
+    if not file.is_file():
+        raise InputError(f"{file}: missing; JoeyNMT writes it next to its checkpoints")
+    options = Options(yaml_data.read(file, longest=_LONGEST_CONFIG))
+    words, files = _vocabularies(path.parent, options.section("data").section("special_symbols"))
+    try:
+        config = configuration(options.section("model"), words)
+    except (ConfigError, InputError) as error:
+        raise InputError(f"{file}: {error}") from None
+    return Description(config, {"": (_STATE,)}, {}, words, (file, *files))
+
+
+def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
+    """Return the configuration of a model with these options and vocabularies.
+
+    Raises InputError naming every option that no model here has.
+    """
+    encoder, decoder = model.section("encoder"), model.section("decoder")
+    for stack, kind in ((encoder, "recurrent"), (decoder, "transformer")):
+        stack.choice("type", {"transformer": True}, kind)
+        stack.check_fixed({"alpha": (1, 1.0)})
+        stack.check_known(_STACK_OPTIONS)
+    pre = {
+        "encoder": encoder.choice("layer_norm", {"pre": True, "post": False}, "pre"),
+        "decoder": decoder.choice("layer_norm", {"pre": True, "post": False}, "post"),
+    }
+    scaled = [stack.section("embeddings").flag("scale", False) for stack in (encoder, decoder)]
+    tied_embeddings = model.flag("tied_embeddings", False)
+    both = {
+        "layer_norm": [*pre.values()],
+        "hidden_size": [stack.number("hidden_size", 512) for stack in (encoder, decoder)],
+        "dropout": [stack.real("dropout", 0.1) for stack in (encoder, decoder)],
+        # a shared embedding is the encoder's
+        "embeddings.scale": scaled[:1] if tied_embeddings else scaled,
+    }
+    for name, values in both.items():
+        if len(set(values)) > 1:
+            raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
+    if tied_embeddings and words.source != words.target:
+        raise InputError("tied_embeddings: the vocabularies differ")
+    dropout = both["dropout"][0]
+    stacks = {
+        name: make(
+            options.layers("num_layers", layers),
+            num_heads=options.number("num_heads", heads),
+            d_ff=options.number("ff_size", 2048),
+            activation=options.choice("activation", _ACTIVATIONS, "relu"),
+            positions=Positions.SINUSOIDAL_STORED,
+            final_norm=pre[name] and "layer_norm" in options.values,
+        )
+        for name, options, make, layers, heads in (
+            ("encoder", encoder, base.encoder, 8, 4),
+            ("decoder", decoder, base.decoder, 4, 8),
+        )
+    }
+    tying = {
+        (True, True): Tying.ALL,
+        (True, False): Tying.EMBEDDINGS,
+        (False, True): Tying.OUTPUT,
+        (False, False): Tying.NONE,
+    }[tied_embeddings, model.flag("tied_softmax", False)]
+    return TransformerConfig(
+        source_vocab_size=len(words.source),
+        target_vocab_size=len(words.target),
+        source_pad_id=words.source.index(words.pad),
+        target_pad_id=words.target.index(words.pad),
+        bos_id=words.target.index(words.bos),
+        eos_id=words.target.index(words.eos),
+        d_model=both["hidden_size"][0],
+        num_heads=encoder.number("num_heads", 4),
+        d_ff=encoder.number("ff_size", 2048),
+        max_length=_LONGEST,
+        norm_placement=NormPlacement.PRE if pre["encoder"] else NormPlacement.POST,
+        norm_epsilon=1e-6,
+        output_bias=False,
+        padding_trained=False,
+        embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled[0] else EmbeddingScale.NONE,
+        tying=tying,
+        dropout=dropout,
+        attention_dropout=dropout,
+        activation_dropout=dropout,
+        embedding_dropout=encoder.section("embeddings").real("dropout", dropout),
+        architecture="joeynmt",
+        encoder=stacks["encoder"],
+        decoder=stacks["decoder"],
+    )
+
+
+def _vocabularies(folder: Path, symbols: Options) -> tuple[Vocabularies, list[Path]]:
+    """Both vocabularies: the special tokens, language tags, and the lines of the files."""
+    roles = {
+        role: symbols.values.get(f"{role}_token", text) for role, (_, text) in _SPECIALS.items()
+    }
+    others = [symbols.values.get("sep_token"), *(symbols.values.get("lang_tags") or [])]
+    first = [*roles.values(), *(token for token in others if token is not None)]
+    if not all(isinstance(token, str) for token in first):
+        raise InputError(f"{folder / CONFIG}: special_symbols are no text")
+    files = [folder / f"{side}_vocab.txt" for side in ("src", "trg")]
+    sides = [tuple(dict.fromkeys([*first, *toolkit.read_lines(file)])) for file in files]
+    for role, (number, _) in _SPECIALS.items():
+        if any(side.index(roles[role]) != symbols.number(f"{role}_id", number) for side in sides):
+            raise InputError(f"{folder / CONFIG}: {role}_id is not the id of {role}_token")
+    source, target = sides
+    words = Vocabularies(source, target, roles["pad"], roles["bos"], roles["eos"], roles["unk"])
+    return words, files
+
+
+TOOLKIT = Toolkit("JoeyNMT", _recognises, _describe)
+
+ARCHITECTURE = Architecture(
+    name="joeynmt",
+    source="Kreutzer, Bastings and Riezler 2019, Joey NMT (its checkpoints)",
+    weight_table=weight_table,
+)

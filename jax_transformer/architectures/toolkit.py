@@ -1,0 +1,158 @@
+"""Shared by the descriptions of other toolkits' checkpoints: options, read strictly, and what is
+known of a checkpoint before its weights are read.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError, nearest
+from jax_transformer.storage import untrusted
+from jax_transformer.storage.untrusted import shown
+
+_LONGEST_VOCABULARY = 64_000_000  # bytes
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_REAL = re.compile(r"\d{0,9}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
+_MOST_LAYERS = 1000
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The tokens of both sides in the order of their ids, and those with a role."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    pad: str
+    bos: str
+    eos: str
+    unknown: str
+    source_ends: bool = True
+    """A source ends with ``eos``."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A checkpoint without its weights."""
+
+    config: TransformerConfig
+    states: Mapping[str, tuple[str, ...]]
+    """The keys that lead to each state_dict, by the prefix that its names get."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Reasons for tensors that are no weights, by name."""
+    vocabularies: Vocabularies | None = None
+    files: tuple[Path, ...] = ()
+    """Files next to the checkpoint that were read."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """The checkpoints of one toolkit."""
+
+    title: str
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """True for the content of such a checkpoint."""
+    describe: Callable[[Path, Mapping[str, Any]], Description]
+    """Describe the checkpoint at a path by its content. Raises InputError naming every option that
+    no model here has.
+    """
+
+
+class Options:
+    """Options of a model by name, as text or as values. Errors name the option."""
+
+    def __init__(self, values: Any, title: str = ""):
+        if not isinstance(values, Mapping):
+            raise InputError(f"{title or 'the options'}: is no map of options")
+        self.values, self.title = values, title
+
+    def named(self, name: str) -> str:
+        return f"{self.title}.{name}" if self.title else name
+
+    def section(self, name: str) -> "Options":
+        """The options under a name; none without it."""
+        return Options(self.values.get(name, {}), self.named(name))
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._value(name, default)
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            return int(value)
+        if type(value) is int and 0 <= value < 10**9:
+            return value
+        raise InputError(f"{self.named(name)}={shown(value)} is no whole number")
+
+    def layers(self, name: str, default: int | None = None) -> int:
+        """A number of layers, of which each is described before a tensor is looked at."""
+        value = self.number(name, default)
+        if not 0 < value <= _MOST_LAYERS:
+            raise InputError(f"{self.named(name)}={value:,}: from 1 to {_MOST_LAYERS:,} are read")
+        return value
+
+    def real(self, name: str, default: float) -> float:
+        """A number of 0 or more; of a list, its first."""
+        value = self._value(name, default)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, str) and value and _REAL.fullmatch(value):
+            value = float(value)
+        if type(value) not in (int, float) or not 0 <= value < 1e9:
+            raise InputError(f"{self.named(name)}={shown(value)} is no number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if not isinstance(value, bool):
+            raise InputError(f"{self.named(name)}={shown(value)} is not true or false")
+        return value
+
+    def choice(self, name: str, known: Mapping[str, Any], default: str) -> Any:
+        value = self._value(name, default)
+        if not isinstance(value, str) or value not in known:
+            names = ", ".join(known)
+            raise InputError(f"{self.named(name)}={shown(value)}: supported is {names}")
+        return known[value]
+
+    def check_fixed(self, fixed: Mapping[str, Collection[Any]]) -> None:
+        """Raise InputError that names every option with another value than these."""
+        wrong = [
+            f"{self.named(name)}={shown(self.values[name])}: only {shown(next(iter(accepted)))} is "
+            "supported"
+            for name, accepted in fixed.items()
+            if name in self.values and not _among(self.values[name], accepted)
+        ]
+        if wrong:
+            raise InputError("; ".join(wrong))
+
+    def check_known(self, known: Iterable[str]) -> None:
+        """Raise InputError that names every option which is none of these."""
+        names = sorted(known)
+        unknown = [
+            f"unknown option {shown(self.named(str(name)))}{nearest(str(name), names)}"
+            for name in self.values
+            if name not in names
+        ]
+        if unknown:
+            raise InputError(f"{'; '.join(unknown)}: the effect is not known")
+
+    def _value(self, name: str, default: Any) -> Any:
+        if name not in self.values and default is None:
+            raise InputError(f"{self.named(name)} is missing")
+        return self.values.get(name, default)
+
+
+def _among(value: Any, accepted: Collection[Any]) -> bool:
+    """True if a value is one of these, also as text: ``false`` is False."""
+    texts = [str(one).lower() for one in accepted]
+    return value in accepted or (isinstance(value, str) and value.lower() in texts)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
+    content = untrusted.read_bytes(path, _LONGEST_VOCABULARY)
+    try:
+        return content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not text in UTF-8") from None

@@ -1,0 +1,222 @@
+"""Checkpoints of other PyTorch toolkits, against plain modules under their names and, where it is
+installed, against the toolkit itself.
+"""
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import jax_transformer as jt
+from jax_transformer import cli, pretrained, state_dict, transformer
+from jax_transformer.weights import rules
+from parity_tests import toolkit_models as models
+from parity_tests.bounds import BOUNDS
+from parity_tests.huggingface import in_float64
+
+__all__ = ["in_float64"]
+
+BOUND = BOUNDS["float64"]["logits"]
+WORDS = ["<unk>", "<pad>", "<s>", "</s>", *"abcdefg"]
+STACK: dict[str, Any] = {
+    "type": "transformer",
+    "num_layers": 2,
+    "num_heads": 3,
+    "embeddings": {"embedding_dim": 6, "scale": True},
+    "hidden_size": 6,
+    "ff_size": 10,
+    "dropout": 0.1,
+    "layer_norm": "pre",
+}
+
+
+def joey_options(encoder: Any = (), decoder: Any = (), **model: Any) -> dict[str, Any]:
+    stacks = {"encoder": STACK | dict(encoder), "decoder": STACK | {"num_layers": 1}}
+    stacks["decoder"] |= dict(decoder)
+    return copy.deepcopy(stacks) | model
+
+
+SQUARE = {"num_heads": 2, "hidden_size": 8, "ff_size": 8, "embeddings": {"embedding_dim": 8}}
+POST = {"layer_norm": "post", "activation": "gelu"}
+JOEY = {
+    "pre-norm": joey_options(),
+    "post-norm, square, all tied": joey_options(
+        POST | SQUARE, POST | SQUARE, tied_embeddings=True, tied_softmax=True
+    ),
+    "post-norm, tied output": joey_options(POST, POST | {"activation": "swish"}, tied_softmax=True),
+}
+
+
+def joey(folder: Path, options: dict[str, Any], target: int = 9) -> tuple[Path, models.Joey]:
+    """A folder of training as JoeyNMT leaves it, in float64."""
+    words = WORDS if options.get("tied_embeddings") else WORDS[:target]
+    module = models.Joey(options, len(WORDS), len(words)).double()
+    models.randomized(module)
+    optimizer = torch.optim.Adam(module.parameters())
+    sum(parameter.sum() for parameter in module.parameters()).backward()
+    optimizer.step()
+    state = {
+        "model_state": module.state_dict(),
+        "optimizer_state": optimizer.state_dict(),
+        "scaler_state": None,
+        "scheduler_state": None,
+        "train_iter_state": torch.Generator().get_state(),
+        "stats_state": {"steps": 7, "is_min_lr": False, "best_ckpt_score": float("inf")},
+    }
+    folder.mkdir(parents=True)
+    torch.save(state, folder / "7.ckpt")
+    (folder / "best.ckpt").symlink_to("7.ckpt")
+    config = {"name": "small", "data": {"src": {"lang": "de"}}, "model": options}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    (folder / "src_vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    (folder / "trg_vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    return folder / "best.ckpt", module
+
+
+def batch(source_words: int, target_words: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """A source (3, 7) and a target (3, 5), both padded raggedly."""
+    draw = np.random.default_rng(1)
+    source, target = draw.integers(4, source_words, (3, 7)), draw.integers(4, target_words, (3, 5))
+    for row, (read, written) in enumerate(((7, 5), (4, 3), (1, 1))):
+        source[row, read:], target[row, written:] = pad, pad
+    return source, target
+
+
+def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
+    """Compare logits and gradients of a checkpoint with a module's."""
+    opened = pretrained.open(path)
+    config = opened.config
+    assert config is not None
+    source, target = batch(config.source_vocab_size, config.target_vocab_size, pad)
+    weights = np.random.default_rng(2).normal(size=(3, 5, config.target_vocab_size))
+    weights[target == pad] = 0
+    module.eval().zero_grad()
+    theirs = module(torch.from_numpy(source), torch.from_numpy(target))
+    (theirs * torch.from_numpy(weights)).sum().backward()
+    arrays = opened.arrays()
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(arrays: Any, config: Any) -> Any:
+        def loss(arrays: Any) -> Any:
+            logits = transformer.unflatten(config, arrays)(source, target)
+            return (logits * weights).sum(), logits
+
+        return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+    (_, ours), gradients = run({name: jax.numpy.array(a) for name, a in arrays.items()}, config)
+    expected = theirs.detach().numpy()
+    seen = target != pad
+    assert np.abs(np.asarray(ours) - expected)[seen].max() <= BOUND * np.abs(expected).max()
+    model = state_dict.model_weights(config, None)
+    trained = {name: np.asarray(g) for name, g in gradients.items() if name not in model.frozen}
+    named = rules.to_torch(rules.restrict(model.table, trained), trained)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    assert named.keys() <= parameters.keys()
+    largest = max(float(p.grad.abs().max()) for p in module.parameters())
+    for name, gradient in named.items():
+        grad = parameters[name].grad.numpy()
+        assert np.abs(gradient - grad).max() <= BOUNDS["float64"]["gradients"] * largest, name
+
+
+@pytest.mark.parametrize(
+    "name", [*list(JOEY)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in [*JOEY][2:])]
+)
+def test_joeynmt_computes_the_same(name, tmp_path, in_float64):
+    path, module = joey(tmp_path / "model", JOEY[name])
+    compare(path, module, pad=1)
+
+
+def test_a_checkpoint_of_joeynmt_is_recognised_and_comes_back(tmp_path, capsys):
+    path, module = joey(tmp_path / "model", JOEY["post-norm, tied output"])
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "a checkpoint of JoeyNMT" in capsys.readouterr().out
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 0
+    assert "not converted: optimizer_state" in capsys.readouterr().out
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "a.pt"), "--no-check"]) == 0
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    expected = module.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def greedy(module: torch.nn.Module, source: list[int], begin: int, end: int, steps: int) -> list:
+    words = [begin]
+    for _ in range(steps):
+        logits = module(torch.tensor([source]), torch.tensor([words]))[0, -1]
+        words.append(int(logits.argmax()))
+        if words[-1] == end:
+            break
+    return words[1:]
+
+
+def test_a_run_of_joeynmt_translates_tokens_between_spaces(tmp_path):
+    path, module = joey(tmp_path / "model", JOEY["pre-norm"])
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 0
+    translator = jt.Translator.load(str(tmp_path / "run"))
+    tokenizer = translator.tokenizer
+    assert tokenizer.encode("a g unheard-of c") == [4, 10, 0, 6]
+    assert tokenizer.target.decode([4, 8, 3]) == "a e"
+    expected = []
+    for line in ("a b c", "g"):
+        ids = [WORDS.index(word) for word in line.split()]
+        words = greedy(module, [*ids, 3], 2, 3, 5)
+        expected.append(" ".join(WORDS[word] for word in words if word > 3 or word == 0))
+    assert translator(["a b c", "g"], beam_size=1, max_length=5) == expected
+    assert any(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (joey_options({"type": "recurrent"}), "encoder.type='recurrent'"),
+        (joey_options({"alpha": 1.5}), "encoder.alpha='1.5'"),
+        (joey_options({"activation": "tanh"}), "encoder.activation='tanh'"),
+        (joey_options({"layer_norm": "post"}), "layer_norm of encoder and decoder differ"),
+        (joey_options(decoder={"heads": 4}), "unknown option 'model.decoder.heads'"),
+        (joey_options({"num_layers": 10**8}), "encoder.num_layers=100,000,000"),
+    ],
+)
+def test_what_joeynmt_has_alone_is_refused_by_name(options, message, tmp_path, capsys):
+    path, _ = joey(tmp_path / "model", JOEY["pre-norm"])
+    (path.parent / "config.yaml").write_text(json.dumps({"model": options}))
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert message in error and "config.yaml" in error and not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOEY)
+def test_joeynmt_itself_computes_the_same(name, tmp_path, in_float64):
+    package = pytest.importorskip("joeynmt.model", reason="JoeyNMT is not installed")
+    from joeynmt.config import _check_special_symbols
+    from joeynmt.vocabulary import Vocabulary
+
+    path, _ = joey(tmp_path / "model", JOEY[name])
+    symbols = type("Symbols", (), _check_special_symbols({}))
+    tokens = [(path.parent / f"{side}_vocab.txt").read_text().split() for side in ("src", "trg")]
+    words = [Vocabulary(side, symbols) for side in tokens]
+    model = package.build_model(copy.deepcopy(JOEY[name]), *words).double()
+    model.load_state_dict(torch.load(path, weights_only=True)["model_state"])
+
+    class Adapter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def named_parameters(self, **options: Any) -> Any:
+            return self.model.named_parameters(**options)
+
+        def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            masks = {"src_mask": source[:, None] != 1, "trg_mask": target[:, None] != 1}
+            lengths = (source != 1).sum(1)
+            return self.model._encode_decode(
+                src=source, trg_input=target, src_length=lengths, **masks
+            )[0]
+
+    compare(path, Adapter(), pad=1)

@@ -1,0 +1,159 @@
+"""The Transformers of other toolkits as plain PyTorch modules, with their names and arithmetic.
+
+Written from the sources of JoeyNMT 2.3.0.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def randomized(module: nn.Module, seed: int = 0) -> nn.Module:
+    """The module with random numbers in every parameter, biases and norms too."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype) / 2)
+    return module
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    heads: int,
+) -> torch.Tensor:
+    """Attention of projected queries (b, q, d) to keys that are ``visible`` (b, q or 1, k)."""
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    scores = split(query) @ split(key).transpose(2, 3) / math.sqrt(query.shape[-1] // heads)
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    return (weights @ split(value)).transpose(1, 2).flatten(2)
+
+
+def sinusoids(length: int, width: int) -> torch.Tensor:
+    """Sines and cosines in turn, computed in float32."""
+    rates = torch.exp(torch.arange(0, width, 2).float() * -(math.log(10000.0) / width))
+    angles = torch.arange(length).float()[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+# JoeyNMT
+
+
+class _JoeyAttention(nn.Module):
+    def __init__(self, heads: int, size: int):
+        super().__init__()
+        self.heads = heads
+        self.k_layer, self.v_layer = nn.Linear(size, size), nn.Linear(size, size)
+        self.q_layer, self.output_layer = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        keys, values = self.k_layer(memory), self.v_layer(memory)
+        return self.output_layer(attend(self.q_layer(x), keys, values, mask, self.heads))
+
+
+class _JoeyFeedForward(nn.Module):
+    def __init__(self, size: int, options: dict[str, Any]):
+        super().__init__()
+        activation = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU}
+        self.layer_norm = nn.LayerNorm(size, eps=1e-6)
+        width = options["ff_size"]
+        self.pwff_layer = nn.Sequential(
+            nn.Linear(size, width),
+            activation[options.get("activation", "relu")](),
+            nn.Dropout(0),
+            nn.Linear(width, size),
+            nn.Dropout(0),
+        )
+
+
+class _JoeyLayer(nn.Module):
+    def __init__(self, options: dict[str, Any], *, decoder: bool):
+        super().__init__()
+        size, heads = options["hidden_size"], options["num_heads"]
+        self.pre = options.get("layer_norm", "post" if decoder else "pre") == "pre"
+        if decoder:
+            self.trg_trg_att, self.src_trg_att = (_JoeyAttention(heads, size) for _ in "ab")
+            self.x_layer_norm, self.dec_layer_norm = (nn.LayerNorm(size, eps=1e-6) for _ in "ab")
+        else:
+            self.src_src_att = _JoeyAttention(heads, size)
+            self.layer_norm = nn.LayerNorm(size, eps=1e-6)
+        self.feed_forward = _JoeyFeedForward(size, options)
+
+    def around(self, x: torch.Tensor, norm: nn.Module, branch: Any) -> torch.Tensor:
+        return x + branch(norm(x)) if self.pre else norm(x + branch(x))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if memory is None:
+            x = self.around(x, self.layer_norm, lambda y: self.src_src_att(y, y, mask))
+        else:
+            x = self.around(x, self.x_layer_norm, lambda y: self.trg_trg_att(y, y, mask))
+            cross = lambda y: self.src_trg_att(y, memory, memory_mask)  # noqa: E731
+            x = self.around(x, self.dec_layer_norm, cross)
+        return self.around(x, self.feed_forward.layer_norm, self.feed_forward.pwff_layer)
+
+
+class _Holder(nn.Module):
+    """A module that has only parts."""
+
+
+class _JoeyStack(nn.Module):
+    def __init__(self, options: dict[str, Any], *, decoder: bool, words: int = 0):
+        super().__init__()
+        size = options["hidden_size"]
+        self.layers = nn.ModuleList(
+            [_JoeyLayer(options, decoder=decoder) for _ in range(options["num_layers"])]
+        )
+        self.pe = _Holder()
+        self.pe.register_buffer("pe", sinusoids(5000, size)[None])
+        final = options.get("layer_norm") == "pre"
+        self.layer_norm = nn.LayerNorm(size, eps=1e-6) if final else None
+        if decoder:
+            self.output_layer = nn.Linear(size, words, bias=False)
+
+    def forward(self, x: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        x = x + self.pe.pe[:, : x.shape[1]]
+        for layer in self.layers:
+            x = layer(x, *arguments)
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+
+class Joey(nn.Module):
+    """JoeyNMT's model of these ``model`` options; padding has the id 1."""
+
+    def __init__(self, options: dict[str, Any], source_words: int, target_words: int):
+        super().__init__()
+        encoder, decoder = options["encoder"], options["decoder"]
+        size = encoder["hidden_size"]
+        self.scales = [
+            math.sqrt(size) if stack["embeddings"].get("scale") else 1.0
+            for stack in (encoder, decoder)
+        ]
+        self.src_embed, self.trg_embed = _Holder(), _Holder()
+        self.src_embed.lut = nn.Embedding(source_words, size, padding_idx=1)
+        self.trg_embed.lut = nn.Embedding(target_words, size, padding_idx=1)
+        if options.get("tied_embeddings"):
+            self.trg_embed, self.scales[1] = self.src_embed, self.scales[0]
+        self.encoder = _JoeyStack(encoder, decoder=False)
+        self.decoder = _JoeyStack(decoder, decoder=True, words=target_words)
+        if options.get("tied_softmax"):
+            self.decoder.output_layer.weight = self.trg_embed.lut.weight
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen, valid = source[:, None] != 1, target[:, None] != 1
+        memory = self.encoder(self.src_embed.lut(source) * self.scales[0], seen)
+        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+        y = self.trg_embed.lut(target) * self.scales[1]
+        return self.decoder.output_layer(self.decoder(y, causal, memory, seen))
