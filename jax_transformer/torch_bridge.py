@@ -14,7 +14,7 @@ import torch_reference.recording
 from jax_transformer.architectures import base, huggingface, registry
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.huggingface_config import to_config
-from jax_transformer.config import Norm, PositionIndex, TransformerConfig, Tying
+from jax_transformer.config import Norm, PositionIndex, Positions, TransformerConfig, Tying
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.embeddings import sinusoids
 
@@ -220,8 +220,11 @@ def _huggingface_twin(config: TransformerConfig) -> nn.Module:
         _untie_output(module, core)
     if config.norm is Norm.RMS:
         _replace_norms(module, config)
-    if config.encoder.position_index is PositionIndex.NOT_PADDING:
-        for stack in (core.encoder, core.decoder):
+    for stack in (core.encoder, core.decoder):
+        if config.encoder.positions is Positions.SINUSOIDAL_STORED:
+            # FSMT's class trains these, which fairseq never did
+            stack.embed_positions.requires_grad_(False)
+        elif config.encoder.position_index is PositionIndex.NOT_PADDING:
             stack.embed_positions = _CountedPositions(config)
     return module
 

@@ -70,6 +70,8 @@ FOLDERS = {
     "mbart50": FolderCase(
         "mbart", lambda: tokenizer_models.fairseq("MBart50", "mbart"), ("en_XX", "de_DE")
     ),
+    "plbart": FolderCase("plbart", tokenizer_models.plbart, ("java", "en_XX")),
+    "fsmt": FolderCase("fsmt", tokenizer_models.fsmt),
     "m2m_100": FolderCase("m2m_100", tokenizer_models.m2m_100, ("en", "de")),
 }
 

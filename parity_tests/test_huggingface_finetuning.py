@@ -69,7 +69,7 @@ def assert_begins_as_transformers(
     generation_config = json.loads(
         folder.joinpath("huggingface", "generation_config.json").read_text()
     )
-    starts = isinstance(words, transformers.MBartTokenizer)
+    starts = isinstance(words, transformers.MBartTokenizer | transformers.PLBartTokenizer)
     assert (
         prepared_corpus.init_source.generation_config.constraints.bad_words_ids
         == ((words.pad_token_id,),)

@@ -35,7 +35,7 @@ from parity_tests.levels import assert_close, error
 __all__ = ["in_float64"]
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
-POSITIONS = ("marian", "bart", "m2m_100")  # one family for each kind of position table
+POSITIONS = ("marian", "bart", "m2m_100", "fsmt")  # one family for each kind of position table
 DISTANCES = ("t5", "mt5", "umt5")
 
 

@@ -34,13 +34,14 @@ def labelled(both: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
-    """Return the batch for our loss, shifted as the family shifts it: mBART moves the last token to
-    the front, the others put their start token there.
+    """Return the batch for our loss, shifted as the family shifts it: mBART, PLBART and FSMT move
+    the last token to the front, the others put their start token there.
     """
     pad = both.config.target_pad_id
     target = np.where(labels == -100, pad, labels)
     last = np.take_along_axis(target, (target != pad).sum(axis=1, keepdims=True) - 1, axis=1)
-    first = last if both.config.architecture == "mbart" else np.full_like(last, both.config.bos_id)
+    wraps = both.config.architecture in ("mbart", "plbart", "fsmt")
+    first = last if wraps else np.full_like(last, both.config.bos_id)
     return Batch(
         source.astype(np.int32),
         np.concatenate([first, target[:, :-1]], axis=1).astype(np.int32),
@@ -49,7 +50,12 @@ def batch_of(both: Pair, source: np.ndarray, labels: np.ndarray) -> Batch:
 
 
 def their_loss(both: Pair, source: np.ndarray, labels: np.ndarray) -> torch.Tensor:
-    return both.theirs(**inputs(both.config, source), labels=torch.from_numpy(labels)).loss
+    shifted = {}
+    if both.config.architecture == "fsmt":  # by itself it shifts the source, not the labels
+        ids = torch.from_numpy(labels.copy())
+        shifted["decoder_input_ids"] = both.theirs.prepare_decoder_input_ids_from_labels(ids)
+    arguments = inputs(both.config, source) | shifted
+    return both.theirs(**arguments, labels=torch.from_numpy(labels)).loss
 
 
 def our_gradients(

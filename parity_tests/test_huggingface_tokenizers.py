@@ -11,7 +11,7 @@ import pytest
 import transformers
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
-from jax_transformer.architectures import huggingface, m2m_100, mbart
+from jax_transformer.architectures import huggingface, m2m_100, mbart, plbart
 from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from parity_tests import tokenizer_models
@@ -38,6 +38,7 @@ LINES = {
     "nothing but a special token": "  </s>  ",
     "languages of M2M100": "__en__ __fr__ hello__de__",
     "languages of mBART": "en_XX fr_XX hello de_DE",
+    "languages of PLBART": "__java__ __go__x __en_XX__",
     "languages of NLLB": "eng_Latn fra_Latn hello deu_Latn",
     "languages of Marian": ">>fra<< hello >>xyz<< a",
     "languages of Marian, unknown": ">>xyz<<hello",
@@ -238,6 +239,23 @@ CASES = {
         "MBart50Tokenizer",
         {"source_lang": "de_DE", "target_lang": "xh_ZA"},
     ),
+    "plbart": (
+        tokenizer_models.plbart,
+        "PLBartTokenizer",
+        {"source_lang": "java", "target_lang": "en_XX"},
+    ),
+    "plbart, seven languages": (
+        lambda: tokenizer_models.plbart(language_codes="multi", clean_up_tokenization_spaces=False),
+        "PLBartTokenizer",
+        {"source_lang": "go", "target_lang": "php"},
+    ),
+    "fsmt": (tokenizer_models.fsmt, "FSMTTokenizer", {}),
+    "fsmt, lower case": (
+        lambda: tokenizer_models.fsmt(do_lower_case=True),
+        "FSMTTokenizer",
+        {},
+    ),
+    "fsmt, two vocabularies": (tokenizer_models.fsmt_separate, "FSMTTokenizer", {}),
     "nllb": (_nllb, "NllbTokenizer", {"source_lang": "deu_Latn", "target_lang": "fra_Latn"}),
     "nllb, legacy": (
         lambda: _nllb(legacy_behaviour=True),
@@ -286,13 +304,26 @@ def _theirs(name: str, folder: Path, languages: dict[str, str]):
         return getattr(transformers, name).from_pretrained(folder, **options)
 
 
+def _of_targets(theirs):
+    """Return a tokenizer that reads targets: FSMT's class reads them as sources, with their ids."""
+    if not isinstance(theirs, transformers.FSMTTokenizer):
+        return lambda line: theirs(text_target=line)
+    files = {"src_vocab_file": theirs.tgt_vocab_file, "tgt_vocab_file": theirs.tgt_vocab_file}
+    return transformers.FSMTTokenizer(
+        langs=[theirs.tgt_lang] * 2,
+        merges_file=theirs.merges_file,
+        do_lower_case=theirs.do_lower_case,
+        **files,
+    )
+
+
 def _differing(theirs, ours: HuggingFaceTokenizer) -> list[str]:
     """List the differences, line by line."""
-    differences = []
+    differences, targets = [], _of_targets(theirs)
     for name, line in LINES.items():
         sides = {
             "source": (theirs(line)["input_ids"], ours.source),
-            "target": (theirs(text_target=line)["input_ids"], ours.target),
+            "target": (targets(line)["input_ids"], ours.target),
         }
         for side, (expected, words) in sides.items():
             if not theirs.num_special_tokens_to_add():
@@ -334,7 +365,8 @@ def test_ids_and_text_are_those_of_transformers(folder):
         huggingface_tokenizer.load_huggingface(path, **languages),
     )
     assert _differing(theirs, ours) == []
-    assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, theirs.eos_token_id)
+    end = theirs.sep_token_id if theirs.eos_token_id is None else theirs.eos_token_id
+    assert (ours.pad_id, ours.source.eos_id) == (theirs.pad_token_id, end)
 
 
 @pytest.mark.proves("tokenizer")
@@ -391,6 +423,7 @@ def test_the_languages_are_those_of_transformers():
     from transformers.models.mbart import tokenization_mbart
     from transformers.models.mbart50 import tokenization_mbart50
     from transformers.models.nllb import tokenization_nllb
+    from transformers.models.plbart import tokenization_plbart
 
     for theirs, ours in (
         (tokenization_mbart, mbart.LANGUAGES),
@@ -402,6 +435,10 @@ def test_the_languages_are_those_of_transformers():
         ),
     ):
         assert ours == theirs.FAIRSEQ_LANGUAGE_CODES
+    plbarts = {"base": plbart.LANGUAGES, "multi": plbart.LANGUAGES_MULTI}
+    assert {
+        name: [f"__{code}__" for code in codes] for name, codes in plbarts.items()
+    } == tokenization_plbart.FAIRSEQ_LANGUAGE_CODES
 
 
 def test_every_recipe_has_a_case():

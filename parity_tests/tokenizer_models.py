@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sentencepiece
 
 from jax_transformer.architectures import m2m_100 as m2m_100_family
@@ -155,6 +156,22 @@ def fairseq(name: str, model_type: str, **settings: Any) -> dict[str, Any]:
     }
 
 
+def plbart(**settings: Any) -> dict[str, Any]:
+    """Return PLBART's SentencePiece model, whose pieces have ids one higher."""
+    config = {
+        "model_type": "plbart",
+        "vocab_size": 1000,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
+    return {
+        "sentencepiece.bpe.model": model(),
+        "config.json": config,
+        "tokenizer_config.json": {"tokenizer_class": "PLBartTokenizer", **settings},
+    }
+
+
 def t5(**settings: Any) -> dict[str, Any]:
     """Return T5's model with a hundred sentinels, and an extra symbol that is never split."""
     config = {
@@ -278,10 +295,53 @@ def blenderbot_small(**settings: Any) -> dict[str, Any]:
     }
 
 
+def fsmt(**settings: Any) -> dict[str, Any]:
+    """Byte-pair encoding of Moses' tokens, with one vocabulary in both files.
+
+    Its merges have counts, as fairseq's. Skips a test if sacremoses is not installed.
+    """
+    pytest.importorskip("sacremoses")
+    merges = word_merges(cased=True)
+    letters = sorted({letter for line in CORPUS for letter in line if not letter.isspace()})
+    symbols = [symbol for letter in letters for symbol in (letter, f"{letter}</w>")]
+    symbols += [first + second for first, second in merges]
+    vocab = _vocabulary(["<s>", "<pad>", "</s>", "<unk>"], *symbols)
+    lines = "".join(f"{first} {second} {300 - i}\n" for i, (first, second) in enumerate(merges))
+    config = {
+        "model_type": "fsmt",
+        "src_vocab_size": len(vocab),
+        "tgt_vocab_size": len(vocab),
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
+    settings = {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "de"]} | settings
+    return {
+        "vocab-src.json": vocab,
+        "vocab-tgt.json": vocab,
+        "merges.txt": lines.encode(),
+        "config.json": config,
+        "tokenizer_config.json": settings,
+    }
+
+
+def fsmt_separate() -> dict[str, Any]:
+    """Return FSMT's files with other ids in the target's vocabulary."""
+    files = fsmt(langs=["en", "ru"])
+    special = list(files["vocab-tgt.json"])[:4]
+    target = _vocabulary(special, *reversed(list(files["vocab-tgt.json"])[4:-9]))
+    sizes = files["config.json"] | {"tgt_vocab_size": len(target)}
+    return files | {"vocab-tgt.json": target, "config.json": sizes}
+
+
 @functools.cache
-def word_merges(size: int = 300) -> list[tuple[str, str]]:
-    """Merges of lower-cased words, the most frequent pair first, learned from the corpus."""
-    words = [[*word[:-1], f"{word[-1]}</w>"] for word in " ".join(CORPUS).lower().split()]
+def word_merges(size: int = 300, cased: bool = False) -> list[tuple[str, str]]:
+    """Merges of words, lower-cased unless asked, the most frequent pair first, learned from the
+    corpus.
+    """
+    text = " ".join(CORPUS)
+    text = text if cased else text.lower()
+    words = [[*word[:-1], f"{word[-1]}</w>"] for word in text.split()]
     merges: list[tuple[str, str]] = []
     while len(merges) < size:
         pairs = Counter(pair for word in words for pair in itertools.pairwise(word))

@@ -83,9 +83,9 @@ _ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
 class BartFamily(HuggingFaceFamily):
     """A family whose stacks have BART's attributes and names."""
 
-    stack: Mapping[str, Any]
+    stack: dict[str, Any]
     """Fields of both stacks; with a final norm, norms stand before the branches."""
-    decoder_stack: Mapping[str, Any] = field(default_factory=dict)
+    decoder_stack: dict[str, Any] = field(default_factory=dict)
     """Fields that the decoder has otherwise."""
     logits_bias: bool = True
     """The module has ``final_logits_bias``."""
@@ -109,8 +109,7 @@ class BartFamily(HuggingFaceFamily):
                 num_heads=values[f"{name}_attention_heads"],
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
-                **MASKS[name],
-                **{**self.stack, **(self.decoder_stack if name == "decoder" else {})},
+                **MASKS[name] | self.stack | (self.decoder_stack if name == "decoder" else {}),
             )
             for name, branches in BRANCHES.items()
         }
@@ -197,10 +196,14 @@ def weight_table(config: TransformerConfig) -> Table:
     return [
         *bias,
         *_embeddings(config),
-        *_stack("encoder", config),
-        *_stack("decoder", config),
+        *stacks(config),
         *_output(config),
     ]
+
+
+def stacks(config: TransformerConfig) -> Table:
+    """Return the rules for the names of both stacks without their embeddings."""
+    return [*_stack("encoder", config), *_stack("decoder", config)]
 
 
 def _stack(name: str, config: TransformerConfig) -> Table:

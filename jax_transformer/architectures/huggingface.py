@@ -49,6 +49,8 @@ class Algorithm(enum.Enum):
     BYTE_BPE = "byte-level BPE"  # Radford et al. 2019: vocab.json and merges.txt
     REBUILT_PIECES = "a SentencePiece model that tokenizers rebuilds"  # Kudo and Richardson 2018
     PIECES = "a SentencePiece model, with ids in vocab.json"  # the library itself cuts
+    ARRANGED_PIECES = "a SentencePiece model, with the family's ids"  # the library itself cuts
+    MOSES_BPE = "byte-pair encoding of Moses' tokens"  # Koehn et al. 2007, Sennrich et al. 2016
     WORD_BPE = "byte-pair encoding of lower-cased words"  # Sennrich et al. 2016, Miller et al. 2017
 
 
@@ -92,7 +94,10 @@ class Languages:
 
 @dataclass(frozen=True, kw_only=True)
 class RebuiltPieces:
-    """The vocabulary that transformers rebuilds from a SentencePiece model."""
+    """The vocabulary that transformers makes of a SentencePiece model.
+
+    Of ``Algorithm.ARRANGED_PIECES`` it has only the order.
+    """
 
     arrange: Callable[[Scored, Mapping[str, str], Sequence[str]], Scored]
     """Returns the pieces in the order of the model's ids.
@@ -129,10 +134,16 @@ class TokenizerRecipe:
     algorithm: Algorithm
     files: tuple[str, ...]
     """The files of a folder's own vocabulary."""
+    separate: bool = False
+    """Each side has a vocabulary of its own."""
     reads_own_files_first: bool = False
     """Read these files even if there is a ``tokenizer.json``, as transformers does."""
     pieces: RebuiltPieces | None = None
-    """The vocabulary that is rebuilt, for ``Algorithm.REBUILT_PIECES``."""
+    """The vocabulary, for ``Algorithm.REBUILT_PIECES`` and ``ARRANGED_PIECES``."""
+    cleans_up: bool = False
+    """Decoded text has no spaces before punctuation, unless ``clean_up_tokenization_spaces`` says
+    otherwise.
+    """
     prefix_space: bool = False
     """Byte-level BPE begins every line with a space, unless ``add_prefix_space`` says otherwise."""
     code_brackets: tuple[str, str] | None = None
@@ -200,6 +211,8 @@ class HuggingFaceFamily(abc.ABC):
     """The beginning of the names of all tensors but those of the output."""
     embedding_tensors: tuple[str, ...]
     """The tensors of which one is in every file: an embedding of tokens."""
+    output_tensor: str = "lm_head.weight"
+    """The tensor of the output layer."""
     unused_tensors: Mapping[str, str] = field(default_factory=dict)
     """Tensors of old files that the model has no use for (without the prefix), with the reason."""
     output_tied_by_file: bool = False

@@ -183,6 +183,7 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
         "decoder_start_token_id": config.bos_id,
         "tie_word_embeddings": config.tying in (Tying.ALL, Tying.OUTPUT),
     }
+    common = {name: value for name, value in common.items() if name in family.defaults}
     return common | family.to_attributes(config)
 
 

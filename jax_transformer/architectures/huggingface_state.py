@@ -29,7 +29,6 @@ AreEqual = Callable[[str, str], bool]
 """Returns True if two tensors of a file, given by name, are equal."""
 
 _LOGITS_BIAS = "final_logits_bias"
-_OUTPUT = "lm_head.weight"
 _VERSIONS = dict.fromkeys(
     ("encoder.version", "decoder.version"), "counts versions of fairseq's format"
 )
@@ -94,9 +93,9 @@ def output_is_tied(
     if names is None or not (asked or family.output_tied_by_file):
         return asked
     embedding = family.output_embedding(values)
-    if "lm_head.weight" not in names or embedding not in names:
+    if family.output_tensor not in names or embedding not in names:
         return True
-    return asked if same is None else same("lm_head.weight", embedding)
+    return asked if same is None else same(family.output_tensor, embedding)
 
 
 def why_completed(name: str, config: TransformerConfig) -> str:
@@ -144,8 +143,11 @@ def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> 
     """The name with the family's prefix, which is missing if the model without its output layer was
     saved.
     """
-    prefix = huggingface.family_of(config).prefix
-    if name in (_LOGITS_BIAS, _OUTPUT) or any(other.startswith(prefix) for other in state):
+    family = huggingface.family_of(config)
+    prefix = family.prefix
+    if name in (_LOGITS_BIAS, family.output_tensor) or any(
+        other.startswith(prefix) for other in state
+    ):
         return name
     return f"{prefix}{name}"
 
@@ -168,7 +170,10 @@ def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
     """The tables of sines and cosines that belong to the module, with their shapes."""
     prefix = huggingface.family_of(config).prefix
     return {
-        f"{prefix}{name}.embed_positions.weight": (config.max_length, config.d_model)
+        f"{prefix}{name}.embed_positions.weight": (
+            config.max_length + stack.position_offset,
+            config.d_model,
+        )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
         if stack.positions is Positions.SINUSOIDAL_STORED
     }
@@ -196,10 +201,9 @@ def _table(config: TransformerConfig) -> np.ndarray:
     """The positions (n, d) in float32, in which transformers computes them whatever dtype it keeps
     them in.
     """
-    from jax_transformer.nn.embeddings import sinusoids  # loads jax
+    from jax_transformer.nn.embeddings import position_sinusoids  # loads jax
 
-    exact = sinusoids(config.max_length, config.d_model, layout=config.encoder.sinusoids)
-    return np.asarray(exact).astype(np.float32)
+    return position_sinusoids(config, config.encoder).astype(np.float32)
 
 
 def _gap(value: np.ndarray, config: TransformerConfig) -> float | None:

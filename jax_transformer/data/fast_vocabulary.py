@@ -85,10 +85,11 @@ def from_json(path: Path, content: bytes, settings: TokenizerSettings) -> FastVo
     return FastVocabulary(path, model, settings)
 
 
-def read_merges(path: Path, content: bytes) -> list[tuple[str, str]]:
+def read_merges(path: Path, content: bytes, *, counted: bool = False) -> list[tuple[str, str]]:
     """Return the merges of a ``merges.txt``, in their order.
 
-    Raises InputError if a line is not two tokens.
+    ``counted`` lines may have a count after the two tokens. Raises InputError if a line is not two
+    tokens.
     """
     try:
         lines = content.decode("utf-8").split("\n")
@@ -99,7 +100,7 @@ def read_merges(path: Path, content: bytes) -> list[tuple[str, str]]:
         tokens = line.split(" ")
         if line.startswith("#version") or not line.strip():
             continue
-        if len(tokens) != 2:
+        if len(tokens) != 2 and not (counted and len(tokens) == 3):
             raise InputError(f"{path}: line {number} is {shown(line)}, not two tokens")
         pairs.append((tokens[0], tokens[1].rstrip("\r")))
     return pairs

@@ -206,8 +206,8 @@ def load_huggingface(
     _check_languages(files, source_lang, target_lang)
     return _assemble(
         files,
-        source_lang or files.settings.text("src_lang"),
-        target_lang or files.settings.text("tgt_lang"),
+        source_lang or files.language_named("src_lang"),
+        target_lang or files.language_named("tgt_lang"),
     )
 
 

@@ -121,7 +121,7 @@ class PieceVocabulary:
         special = [*settings.special_tokens.values(), *settings.extra_tokens]
         self._special = {token.content for token in special}
         self._cuts_added_tokens = settings.flag("split_special_tokens")
-        self._cleans_up = settings.flag("clean_up_tokenization_spaces")
+        self._cleans_up = settings.flag("clean_up_tokenization_spaces", settings.recipe.cleans_up)
         self._recipe: TokenizerRecipe = settings.recipe
         self.size = max(self._texts, default=-1) + 1
 

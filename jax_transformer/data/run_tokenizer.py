@@ -24,6 +24,7 @@ _VOCABULARY_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
     "vocab.json",
+    "vocab-src.json",
 )
 
 

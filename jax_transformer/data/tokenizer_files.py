@@ -1,19 +1,13 @@
-"""The files of a Hugging Face tokenizer: the vocabularies of a folder, and their ids
-and languages.
-"""
+"""The files of a Hugging Face tokenizer: those of a folder, and their ids and languages."""
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_transformer.architectures.huggingface import Algorithm, Languages
-from jax_transformer.data import fast_vocabulary, piece_vocabulary, tokenizer_settings
-from jax_transformer.data.piece_vocabulary import PieceVocabulary, SentencePieceModel
+from jax_transformer.data import fast_vocabulary, tokenizer_settings, vocabulary_files
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
-from jax_transformer.data.word_bpe import WordBpe
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -44,7 +38,7 @@ class TokenizerFiles:
     @property
     def separate(self) -> bool:
         """True if each side has a vocabulary of its own."""
-        return self.settings.flag("separate_vocabs")
+        return self.settings.recipe.separate or self.settings.flag("separate_vocabs")
 
     @property
     def default_source_language(self) -> str | None:
@@ -89,6 +83,12 @@ class TokenizerFiles:
             raise ConfigError(f"{folder}: its tokenizer has no language {shown(language)}{near}")
         return self.id_of(vocabulary, recipe.languages.token.format(language))
 
+    def language_named(self, key: str) -> str | None:
+        """Return the code of the language in a setting, which may be its token, or None."""
+        name, languages = self.settings.text(key), self.settings.recipe.languages
+        match = languages and name and re.fullmatch(languages.pattern, name)
+        return match[1] if match else name
+
     @property
     def pad_id(self) -> int:
         """The id of padding, which the model has once for both sides."""
@@ -130,7 +130,7 @@ def read(folder: Path) -> TokenizerFiles:
         raise InputError(_missing_files(settings, missing))
     else:
         contents |= {name: _bytes(folder / name) for name in names}
-        source, target = _vocabularies(contents, settings)
+        source, target = vocabulary_files.vocabularies(contents, settings)
     files = TokenizerFiles(settings, source, target, contents, _languages(settings, source))
     _check_model(files)
     return files
@@ -160,86 +160,6 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _vocabularies(
-    contents: Mapping[str, bytes], settings: TokenizerSettings
-) -> tuple[SubwordVocabulary, SubwordVocabulary]:
-    """Source and target, one object if they are one vocabulary, from the files of the recipe."""
-    folder, algorithm = settings.folder, settings.recipe.algorithm
-    if algorithm is Algorithm.BYTE_BPE:
-        fast = fast_vocabulary.from_merges(
-            folder / "vocab.json", contents["vocab.json"], contents["merges.txt"], settings
-        )
-        return fast, fast
-    if algorithm is Algorithm.WORD_BPE:
-        return _word_vocabulary(contents, settings)
-    sampling = settings.values.get("sp_model_kwargs")
-    if sampling:
-        raise InputError(
-            f"{folder / tokenizer_settings.FILE}: sp_model_kwargs is {shown(sampling)}; remove it"
-        )
-    models = {
-        name: piece_vocabulary.load_sentencepiece(folder / name, contents[name])
-        for name in settings.recipe.files
-        if name.endswith((".spm", ".model"))
-    }
-    if algorithm is Algorithm.REBUILT_PIECES:
-        ((name, model),) = models.items()
-        pieces = piece_vocabulary.take_apart(model)
-        fast = fast_vocabulary.from_pieces(folder / name, pieces, settings)
-        return fast, fast
-    return _piece_vocabularies(list(models.values()), contents, settings)
-
-
-def _word_vocabulary(
-    contents: Mapping[str, bytes], settings: TokenizerSettings
-) -> tuple[SubwordVocabulary, SubwordVocabulary]:
-    path, merges = settings.folder / "merges.txt", contents["merges.txt"]
-    # transformers skips the first line, and what follows the last line's end
-    if not merges.startswith(b"#version") or not merges.endswith(b"\n"):
-        raise InputError(f"{path}: does not begin with #version, or its last line has no end")
-    model = WordBpe(fast_vocabulary.read_merges(path, merges))
-    path = settings.folder / "vocab.json"
-    ids = tokenizer_settings.read_vocabulary(path, contents[path.name])
-    vocabulary = PieceVocabulary(path, ids, model, settings)
-    return vocabulary, vocabulary
-
-
-def _piece_vocabularies(
-    models: list[SentencePieceModel], contents: Mapping[str, bytes], settings: TokenizerSettings
-) -> tuple[SubwordVocabulary, SubwordVocabulary]:
-    """Vocabularies whose ids are in ``vocab.json``, with one model for both sides or
-    one for each.
-    """
-    path = settings.folder / "vocab.json"
-    ids = tokenizer_settings.read_vocabulary(path, contents["vocab.json"])
-    languages = settings.recipe.languages
-    if languages is not None and languages.sets:
-        codes = _language_set(languages, settings)
-        ids = {languages.token.format(code): len(ids) + i for i, code in enumerate(codes)} | ids
-    if len(models) == 1:
-        vocabulary = PieceVocabulary(path, ids, models[0], settings)
-        return vocabulary, vocabulary
-    reads, writes = models
-    source = PieceVocabulary(path, ids, reads, settings)
-    if not settings.flag("separate_vocabs"):
-        # transformers then joins the pieces of a target by the source's model
-        return source, PieceVocabulary(path, ids, writes, settings, joined_by=reads)
-    path = settings.folder / "target_vocab.json"
-    target_ids = tokenizer_settings.read_vocabulary(path, contents[path.name])
-    return source, PieceVocabulary(path, target_ids, writes, settings)
-
-
-def _language_set(languages: Languages, settings: TokenizerSettings) -> list[str]:
-    """The codes that follow the vocabulary, of the set that the folder names."""
-    name = settings.text("language_codes") or next(iter(languages.sets))
-    if name not in languages.sets:
-        raise InputError(
-            f"{settings.folder / tokenizer_settings.FILE}: language_codes is {shown(name)}, not"
-            f" {' or '.join(languages.sets)}"
-        )
-    return list(languages.sets[name])
-
-
 def _languages(settings: TokenizerSettings, vocabulary: SubwordVocabulary) -> tuple[str, ...]:
     languages = settings.recipe.languages
     if languages is None:
@@ -257,11 +177,12 @@ def _languages(settings: TokenizerSettings, vocabulary: SubwordVocabulary) -> tu
 def _check_model(files: TokenizerFiles) -> None:
     """Raise InputError if ``config.json`` is not that of the tokenizer's model."""
     model, path = files.settings.model, files.settings.folder / "config.json"
-    for side, vocabulary, key in (
-        ("source", files.source, "vocab_size"),
-        ("target", files.target, "decoder_vocab_size"),
+    own = "decoder_vocab_size" if files.separate else "vocab_size"
+    for side, vocabulary, keys in (
+        ("source", files.source, ("src_vocab_size", "vocab_size")),
+        ("target", files.target, ("tgt_vocab_size", own)),
     ):
-        size = model.get(key if files.separate else "vocab_size")
+        size = next((model[key] for key in keys if key in model), None)
         if type(size) is int and size < vocabulary.size:
             raise InputError(
                 f"{path}: a vocabulary of {size} is smaller than the tokenizer's of"

@@ -15,8 +15,34 @@ _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _WORDS = re.compile(rf"[^{_SPACE}]+\n?")
 _SPACES = re.compile(rf"[{_SPACE}]{{2,}}")
 _PUNCTUATION = re.compile(r"([.,!?()])")
-_END, _CONTINUED = "</w>", "@@"
+END, _CONTINUED = "</w>", "@@"
 _REMEMBERED = 100_000  # words
+
+
+class Merges:
+    """A word to its symbols, by merges in the order in which they are tried."""
+
+    def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._cut: dict[str, list[str]] = {}
+
+    def __call__(self, word: str) -> list[str]:
+        """Return the symbols of a word, the last one with ``</w>``."""
+        if word not in self._cut:
+            if len(self._cut) >= _REMEMBERED:
+                self._cut.clear()
+            self._cut[word] = self._merged([*word[:-1], word[-1] + END])
+        return self._cut[word]
+
+    def _merged(self, symbols: list[str]) -> list[str]:
+        """Merge the pair of the lowest rank wherever it occurs, until no pair has a rank."""
+        while len(symbols) > 1:
+            pairs = set(itertools.pairwise(symbols))
+            best = min(pairs, key=lambda pair: self._ranks.get(pair, math.inf))
+            if best not in self._ranks:
+                break
+            symbols = _merge(symbols, best)
+        return symbols
 
 
 class WordBpe:
@@ -24,8 +50,7 @@ class WordBpe:
 
     def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
         """``merges`` in the order in which they are tried."""
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        self._cut: dict[str, list[str]] = {}
+        self._merges = Merges(merges)
 
     def cut(self, text: str) -> list[str]:
         """Return the pieces of a text."""
@@ -41,22 +66,8 @@ class WordBpe:
         return " ".join(pieces).replace(f"{_CONTINUED} ", "")
 
     def _pieces(self, word: str) -> list[str]:
-        if word not in self._cut:
-            if len(self._cut) >= _REMEMBERED:
-                self._cut.clear()
-            *rest, last = self._merged([*word[:-1], word[-1] + _END]) if len(word) > 1 else [word]
-            self._cut[word] = [*(symbol + _CONTINUED for symbol in rest), last.removesuffix(_END)]
-        return self._cut[word]
-
-    def _merged(self, symbols: list[str]) -> list[str]:
-        """Merge the pair of the lowest rank wherever it occurs, until no pair has a rank."""
-        while len(symbols) > 1:
-            pairs = set(itertools.pairwise(symbols))
-            best = min(pairs, key=lambda pair: self._ranks.get(pair, math.inf))
-            if best not in self._ranks:
-                break
-            symbols = _merge(symbols, best)
-        return symbols
+        *rest, last = self._merges(word)
+        return [*(symbol + _CONTINUED for symbol in rest), last.removesuffix(END)]
 
 
 def _parts(word: str) -> list[str]:

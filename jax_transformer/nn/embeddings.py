@@ -94,16 +94,33 @@ def sinusoids(
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
 
+def position_sinusoids(config: TransformerConfig, stack: StackConfig) -> Float[np.ndarray, "n d"]:
+    """The rows of a stack's table of sinusoids, in float64.
+
+    If padding gets no position, its row is that before the first, with zeros (fairseq).
+    """
+    table = sinusoids(
+        config.max_length + stack.position_offset,
+        config.d_model,
+        stack.position_exponent,
+        stack.sinusoids,
+    )
+    if stack.position_index is PositionIndex.NOT_PADDING and stack.position_offset:
+        table = table.copy()
+        table[stack.position_offset - 1] = 0
+    return table
+
+
 class PositionTable(nnx.Module):
     """A table with one row per position, added to embeddings or to a feed-forward's input."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
-        self.kind, self.index, self.exponent = (
+        self.config, self.stack = config, stack
+        self.kind, self.index, self.offset = (
             stack.positions,
             stack.position_index,
-            stack.position_exponent,
+            stack.position_offset,
         )
-        self.layout, self.offset = stack.sinusoids, stack.position_offset
         self.length, self.width = config.max_length + self.offset, config.d_model
         self.table: nnx.Variable
         if self.kind is Positions.SINUSOIDAL_STORED:
@@ -153,7 +170,7 @@ class PositionTable(nnx.Module):
         return x + jnp.take(table, rows + self.offset, axis=0)[None]
 
     def _sinusoids(self) -> Float[np.ndarray, "n d"]:
-        return sinusoids(self.length, self.width, self.exponent, self.layout)
+        return position_sinusoids(self.config, self.stack)
 
 
 @lru_cache(maxsize=8)

@@ -32,6 +32,8 @@ TOKENIZER = (
     "added_tokens.json",
     "vocab.json",
     "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
     "merges.txt",
     "source.spm",
     "target.spm",

@@ -147,7 +147,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
     Sinusoidal positions that were rounded to 16 bits are computed again in float32, as transformers
     does in the precision of the model.
     """
-    from jax_transformer.nn.embeddings import sinusoids
+    from jax_transformer.nn.embeddings import position_sinusoids
 
     stack, _, rest = name.partition(".")
     if (
@@ -155,9 +155,7 @@ def _widened(name: str, array: np.ndarray, config: TransformerConfig) -> np.ndar
         and rest == "positions.table"
         and getattr(config, stack).positions is Positions.SINUSOIDAL_STORED
     ):
-        exact = np.asarray(sinusoids(*array.shape, layout=getattr(config, stack).sinusoids)).astype(
-            np.float32
-        )
+        exact = position_sinusoids(config, getattr(config, stack)).astype(np.float32)
         if np.array_equal(exact.astype(array.dtype), array):
             return exact
     return array.astype(np.float32, copy=False)
