@@ -13,8 +13,8 @@ MUTANTS = [
     Mutant(
         "distance the wrong way round",
         _RELATIVE,
-        "key_positions[None, :] - query_positions[:, None]",
-        "query_positions[:, None] - key_positions[None, :]",
+        "key_positions[None, None, :] - query_positions[None, :, None]",
+        "query_positions[None, :, None] - key_positions[None, None, :]",
         family("t5"),
         _SELF,
         case="t5",
@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant(
         "heads of the bias mixed up",
         _RELATIVE,
-        "bias.transpose(2, 0, 1)[None]",
-        "bias.transpose(2, 0, 1)[None, ::-1]",
+        "bias.transpose(0, 3, 1, 2)",
+        "bias.transpose(0, 3, 1, 2)[:, ::-1]",
         family("t5"),
         _SELF,
         case="t5",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import torch_reference.recording
 from jax_transformer.architectures import base, huggingface, registry
@@ -195,9 +196,10 @@ def recorded(
 def _huggingface_twin(config: TransformerConfig) -> nn.Module:
     """Return transformers' module for ``config`` with fresh weights, under its own names.
 
-    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v). Two
-    things that transformers computes in float32 whatever the weights' dtype are computed in theirs:
-    root-mean-square norms, and sines and cosines that count tokens which are not padding.
+    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v).
+    Three things that transformers computes in float32 whatever the weights' dtype are computed in
+    theirs: root-mean-square norms, the softmax of local attention, and sines and cosines that count
+    tokens which are not padding.
 
     Raises:
         ConfigError: names the fields that the module cannot be set to, or transformers is missing.
@@ -247,17 +249,28 @@ def _check_rates(family: huggingface.HuggingFaceFamily, config: TransformerConfi
         )
 
 
+class KeepFloat64(TorchFunctionMode):
+    """Inside it, ``tensor.float()`` leaves float64 as it is.
+
+    Otherwise LongT5's softmax is computed in float32 whatever dtype a model has, and FSMT cannot
+    make its mask of float64.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if function is torch.Tensor.float and arguments[0].dtype is torch.float64:
+            return arguments[0]
+        return function(*arguments, **(options or {}))
+
+
 def _called_by_ids(kind: type) -> type:
     class Twin(kind):
         def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             mask = (source != self.config.pad_token_id).long()
-            return (
-                super()
-                .forward(
-                    input_ids=source, attention_mask=mask, decoder_input_ids=target, use_cache=False
-                )
-                .logits
-            )
+            arguments = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+            with KeepFloat64():
+                return super().forward(**arguments, use_cache=False).logits
 
     Twin.__name__ = Twin.__qualname__ = kind.__name__
     return Twin

@@ -39,7 +39,11 @@ Module = TypeVar("Module", bound=nnx.Module)
 
 
 class Attention(NamedTuple):
-    """The attention weights of a call, one array per layer, after dropout if there is any."""
+    """The attention weights of a call, one array per layer, after dropout if there is any.
+
+    Those of local attention are over each query's window: column j, of a query in block n of
+    ``local_radius + 1`` tokens, is the token (n − 1) · (local_radius + 1) + j; the sums follow.
+    """
 
     encoder: tuple[Weights, ...]
     decoder: tuple[Weights, ...]

@@ -1,8 +1,8 @@
 """Small random models of the Hugging Face families: transformers' classes and ours.
 
-transformers computes two things in float32 whatever dtype a model has: T5's norm, and the table of
-positions of M2M100. If float64 is asked for, these are replaced here by the same arithmetic in
-float64; nothing else of its code is touched.
+transformers computes three things in float32 whatever dtype a model has: T5's norm, the softmax of
+LongT5's local attention, and the table of positions of M2M100. If float64 is asked for, these are
+replaced here by the same arithmetic in float64; nothing else of its code is touched.
 """
 
 import importlib
@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import jax_transformer as jt
+from jax_transformer import torch_bridge
 from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
@@ -50,6 +51,12 @@ _T5_SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
+}
+# Several local and global blocks in a source of 17 tokens, and one that is not whole
+_LONG_T5 = _T5_SIZES | {
+    "encoder_attention_type": "local",
+    "local_radius": 4,
+    "global_block_size": 4,
 }
 # Lengths are equal, so that no shape shows a missing transpose
 _SQUARE: dict[str, Any] = {
@@ -118,7 +125,6 @@ CASES = {
     "bart square": Case("bart", _SIZES | _SQUARE),
     "mbart": Case("mbart", _SIZES | {"scale_embedding": True}),
     "plbart": Case("plbart", _SIZES),
-    "plbart square": Case("plbart", _SIZES | _SQUARE | {"scale_embedding": False}),
     "m2m_100": Case("m2m_100", _SIZES),
     "pegasus": Case("pegasus", _SIZES | _PEGASUS),
     "blenderbot": Case("blenderbot", _SIZES | _BLENDERBOT | {"scale_embedding": True}),
@@ -133,8 +139,31 @@ CASES = {
         "t5", _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     ),
     "mt5": Case("mt5", _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
+    "longt5": Case("longt5", _LONG_T5),
+    "longt5 global": Case(
+        "longt5",
+        _LONG_T5
+        | {
+            "encoder_attention_type": "transient-global",
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "longt5 square": Case(
+        "longt5",
+        _LONG_T5
+        | {"encoder_attention_type": "transient-global", "local_radius": 3}
+        | dict.fromkeys(("vocab_size", "d_model", "d_ff"), 20),
+    ),
     "umt5": Case("umt5", _T5_SIZES | {"feed_forward_proj": "gated-gelu"}),
 }
+
+
+REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square")
+"""Cases made of the same parts as others; their tests are slow."""
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES
+]
 
 
 class Pair(NamedTuple):
@@ -193,7 +222,7 @@ def pair(
 
 @pytest.fixture
 def in_float64(monkeypatch):
-    """Compute T5's norm and M2M100's positions in float64; see above.
+    """Compute T5's norm, LongT5's softmax and M2M100's positions in float64; see above.
 
     Use :func:`pair` after it, and :func:`exact_positions` on M2M100.
     """
@@ -203,9 +232,11 @@ def in_float64(monkeypatch):
             x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         )
 
-    for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5")):
+    for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5"), ("longt5", "LongT5")):
         modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         monkeypatch.setattr(getattr(modeling, f"{prefix}LayerNorm"), "forward", norm)
+    with torch_bridge.KeepFloat64():
+        yield
 
 
 def exact_positions(both: Pair) -> Pair:

@@ -62,6 +62,7 @@ FOLDERS = {
     "blenderbot-small": FolderCase("blenderbot-small", tokenizer_models.blenderbot_small),
     "t5": FolderCase("t5", tokenizer_models.t5),
     "mt5": FolderCase("mt5", tokenizer_models.t5),
+    "longt5": FolderCase("longt5", tokenizer_models.t5),
     "umt5": FolderCase("umt5", tokenizer_models.t5),
     "pegasus": FolderCase("pegasus", tokenizer_models.pegasus),
     "mbart": FolderCase(
@@ -113,9 +114,8 @@ def language_id(name: str, words: Any) -> int | None:
     languages = FOLDERS[name].languages
     if languages is None:
         return None
-    return words.convert_tokens_to_ids(
-        words.lang_code_to_token[languages[1]] if name == "m2m_100" else languages[1]
-    )
+    written = {"m2m_100": "__{}__", "plbart": "__{}__"}.get(name, "{}")
+    return words.convert_tokens_to_ids(written.format(languages[1]))
 
 
 def mean_loss(name: str, folder: Path, lines: Path) -> float:

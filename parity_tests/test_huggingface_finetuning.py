@@ -90,7 +90,11 @@ def assert_begins_as_transformers(
 
 
 @pytest.mark.proves("fine-tuning")
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    "name",
+    # LongT5 has T5's tokenizer and shift
+    [pytest.param(name, marks=pytest.mark.slow if name == "longt5" else ()) for name in FOLDERS],
+)
 def test_batches_are_those_of_transformers(tmp_path, name):
     """Sources, labels, and the decoder input, which each family's model derives from labels
     differently.

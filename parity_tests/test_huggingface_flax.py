@@ -23,7 +23,7 @@ from parity_tests.huggingface import in_float64  # noqa: F401
 
 # M2M100 and UMT5 had no Flax class, and Marian's had one vocabulary
 NAMES = ["bart", "bart square", "mbart", "marian", "pegasus", "t5", "t5 v1.1", "mt5"]
-NAMES += ["blenderbot", "blenderbot-small"]
+NAMES += ["blenderbot", "blenderbot-small", "longt5 global"]
 
 
 def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:

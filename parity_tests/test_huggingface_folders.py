@@ -57,7 +57,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.proves("round trip")
-@pytest.mark.parametrize("name", list(huggingface.CASES))
+@pytest.mark.parametrize("name", huggingface.PARAMETERS)
 def test_a_folder_round_trips_byte_for_byte(name, saved, tmp_path):
     module, theirs = saved(name)
     convert(theirs, tmp_path / "run")

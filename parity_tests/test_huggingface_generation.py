@@ -185,14 +185,18 @@ def without_end(both: Pair, index: int) -> dict[str, Any]:
     """The constraints at ``index`` without ``forced_eos``.
 
     With two vocabularies ``encoder_no_repeat_ngram_size`` is left out as well: transformers looks
-    for the source's tokens among the target's, and raises.
+    for the source's tokens among the target's, and raises. FSMT never generates padding: with a
+    cache transformers masks and counts it otherwise than without one.
     """
     left_out = {"forced_eos"} | (
         {"encoder_no_repeat_ngram_size"}
         if both.config.source_vocab_size != both.config.target_vocab_size
         else set()
     )
-    return {key: value for key, value in CONSTRAINTS[index].items() if key not in left_out}
+    kept = {key: value for key, value in CONSTRAINTS[index].items() if key not in left_out}
+    if both.config.architecture == "fsmt":
+        kept["suppress_tokens"] = [*kept.get("suppress_tokens", []), both.config.target_pad_id]
+    return kept
 
 
 def generate_arguments(name: str, index: int, **settings: Any) -> dict[str, Any]:

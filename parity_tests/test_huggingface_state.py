@@ -14,7 +14,7 @@ from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Tying
 from jax_transformer.errors import InputError
-from parity_tests.huggingface import CASES, module
+from parity_tests.huggingface import CASES, PARAMETERS, module
 
 
 def saved(name: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
@@ -36,13 +36,13 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.proves("round trip")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_a_saved_file_is_completed_and_round_trips(name: str, tmp_path: Path):
     state, file, data = saved(name, tmp_path)
     config = from_config(data, names=file)
     assert equal(states.complete(file, config), state)
     assert equal(states.saved(state, config), file)
-    assert len(file) < len(state)
+    assert len(file) < len(state) or name == "fsmt"  # which ties and computes nothing
     model = jt.convert.from_torch(states.complete(file, config), config)
     assert equal(states.saved(jt.convert.to_torch(model), config), file)
 

@@ -1,4 +1,4 @@
-"""T5, T5 v1.1 and Flan-T5, and what mT5 and UMT5 share with them.
+"""T5, T5 v1.1 and Flan-T5, and what mT5, UMT5 and LongT5 share with them.
 
 Raffel et al. 2020. A layer is a list of branches, each a module and its norm; positions are
 distances, of which T5 and mT5 keep a stack's table in its first layer and UMT5 one in every layer.
@@ -24,6 +24,7 @@ from jax_transformer.architectures.huggingface import (
 )
 from jax_transformer.config import (
     Activation,
+    AttentionSpan,
     EmbeddingScale,
     LogitScale,
     Norm,
@@ -78,7 +79,11 @@ UNBOUNDED = 32_768
 a bucket.
 """
 _LINEARS = {"query": "q", "key": "k", "value": "v", "out": "o"}
-_ATTENTIONS = {Part.SELF: "SelfAttention", Part.CROSS: "EncDecAttention"}
+_SELF = {
+    AttentionSpan.FULL: "SelfAttention",
+    AttentionSpan.LOCAL: "LocalSelfAttention",
+    AttentionSpan.TRANSIENT_GLOBAL: "TransientGlobalSelfAttention",
+}
 _UNUSED_TENSORS = {
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (
         "belongs to attention between the stacks, which has no distances in transformers"
@@ -257,6 +262,8 @@ def weight_table(config: TransformerConfig) -> Table:
 def _stack(name: str, config: TransformerConfig) -> Table:
     stack = getattr(config, name)
     flax, layer = f"{name}.blocks.{{i}}", []
+    attentions = {Part.SELF: _SELF[stack.attention_span], Part.CROSS: "EncDecAttention"}
+    has_sums = stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         torch = f"{name}.block.{{i}}.layer.{branch}"
         if part is Part.FFN:
@@ -269,15 +276,24 @@ def _stack(name: str, config: TransformerConfig) -> Table:
                 )
         else:
             layer += attention(
-                f"{torch}.{_ATTENTIONS[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
+                f"{torch}.{attentions[part]}", f"{flax}.{part.value}", _LINEARS, bias=False
             )
+            if part is Part.SELF and has_sums:
+                layer += layer_norm(
+                    f"{torch}.{attentions[part]}.global_input_layer_norm",
+                    f"{flax}.{part.value}.global_norm",
+                    bias=False,
+                )
         layer += layer_norm(f"{torch}.layer_norm", f"{flax}.residuals.{branch}.norm", bias=False)
-    relative = f"{name}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias.weight"
+    relative = f"{name}.block.{{i}}.layer.0.{attentions[Part.SELF]}.relative_attention_bias.weight"
     shared: Table = []
     if stack.positions is Positions.RELATIVE_PER_BLOCK:
         layer.append(Rule(relative, (f"{flax}.relative.embedding",)))
     if stack.positions is Positions.RELATIVE:
         shared.append(Rule(relative.format(i=0), (f"{name}.relative.embedding",)))
+    if has_sums:
+        of_sums = relative.format(i=0).replace(".relative_", ".global_relative_")
+        shared.append(Rule(of_sums, (f"{name}.global_relative.embedding",)))
     return [
         *repeat(stack.layers, layer),
         *shared,

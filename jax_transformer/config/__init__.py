@@ -3,6 +3,7 @@
 from jax_transformer.config.enums import (
     Activation,
     AttentionBackend,
+    AttentionSpan,
     DropoutMasks,
     DropoutSite,
     EmbeddingNormOf,
@@ -31,6 +32,7 @@ __all__ = [
     "EXECUTION",
     "Activation",
     "AttentionBackend",
+    "AttentionSpan",
     "Branch",
     "DropoutMasks",
     "DropoutSite",

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from jax_transformer.config.enums import (
     AttentionBackend,
+    AttentionSpan,
+    HeadMerge,
     Mask,
     MaskFill,
     Mixing,
@@ -41,7 +43,14 @@ def check_sizes(config: "TransformerConfig") -> None:
             raise ConfigError(f"{name}={value} must be at least 1")
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
-        for field, least in (("layers", 1), ("num_heads", 1), ("d_ff", 1), ("position_offset", 0)):
+        for field, least in (
+            ("layers", 1),
+            ("num_heads", 1),
+            ("d_ff", 1),
+            ("position_offset", 0),
+            ("local_radius", 1),
+            ("global_block_size", 1),
+        ):
             value = getattr(stack, field)
             if value is not None and value < least:
                 raise ConfigError(f"{name}.{field}={value} must be at least {least}")
@@ -188,6 +197,32 @@ def check_stacks(config: "TransformerConfig") -> None:
                 )
 
 
+def check_spans(config: "TransformerConfig") -> None:
+    """Check local attention, which an encoder has with the plain kinds of everything around it."""
+    reasons = []
+    for name in ("encoder", "decoder"):
+        stack: StackConfig = getattr(config, name)
+        if stack.attention_span is AttentionSpan.FULL:
+            continue
+        span = f"{name}.attention_span='{stack.attention_span.value}'"
+        if name == "decoder":
+            reasons.append(f"{span} sees later tokens and belongs in the encoder")
+        if stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL:
+            if stack.positions is not Positions.RELATIVE:
+                reasons.append(f"{span} needs positions='relative'")
+        elif stack.positions is Positions.RELATIVE_PER_BLOCK:
+            reasons.append(f"{span} has no positions='relative_per_block'")
+        if stack.mixing is not Mixing.WEIGHTED or stack.head_merge is not HeadMerge.CONCATENATED:
+            reasons.append(
+                f"{span} has no mixing='{stack.mixing.value}' with"
+                f" head_merge='{stack.head_merge.value}'"
+            )
+        if config.mask_fill is not MaskFill.EXCLUDED:
+            reasons.append(f"{span} has no mask_fill='{config.mask_fill.value}'")
+    if reasons:
+        raise ConfigError("; ".join(reasons))
+
+
 def check_backend(config: "TransformerConfig") -> None:
     """Raise ConfigError if the attention backend cannot compute this architecture."""
     if config.attention_backend is AttentionBackend.XLA:
@@ -196,6 +231,10 @@ def check_backend(config: "TransformerConfig") -> None:
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
         rate = config.attention_dropout if stack.attention_dropout is None else 0.0
+        if stack.attention_span is not AttentionSpan.FULL:
+            reasons.append(
+                f"{name}.attention_span='{stack.attention_span.value}' is computed in blocks"
+            )
         if stack.mixing is Mixing.SUMMED:
             reasons.append(f"{name}.mixing='{stack.mixing.value}' is no product with the values")
         if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):

@@ -196,6 +196,16 @@ class DropoutMasks(enum.StrEnum):
     THREEFRY = "threefry"  # jax.random.bernoulli
 
 
+class AttentionSpan(enum.StrEnum):
+    """The keys of self-attention."""
+
+    FULL = "full"  # every token: Vaswani et al. 2017
+    # tokens up to ``local_radius`` away: Guo et al. 2022, section 3.1 (LongT5)
+    LOCAL = "local"
+    # these, and the normed sums of ``global_block_size`` tokens each: section 3.2
+    TRANSIENT_GLOBAL = "transient_global"
+
+
 class AttentionBackend(enum.StrEnum):
     """The implementation of attention over whole sequences.
 

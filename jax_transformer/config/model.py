@@ -20,6 +20,7 @@ from jax_transformer.config import checks, codec
 from jax_transformer.config.enums import (
     Activation,
     AttentionBackend,
+    AttentionSpan,
     DropoutMasks,
     DropoutSite,
     EmbeddingNormOf,
@@ -91,6 +92,11 @@ class StackConfig:
     """Number of biases per head for relative positions (Raffel et al. 2020)."""
     relative_max_distance: int = 128
     """Distance from which on all share the last bias."""
+    attention_span: AttentionSpan = AttentionSpan.FULL
+    local_radius: int = 127
+    """The farthest key of local self-attention, in tokens (Guo et al. 2022)."""
+    global_block_size: int = 16
+    """Tokens whose normed sum is one key of transient-global self-attention (Guo et al. 2022)."""
     num_heads: int | None = None
     """The model's ``num_heads`` if None."""
     d_ff: int | None = None
@@ -216,6 +222,7 @@ class TransformerConfig:
             checks.check_rates,
             checks.check_ids,
             checks.check_stacks,
+            checks.check_spans,
             checks.check_backend,
         ):
             check(self)

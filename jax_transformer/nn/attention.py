@@ -139,8 +139,8 @@ def visible_keys(
     return result
 
 
-class MultiHeadAttention(nnx.Module):
-    """Query, key, value and output projections around :func:`attend`.
+class HeadProjections(nnx.Module):
+    """Query, key, value and output projections.
 
     All kernels are matrices: (d, h·e) and (h·e, d).
     """
@@ -153,8 +153,6 @@ class MultiHeadAttention(nnx.Module):
             if stack.attention_dropout is None
             else stack.attention_dropout,
         )
-        self.backend = config.attention_backend
-        self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
         inner, init = self.heads * self.width, stack.init or config.init
         bias = config.bias if config.attention_bias is None else config.attention_bias
         self.query, self.key, self.value = (
@@ -168,6 +166,22 @@ class MultiHeadAttention(nnx.Module):
     def keys_values(self, x: Float[Array, "b k d"]) -> tuple[Heads, Heads]:
         """The projected keys and values of ``x``, which a decoder caches."""
         return self._heads(self.key(x)), self._heads(self.value(x))
+
+    def _heads(self, x: Float[Array, "b n i"]) -> Heads:
+        heads = x.reshape(*x.shape[:2], self.heads, self.width)
+        return sharding.constrain(heads, ROWS, None, TENSOR, None)
+
+    def _merged(self, heads: Heads) -> Float[Array, "b n d"]:
+        return self.out(heads.reshape(*heads.shape[:2], -1))
+
+
+class MultiHeadAttention(HeadProjections):
+    """:func:`attend` over all keys, between its projections."""
+
+    def __init__(self, config: TransformerConfig, stack: StackConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, stack, rngs=rngs)
+        self.backend = config.attention_backend
+        self.fill, self.mixing, self.merge = config.mask_fill, stack.mixing, stack.head_merge
 
     def __call__(
         self,
@@ -209,10 +223,6 @@ class MultiHeadAttention(nnx.Module):
         if self.merge is HeadMerge.RAW:
             mixed = mixed.transpose(0, 2, 1, 3)
         return self.out(mixed.reshape(*x.shape[:2], -1)), weights
-
-    def _heads(self, x: Float[Array, "b n i"]) -> Heads:
-        heads = x.reshape(*x.shape[:2], self.heads, self.width)
-        return sharding.constrain(heads, ROWS, None, TENSOR, None)
 
 
 class BlockCache(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import (
     Activation,
+    AttentionSpan,
     Branch,
     Mask,
     Part,
@@ -23,6 +24,7 @@ from jax_transformer.nn.attention import BlockCache, MultiHeadAttention
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen, PositionTable, RelativeBias
 from jax_transformer.nn.linear import linear
+from jax_transformer.nn.local_attention import LocalAttention, Window
 from jax_transformer.nn.norm import norm
 from jax_transformer.nn.residual import ResidualBranch
 from jax_transformer.nn.sharding import ROWS, TENSOR
@@ -92,6 +94,8 @@ class Context(NamedTuple):
     """Positions of self-attention's keys; those of the input if None."""
     self_bias: Float[Array, "1 h q k"] | None = None
     """Bias that the stack adds to self-attention's scores."""
+    window: Window | None = None
+    """The keys of local self-attention, with their bias; None if all tokens are keys."""
 
 
 class BlockResult(NamedTuple):
@@ -126,7 +130,7 @@ class UnusedBranch(nnx.Module):
 class Block(nnx.Module):
     """One layer of a stack. A part that two branches name is one module."""
 
-    self_attention: MultiHeadAttention
+    self_attention: MultiHeadAttention | LocalAttention
     cross_attention: MultiHeadAttention
     feed_forward: FeedForward
 
@@ -152,7 +156,11 @@ class Block(nnx.Module):
 
         def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
             nonlocal cache
-            attention: MultiHeadAttention = getattr(self, part.value)
+            attention = getattr(self, part.value)
+            if isinstance(attention, LocalAttention):
+                assert context.window is not None, "local attention needs its window"
+                y, weights[part] = attention(y, context.window, drop)
+                return y
             if part is Part.SELF:
                 keys_values = attention.keys_values(y)
                 if cache is not None:
@@ -208,4 +216,7 @@ class Block(nnx.Module):
 def _part(
     config: TransformerConfig, stack: StackConfig, part: Part, *, rngs: nnx.Rngs
 ) -> nnx.Module:
-    return (FeedForward if part is Part.FFN else MultiHeadAttention)(config, stack, rngs=rngs)
+    if part is Part.FFN:
+        return FeedForward(config, stack, rngs=rngs)
+    local = part is Part.SELF and stack.attention_span is not AttentionSpan.FULL
+    return (LocalAttention if local else MultiHeadAttention)(config, stack, rngs=rngs)

@@ -209,9 +209,12 @@ class RelativeBias(nnx.Module):
         self, query_positions: Int[Array, " q"], key_positions: Int[Array, " k"]
     ) -> Float[Array, "1 h q k"]:
         """The bias of the attention scores."""
+        return self.of_distances(key_positions[None, None, :] - query_positions[None, :, None])
+
+    def of_distances(self, distances: Int[Array, "b q k"]) -> Float[Array, "b h q k"]:
+        """The bias of scores whose keys are this far after their queries."""
         table = self.embedding[...]
         count = table.shape[0] // self.directions
-        distances = key_positions[None, :] - query_positions[:, None]
         known = relative_buckets(
             self.max_distance + 1, count, self.max_distance
         )  # longer distances share the last
@@ -223,4 +226,4 @@ class RelativeBias(nnx.Module):
             else jnp.where(after, 0, index)
         )
         bias = jnp.take(table if self.dtype is None else table.astype(self.dtype), index, axis=0)
-        return bias.transpose(2, 0, 1)[None]
+        return bias.transpose(0, 3, 1, 2)

@@ -14,7 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import (
+    AttentionSpan,
     EmbeddingNormOf,
+    Mask,
     Positions,
     PositionsAt,
     Remat,
@@ -27,6 +29,7 @@ from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias
+from jax_transformer.nn.local_attention import Window, window
 from jax_transformer.nn.norm import norm
 from jax_transformer.shapes import AnyArray, Hidden, Memory
 
@@ -61,6 +64,12 @@ class Stack(nnx.Module):
             if stack.positions is Positions.RELATIVE
             else None
         )
+        self.global_relative = (
+            RelativeBias(config, stack, rngs=rngs)
+            if stack.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+            else None
+        )
+        self.stack = stack
         self.embedding_norm = norm(config) if stack.embedding_norm else None
         self.embedding_norm_of = stack.embedding_norm_of
         self.blocks = nnx.List([Block(config, stack, rngs=rngs) for _ in range(stack.layers)])
@@ -81,7 +90,9 @@ class Stack(nnx.Module):
         is for calls without a cache and without ``attention``, the weights of each layer.
         """
         x = self._embedded(x, context)
-        if self.relative is not None:
+        if self.stack.attention_span is not AttentionSpan.FULL:
+            context = context._replace(window=self._window(x, context))
+        elif self.relative is not None:
             keys = context.positions if context.key_positions is None else context.key_positions
             context = context._replace(self_bias=self.relative(context.positions, keys))
         for i in range(self.config.embedding_dropouts):
@@ -101,6 +112,11 @@ class Stack(nnx.Module):
         return (
             dropout.scope("final")(x, self.config.dropout) if self.config.final_dropout else x
         ), results
+
+    def _window(self, x: Hidden, context: Context) -> Window:
+        valid = context.valid if Mask.SOURCE_PADDING in self.stack.self_mask else None
+        valid = jnp.ones(x.shape[:2], bool) if valid is None else valid
+        return window(self.stack, valid, self.relative, self.global_relative)
 
     def _block(
         self, i: int, x: Hidden, *, context: Context, dropout: Dropout, cache: Cache | None

@@ -89,6 +89,10 @@ def test_cached_steps_have_the_logits_of_a_complete_pass():
 REFUSED = {
     "summed mixing": (dict(name="blog2023"), r"decoder.mixing='summed' is no product"),
     "relative positions": (dict(name="t5"), r"encoder.positions='relative' is a bias of the"),
+    "local attention": (
+        {"name": "lesson10", "encoder.attention_span": "local"},
+        r"encoder.attention_span='local' is computed in blocks",
+    ),
     "weights that are dropped": (
         dict(name="vaswani2017_base", attention_dropout=0.1),
         r"attention_dropout=0.1 drops attention weights$",

@@ -6,8 +6,11 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer.config import (
+    AttentionSpan,
     Branch,
     Mask,
+    MaskFill,
+    Mixing,
     Part,
     PositionIndex,
     Positions,
@@ -42,6 +45,30 @@ INVALID = [
     (
         dict(decoder=dataclasses.replace(LESSON10.decoder, layers=-2)),
         "decoder.layers=-2 must be at least 1",
+    ),
+    (stack("encoder", local_radius=0), "encoder.local_radius=0 must be at least 1"),
+    (stack("encoder", global_block_size=0), "encoder.global_block_size=0 must be at least 1"),
+    (
+        stack("decoder", attention_span=AttentionSpan.LOCAL),
+        "decoder.attention_span='local' sees later tokens and belongs in the encoder",
+    ),
+    (
+        stack("encoder", attention_span=AttentionSpan.TRANSIENT_GLOBAL),
+        "encoder.attention_span='transient_global' needs positions='relative'",
+    ),
+    (
+        stack(
+            "encoder",
+            attention_span=AttentionSpan.LOCAL,
+            positions=Positions.RELATIVE_PER_BLOCK,
+            mixing=Mixing.SUMMED,
+        ),
+        "encoder.attention_span='local' has no positions='relative_per_block';"
+        " encoder.attention_span='local' has no mixing='summed' with head_merge='concatenated'",
+    ),
+    (
+        stack("encoder", attention_span=AttentionSpan.LOCAL) | dict(mask_fill=MaskFill.MINUS_1E20),
+        "encoder.attention_span='local' has no mask_fill='minus_1e20'",
     ),
     (dict(d_model=500), "d_model=500 is not divisible by num_heads=8"),
     (dict(d_model=513, num_heads=27), "d_model=513 is odd; sinusoidal positions come in pairs"),

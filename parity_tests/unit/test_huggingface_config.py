@@ -6,17 +6,27 @@ Attributes that are read, that are ignored for a reason, and that are refused by
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
 from jax_transformer.architectures import huggingface_config as attributes
+from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures.huggingface_config import from_config, to_config
-from jax_transformer.config import Activation, EmbeddingScale, LogitScale, Positions, Tying
+from jax_transformer.config import (
+    Activation,
+    AttentionSpan,
+    EmbeddingScale,
+    LogitScale,
+    Positions,
+    Tying,
+)
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import huggingface
 from jax_transformer.storage.kinds import is_huggingface
 
+STACKS = ("encoder", "decoder")
 # From the hub, with attributes that older versions of transformers wrote
 OPUS = {
     "_num_labels": 3,
@@ -167,6 +177,86 @@ def test_published_blenderbots_have_norms_where_their_files_say():
     assert (large.norm_placement.value, small.norm_placement.value) == ("pre", "post")
     with pytest.raises(InputError, match=r"do_blenderbot_90_layernorm=False: .* only True is"):
         from_config({"model_type": "blenderbot-small", "do_blenderbot_90_layernorm": False})
+
+
+# As fairseq's models of WMT 2019 were ported, with attributes of that time
+WMT19 = {
+    "architectures": ["FSMTForConditionalGeneration"],
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "attention_dropout": 0.1,
+    "bos_token_id": 0,
+    "d_model": 1024,
+    "decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 31640},
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
+    "decoder_layerdrop": 0,
+    "decoder_layers": 6,
+    "decoder_start_token_id": 2,
+    "dropout": 0.2,
+    "early_stopping": False,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 8192,
+    "encoder_layerdrop": 0,
+    "encoder_layers": 6,
+    "eos_token_id": 2,
+    "init_std": 0.02,
+    "is_encoder_decoder": True,
+    "langs": ["en", "ru"],
+    "length_penalty": 1.15,
+    "max_length": 200,
+    "max_position_embeddings": 1024,
+    "model_type": "fsmt",
+    "num_beams": 15,
+    "num_hidden_layers": 6,
+    "pad_token_id": 1,
+    "scale_embedding": True,
+    "src_vocab_size": 31232,
+    "tgt_vocab_size": 31640,
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_published_fsmt_model():
+    """Its positions are in no published file, and computed with zeros for padding."""
+    config = from_config(WMT19)
+    assert (config.source_vocab_size, config.target_vocab_size) == (31232, 31640)
+    assert config.tying is Tying.NONE and not config.logits_bias and config.bos_id == 2
+    sizes = dict(d_model=8, num_heads=2, d_ff=4, num_layers=1, max_length=9)
+    small = config.with_sizes(
+        **sizes, **{f"{stack}.{name}": None for stack in STACKS for name in ("num_heads", "d_ff")}
+    )
+    shapes = {
+        rule.torch: rule.torch_shape([jt.transformer.shapes(small)[name] for name in rule.flax])
+        for rule in jt.convert.weight_table(small)
+    }
+    tables = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
+    state = {
+        name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name not in tables
+    }
+    completed = states.complete(state, small)
+    assert completed.keys() - state.keys() == tables
+    table = completed["model.encoder.embed_positions.weight"]
+    angles = np.arange(11)[:, None] / 10_000.0 ** (np.arange(4) / 3)
+    expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    expected[1] = 0
+    np.testing.assert_allclose(table, expected, atol=1e-7)
+    assert to_config(config, WMT19) == WMT19
+    with pytest.raises(InputError, match=r"tie_word_embeddings|one vocabulary: source_vocab_size"):
+        from_config(WMT19 | {"tie_word_embeddings": True})
+
+
+def test_a_published_longt5_model():
+    config = from_config(
+        FLAN
+        | {"model_type": "longt5", "architectures": ["LongT5ForConditionalGeneration"]}
+        | {"encoder_attention_type": "transient-global", "local_radius": 127, "n_positions": 4096}
+    )
+    assert config.encoder.attention_span is AttentionSpan.TRANSIENT_GLOBAL
+    assert (config.encoder.local_radius, config.encoder.global_block_size) == (127, 16)
+    assert config.decoder.attention_span is AttentionSpan.FULL
+    with pytest.raises(InputError, match="encoder_attention_type='full' is not local or transient"):
+        from_config({"model_type": "longt5", "encoder_attention_type": "full"})
 
 
 EMBEDDED, HEADED = ("shared.weight",), ("shared.weight", "lm_head.weight")

@@ -17,11 +17,13 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.config import (
     AttentionBackend,
+    AttentionSpan,
     Branch,
     Init,
     Mask,
     MaskFill,
     Part,
+    Positions,
     Residual,
     StackConfig,
     TransformerConfig,
@@ -130,6 +132,18 @@ def changes_relative_positions(old: TransformerConfig, new: TransformerConfig):
         if getattr(new, name).relative_buckets == 32
     }
     changes_logits(old.with_sizes(**relative, **few), new.with_sizes(**relative, **few))
+
+
+def changes_local_attention(old: TransformerConfig, new: TransformerConfig):
+    """With transient-global attention of few tokens, except for the field that is flipped."""
+    few = {"attention_span": "transient_global", "local_radius": 2, "global_block_size": 2}
+    few = {
+        f"encoder.{name}": value
+        for name, value in few.items()
+        if getattr(new.encoder, name) == getattr(old.encoder, name)
+    }
+    relative = {"encoder.positions": "relative", "encoder.relative_buckets": 8}
+    changes_logits(*(config.with_sizes(**relative, **few) for config in (old, new)))
 
 
 def changes_gradients_of_padding_alone(old: TransformerConfig, new: TransformerConfig):
@@ -333,6 +347,19 @@ FLIPS = {
     ),
     "encoder.positions": (changes_logits, stack("encoder", *others("positions", BASE.encoder))),
     "decoder.positions": (changes_logits, stack("decoder", *others("positions", BASE.decoder))),
+    "encoder.attention_span": (
+        changes_local_attention,
+        stack(
+            "encoder",
+            dict(attention_span=AttentionSpan.LOCAL),
+            dict(attention_span=AttentionSpan.TRANSIENT_GLOBAL, positions=Positions.RELATIVE),
+        ),
+    ),
+    "encoder.local_radius": (changes_local_attention, stack("encoder", dict(local_radius=1))),
+    "encoder.global_block_size": (
+        changes_local_attention,
+        stack("encoder", dict(global_block_size=2)),
+    ),
     "encoder.activation": (changes_logits, stack("encoder", *others("activation", BASE.encoder))),
     "decoder.activation": (changes_logits, stack("decoder", *others("activation", BASE.decoder))),
     **{
@@ -409,6 +436,10 @@ EXEMPT = {
     "and the parity tests compare the two",
     "encoder.cross_mask": "an encoder has no cross-attention: () is the only value, "
     "see the test below",
+    **dict.fromkeys(
+        ("decoder.attention_span", "decoder.local_radius", "decoder.global_block_size"),
+        "a decoder attends to all tokens before: FULL is the only span, see test_config_checks",
+    ),
     "encoder.branches.residual": "an encoder has no memory: INPUT is the only value, "
     "see test_config_checks",
 }

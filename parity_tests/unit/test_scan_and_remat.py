@@ -28,6 +28,11 @@ MODELS = {
     "part2_encoder: positions in the feed-forward": dict(name="part2_encoder"),
     "blog2023: the memory as residual, summed weights": dict(name="blog2023"),
     "T5: one table of relative positions a stack": dict(name="t5"),
+    "LongT5: windows and sums": {
+        "name": "longt5",
+        "encoder.local_radius": 1,
+        "encoder.global_block_size": 2,
+    },
     "UMT5: one table a block": {
         "name": "t5",
         "encoder.positions": "relative_per_block",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jax_transformer.config import (
+    AttentionSpan,
     EmbeddingNormOf,
     HeadMerge,
     Mask,
@@ -52,6 +53,8 @@ def _structure(name: str, stack: StackConfig) -> Iterator[str]:
         yield f"{name}.branches is {shown} (it has {expected})"
     if any(branch.residual is not Residual.INPUT for branch in stack.branches):
         yield f"{name}.branches has the residual 'memory'"
+    if stack.attention_span is not AttentionSpan.FULL:
+        yield f"{name}.attention_span='{stack.attention_span}'"
     if stack.mixing is not Mixing.WEIGHTED:
         yield f"{name}.mixing='{stack.mixing}'"
     if stack.head_merge is not HeadMerge.CONCATENATED:
