@@ -193,10 +193,11 @@ def without_end(both: Pair, index: int) -> dict[str, Any]:
         if both.config.source_vocab_size != both.config.target_vocab_size
         else set()
     )
-    kept = {key: value for key, value in CONSTRAINTS[index].items() if key not in left_out}
+    settings = {key: value for key, value in CONSTRAINTS[index].items() if key not in left_out}
     if both.config.architecture == "fsmt":
-        kept["suppress_tokens"] = [*kept.get("suppress_tokens", []), both.config.target_pad_id]
-    return kept
+        suppressed = settings.get("suppress_tokens", [])
+        settings["suppress_tokens"] = [*suppressed, both.config.target_pad_id]
+    return settings
 
 
 def generate_arguments(name: str, index: int, **settings: Any) -> dict[str, Any]:

@@ -296,11 +296,16 @@ def blenderbot_small(**settings: Any) -> dict[str, Any]:
 
 
 def fsmt(**settings: Any) -> dict[str, Any]:
+    """Return :func:`fsmt_files`; skips a test if sacremoses is not installed."""
+    pytest.importorskip("sacremoses")
+    return fsmt_files(**settings)
+
+
+def fsmt_files(**settings: Any) -> dict[str, Any]:
     """Byte-pair encoding of Moses' tokens, with one vocabulary in both files.
 
-    Its merges have counts, as fairseq's. Skips a test if sacremoses is not installed.
+    Its merges have counts, as fairseq's.
     """
-    pytest.importorskip("sacremoses")
     merges = word_merges(cased=True)
     letters = sorted({letter for line in CORPUS for letter in line if not letter.isspace()})
     symbols = [symbol for letter in letters for symbol in (letter, f"{letter}</w>")]

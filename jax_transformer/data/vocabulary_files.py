@@ -88,13 +88,19 @@ def _moses_vocabularies(
         )
     path = folder / "merges.txt"
     merges = fast_vocabulary.read_merges(path, contents[path.name], counted=True)
+    names = ("vocab-src.json", "vocab-tgt.json")
+    ids = [tokenizer_settings.read_vocabulary(folder / name, contents[name]) for name in names]
     moses = moses_bpe.load_sacremoses(path)
-    sides = []
-    for lang, name in zip(langs, ("vocab-src.json", "vocab-tgt.json"), strict=True):
-        ids = tokenizer_settings.read_vocabulary(folder / name, contents[name])
-        model = MosesBpe(moses, merges, lang, lowers=settings.flag("do_lower_case"))
-        sides.append(PieceVocabulary(folder / name, ids, model, settings))
-    return sides[0], sides[1]
+    source, target = (
+        PieceVocabulary(
+            folder / name,
+            own,
+            MosesBpe(moses, merges, lang, lowers=settings.flag("do_lower_case")),
+            settings,
+        )
+        for name, own, lang in zip(names, ids, langs, strict=True)
+    )
+    return source, target
 
 
 def _arranged_vocabulary(

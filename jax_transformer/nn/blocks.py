@@ -156,7 +156,7 @@ class Block(nnx.Module):
 
         def attend(part: Part, y: Hidden, drop: Dropout) -> Hidden:
             nonlocal cache
-            attention = getattr(self, part.value)
+            attention: MultiHeadAttention | LocalAttention = getattr(self, part.value)
             if isinstance(attention, LocalAttention):
                 assert context.window is not None, "local attention needs its window"
                 y, weights[part] = attention(y, context.window, drop)

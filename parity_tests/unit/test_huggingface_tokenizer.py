@@ -291,7 +291,27 @@ def test_without_sentencepiece_a_folder_says_what_to_install(tmp_path, monkeypat
     load_huggingface(tokenizer_models.write(tmp_path / "bart", tokenizer_models.bart()))
 
 
+def test_without_sacremoses_a_folder_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    path = tokenizer_models.write(tmp_path / "fsmt", tokenizer_models.fsmt_files())
+    expected = r"merges\.txt: needs sacremoses: pip install 'jax-seq2seq\[sacremoses\]'"
+    with pytest.raises(errors.ConfigError, match=expected):
+        load_huggingface(path)
+
+
+def test_plbart_s_languages_are_given_by_code_or_token(tmp_path):
+    path = tokenizer_models.write(tmp_path / "plbart", tokenizer_models.plbart())
+    loaded = load_huggingface(path, source_lang="java", target_lang="en_XX")
+    assert loaded.languages == ("java", "python", "en_XX")
+    assert loaded.bos_id == loaded.target.suffix[-1] == loaded.source.suffix[-1] + 2
+    with pytest.raises(errors.ConfigError, match="give source_lang, one of java, python, en_XX"):
+        load_huggingface(path).source.suffix  # noqa: B018
+    with pytest.raises(errors.ConfigError, match="has no language 'go'; it has java, python"):
+        load_huggingface(path, source_lang="go")
+
+
 T5, MARIAN, BART = tokenizer_models.t5(), tokenizer_models.marian(), tokenizer_models.bart()
+FSMT, PLBART = tokenizer_models.fsmt_files(), tokenizer_models.plbart()
 DEEP = b"[" * 100_000
 REFUSED = {
     "another class": (
@@ -319,6 +339,31 @@ REFUSED = {
         MARIAN,
         {"tokenizer_config__json": {"separate_vocabs": True}},
         r"no target_vocab\.json, for Marian's",
+    ),
+    "no languages": (
+        FSMT,
+        {"tokenizer_config__json": {"tokenizer_class": "FSMTTokenizer", "langs": ["en", "../x"]}},
+        r"langs is \['en', '\.\./x'\], not the codes of a source's and a target's language",
+    ),
+    "a merge of four tokens": (
+        FSMT,
+        {"merges__txt": b"a b 3\na b c d\n"},
+        r"merges\.txt: line 2 is 'a b c d', not two tokens",
+    ),
+    "a target vocabulary without ids": (
+        FSMT,
+        {"vocab-tgt__json": b"[]"},
+        r"vocab-tgt\.json: not a vocabulary",
+    ),
+    "another set of languages": (
+        PLBART,
+        {
+            "tokenizer_config__json": {
+                "tokenizer_class": "PLBartTokenizer",
+                "language_codes": "most",
+            }
+        },
+        "language_codes is 'most', not base or multi",
     ),
     "no merges": (
         BART,
