@@ -275,6 +275,11 @@ CASES = {
         {},
     ),
     "umt5, as published": (lambda: tokenizer_models.t5(extra_ids=300), "T5Tokenizer", {}),
+    "longt5, by its model's type": (
+        lambda: tokenizer_models.t5_of("longt5"),
+        "T5Tokenizer",
+        {},
+    ),
     "t5, a token more": (
         lambda: tokenizer_models.t5(added_tokens_decoder={"233": NEW}),
         "T5Tokenizer",

@@ -189,6 +189,13 @@ def t5(**settings: Any) -> dict[str, Any]:
     }
 
 
+def t5_of(model_type: str) -> dict[str, Any]:
+    """Return T5's files in the folder of another family, which names no tokenizer's class."""
+    files = t5()
+    config = files["config.json"] | {"model_type": model_type}
+    return files | {"config.json": config, "tokenizer_config.json": {}}
+
+
 def pegasus() -> dict[str, Any]:
     """Return Pegasus' model, with 103 ids before its pieces."""
     config = {
