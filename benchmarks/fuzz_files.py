@@ -84,7 +84,12 @@ def seeds(folder: Path) -> Iterator[tuple[str, bytes]]:
         module = torch.nn.Linear(2, 3)
         for protocol in (2, 4):
             torch.save(
-                {"model": module.state_dict(), "p": module.weight, "n": [1, 2.5, torch.float32]},
+                {
+                    "model": module.state_dict(),
+                    "p": module.weight,
+                    "n": [1, 2.5, torch.float32],
+                    "opt": argparse.Namespace(heads=3, dropout=[0.1], data={"a": None}),
+                },
                 folder / "torch.pt",
                 pickle_protocol=protocol,
             )

@@ -16,6 +16,7 @@ from jax_transformer.architectures import (
     huggingface_state,
     joeynmt,
     marian_npz,
+    opennmt_py,
     t5x_config,
 )
 from jax_transformer.architectures import t5x as t5x_names
@@ -48,7 +49,7 @@ _WHY_NOT = {
     "step": "the place in training",
 }
 
-_TOOLKITS = (joeynmt.TOOLKIT,)
+_TOOLKITS = (joeynmt.TOOLKIT, opennmt_py.TOOLKIT)
 
 Stored = TypeVar("Stored", bound="StoredWeights")
 

@@ -2,6 +2,7 @@
 installed, against the toolkit itself.
 """
 
+import argparse
 import copy
 import functools
 import json
@@ -15,10 +16,13 @@ import torch
 
 import jax_transformer as jt
 from jax_transformer import cli, pretrained, state_dict, transformer
+from jax_transformer.errors import UnsafeFileError
+from jax_transformer.storage import pt
 from jax_transformer.weights import rules
 from parity_tests import toolkit_models as models
 from parity_tests.bounds import BOUNDS
 from parity_tests.huggingface import in_float64
+from parity_tests.unit import hostile
 
 __all__ = ["in_float64"]
 
@@ -218,5 +222,222 @@ def test_joeynmt_itself_computes_the_same(name, tmp_path, in_float64):
             return self.model._encode_decode(
                 src=source, trg_input=target, src_length=lengths, **masks
             )[0]
+
+    compare(path, Adapter(), pad=1)
+
+
+# OpenNMT-py
+
+ONMT_WORDS = ["<unk>", "<blank>", "<s>", "</s>", *"abcdefg"]
+ONMT_OPTIONS: dict[str, Any] = {
+    "model_task": "seq2seq",
+    "model_type": "text",
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "enc_layers": 2,
+    "dec_layers": 1,
+    "hidden_size": -1,
+    "enc_hid_size": 6,
+    "dec_hid_size": 6,
+    "src_word_vec_size": 6,
+    "tgt_word_vec_size": 6,
+    "heads": 3,
+    "transformer_ff": 10,
+    "position_encoding": True,
+    "position_encoding_type": "SinusoidalInterleaved",
+    "pos_ffn_activation_fn": "relu",
+    "self_attn_type": "scaled-dot",
+    "max_relative_positions": 0,
+    "relative_positions_buckets": 0,
+    "add_qkvbias": False,
+    "add_ffnbias": True,
+    "num_kv": 0,
+    "num_experts": 0,
+    "num_experts_per_tok": 2,
+    "parallel_residual": False,
+    "shared_layer_norm": False,
+    "layer_norm": "standard",
+    "norm_eps": 1e-6,
+    "copy_attn": False,
+    "generator_function": "softmax",
+    "share_embeddings": False,
+    "share_decoder_embeddings": False,
+    "dropout": [0.1],
+    "attention_dropout": [0.2],
+    "sliding_window": 0,
+    "lora_layers": [],
+    "quant_layers": [],
+    "use_ckpting": [],
+    "parallel_mode": "data_parallel",
+    "world_size": 1,
+    "rotary_interleave": True,
+    "rotary_theta": 10000,
+    "rotary_dim": 0,
+    "aan_useffn": False,
+    "optim": "adam",
+    "full_context_alignment": False,
+    "alignment_layer": -3,
+    "alignment_heads": 0,
+    "freeze_word_vecs_enc": False,
+    "freeze_word_vecs_dec": False,
+    "feat_merge": "concat",
+    "feat_vec_size": -1,
+    "feat_vec_exponent": 0.7,
+    "n_src_feats": 0,
+    "data": {"corpus": {"path_src": "train.de", "weight": 1}},
+}
+_SHARED = {"share_embeddings": True, "share_decoder_embeddings": True, "add_qkvbias": True}
+_SQUARE = dict.fromkeys(
+    ("enc_hid_size", "dec_hid_size", "src_word_vec_size", "tgt_word_vec_size", "heads"), 8
+)
+ONMT = {
+    "base": ONMT_OPTIONS,
+    "square, shared, biases": ONMT_OPTIONS | _SHARED | _SQUARE | {"transformer_ff": 8},
+    "rms, gated": ONMT_OPTIONS
+    | {"layer_norm": "rms", "add_ffnbias": False, "pos_ffn_activation_fn": "silu"}
+    | {"position_encoding": False, "share_decoder_embeddings": True, "norm_eps": 1e-5},
+}
+
+
+def onmt(path: Path, options: dict[str, Any], **changes: Any) -> tuple[Path, models.Onmt]:
+    """A checkpoint as OpenNMT-py saves it, in float64."""
+    words = ONMT_WORDS if options["share_embeddings"] else ONMT_WORDS[:9]
+    module = models.Onmt(options, len(ONMT_WORDS), len(words)).double()
+    models.randomized(module)
+    state = module.state_dict()
+    content = {
+        "model": {name: value for name, value in state.items() if "generator" not in name},
+        "generator": module.generator.state_dict(),
+        "vocab": {
+            "src": ONMT_WORDS,
+            "tgt": words,
+            "data_task": "seq2seq",
+            "decoder_start_token": "<s>",
+        },
+        "opt": argparse.Namespace(**options | changes),
+        "optim": {"training_step": 7, "decay_step": 7, "optimizer": {"state": {}}},
+    }
+    torch.save(content, path)
+    return path, module
+
+
+@pytest.mark.parametrize(
+    "name", ["square, shared, biases", "rms, gated", pytest.param("base", marks=pytest.mark.slow)]
+)
+def test_opennmt_py_computes_the_same(name, tmp_path, in_float64):
+    path, module = onmt(tmp_path / "model_step_7.pt", ONMT[name])
+    compare(path, module, pad=1)
+
+
+def test_a_checkpoint_of_opennmt_py_is_recognised_and_translates(tmp_path, capsys):
+    path, module = onmt(tmp_path / "model_step_7.pt", ONMT["base"])
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "a checkpoint of OpenNMT-py" in capsys.readouterr().out
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 0
+    translator = jt.Translator.load(str(tmp_path / "run"))
+    assert translator.tokenizer.encode("a g unheard-of") == [4, 10, 0]
+    assert translator.tokenizer.suffix == ()
+    lines, expected = ["a b c", "g"], []
+    for line in lines:
+        ids = [ONMT_WORDS.index(word) for word in line.split()]
+        words = greedy(module, ids, 2, 3, 5)
+        expected.append(" ".join(ONMT_WORDS[word] for word in words if word > 3 or word == 0))
+    assert translator(lines, beam_size=1, max_length=5) == expected
+    assert any(expected)
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "a.pt"), "--no-check"]) == 0
+    state, expected_state = torch.load(tmp_path / "a.pt", weights_only=True), module.state_dict()
+    assert state.keys() == expected_state.keys()
+    assert all(torch.equal(state[name], expected_state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_type": "brnn"}, "encoder_type='brnn'"),
+        ({"encoder_type": "cnn"}, "encoder_type='cnn'"),
+        ({"decoder_type": "rnn"}, "decoder_type='rnn'"),
+        ({"model_task": "lm"}, "model_task='lm'"),
+        ({"self_attn_type": "average"}, "self_attn_type='average'"),
+        ({"max_relative_positions": 20}, "max_relative_positions=20"),
+        ({"max_relative_positions": -1}, "max_relative_positions=-1"),
+        ({"copy_attn": True}, "copy_attn=True"),
+        ({"num_experts": 8}, "num_experts=8"),
+        ({"num_kv": 1}, "num_kv=1"),
+        ({"parallel_residual": True}, "parallel_residual=True"),
+        ({"sliding_window": 4096}, "sliding_window=4096"),
+        ({"lora_layers": ["w_1"]}, "lora_layers=['w_1']"),
+        ({"add_ffnbias": False}, "add_ffnbias=False"),
+        ({"tgt_word_vec_size": 4}, "tgt_word_vec_size is not enc_hid_size=6"),
+        ({"enc_layers": 10**9 - 1}, "enc_layers=999,999,999"),
+    ],
+)
+def test_what_opennmt_py_has_alone_is_refused_by_name(changes, message, tmp_path, capsys):
+    path, _ = onmt(tmp_path / "model.pt", ONMT_OPTIONS, **changes)
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert message in error and "model.pt" in error and not (tmp_path / "run").exists()
+
+
+NAMESPACE = hostile.name("argparse", "Namespace") + b")\x81"
+ITEM = hostile.text("heads") + b"K\x03"
+
+
+def test_a_namespace_is_a_dict_of_its_attributes(tmp_path):
+    expected = {"heads": 3, "data": {"a": [1, None]}}
+    torch.save({"opt": argparse.Namespace(**expected)}, tmp_path / "a.pt")
+    assert pt.read(tmp_path / "a.pt") == {"opt": expected}
+    (tmp_path / "b.pt").write_bytes(hostile.file(NAMESPACE + b"}" + ITEM + b"sb"))
+    assert pt.read(tmp_path / "b.pt") == {"heads": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (hostile.name("argparse", "Namespace") + b"K\x01\x85\x81", "instruction NEWOBJ"),
+        (hostile.name("argparse", "Namespace") + b")R", "a call of something"),
+        (b"]" + hostile.name("argparse", "Namespace") + b"a", "as a value"),
+        (NAMESPACE + b"}K\x01K\x02sb", "attributes that have no names"),
+        (NAMESPACE + b"]b", "attributes that have no names"),
+        (NAMESPACE + ITEM + b"s", "something is put into a value"),
+        (NAMESPACE + b"q\x01}" + hostile.text("self") + b"h\x01sb", "containers within containers"),
+    ],
+)
+def test_a_namespace_is_made_of_nothing_else(body, message, tmp_path):
+    (tmp_path / "a.pt").write_bytes(hostile.file(body))
+    with pytest.raises(UnsafeFileError, match=message):
+        pt.read(tmp_path / "a.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONMT)
+@pytest.mark.filterwarnings("ignore")
+def test_opennmt_py_itself_computes_the_same(name, tmp_path, in_float64, monkeypatch):
+    package = pytest.importorskip("onmt.model_builder", reason="OpenNMT-py is not installed")
+    # It rounds attention scores and rms norms to float32, whatever its dtype
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    path, module = onmt(tmp_path / "model.pt", ONMT[name])
+    words = {"src": ONMT_WORDS, "tgt": ONMT_WORDS[: module.generator.out_features]}
+    vocabs = {
+        side: type("Vocabulary", (dict,), {})({word: i for i, word in enumerate(tokens)})
+        for side, tokens in words.items()
+    }
+    model = package.build_base_model(argparse.Namespace(**ONMT[name]), vocabs).double()
+    torch.nn.Module.load_state_dict(model, module.state_dict())
+
+    class Adapter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def named_parameters(self, **options: Any) -> Any:
+            return self.model.named_parameters(**options)
+
+        def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            lengths = (source != 1).sum(1)
+            # the model drops the last word of a target: it is what is to be written
+            begun = torch.nn.functional.pad(target, (0, 1), value=1)[..., None]
+            output, _ = self.model(source[..., None], begun, lengths)
+            return self.model.generator(output)
 
     compare(path, Adapter(), pad=1)

@@ -1,6 +1,6 @@
 """The Transformers of other toolkits as plain PyTorch modules, with their names and arithmetic.
 
-Written from the sources of JoeyNMT 2.3.0.
+Written from the sources of JoeyNMT 2.3.0 and OpenNMT-py 3.5.1.
 """
 
 import math
@@ -157,3 +157,125 @@ class Joey(nn.Module):
         causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
         y = self.trg_embed.lut(target) * self.scales[1]
         return self.decoder.output_layer(self.decoder(y, causal, memory, seen))
+
+
+# OpenNMT-py
+
+
+class _OnmtAttention(nn.Module):
+    def __init__(self, heads: int, size: int, bias: bool):
+        super().__init__()
+        self.heads = heads
+        for name in ("linear_keys", "linear_values", "linear_query", "final_linear"):
+            setattr(self, name, nn.Linear(size, size, bias=bias))
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        keys, values = self.linear_keys(memory), self.linear_values(memory)
+        return self.final_linear(attend(self.linear_query(x), keys, values, mask, self.heads))
+
+
+class _RmsNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class _OnmtFeedForward(nn.Module):
+    def __init__(self, options: dict[str, Any], norm: nn.Module):
+        super().__init__()
+        size, width, bias = (options[n] for n in ("enc_hid_size", "transformer_ff", "add_ffnbias"))
+        self.w_1, self.w_2 = nn.Linear(size, width, bias=bias), nn.Linear(width, size, bias=bias)
+        name = options["pos_ffn_activation_fn"]
+        self.w_3 = nn.Linear(size, width, bias=bias) if name in ("silu", "gated-gelu") else None
+        functions = {"relu": torch.relu, "silu": nn.functional.silu}
+        self.activation = functions.get(name, nn.functional.gelu)
+        self.layer_norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer_norm(x)
+        inner = self.activation(self.w_1(y))
+        return x + self.w_2(inner if self.w_3 is None else inner * self.w_3(y))
+
+
+class _OnmtLayer(nn.Module):
+    def __init__(self, options: dict[str, Any], *, decoder: bool):
+        super().__init__()
+        size, heads = options["enc_hid_size"], options["heads"]
+        self.self_attn = _OnmtAttention(heads, size, options["add_qkvbias"])
+        self.feed_forward = _OnmtFeedForward(options, _onmt_norm(options))
+        if decoder:
+            self.context_attn = _OnmtAttention(heads, size, options["add_qkvbias"])
+            self.layer_norm_1, self.layer_norm_2 = _onmt_norm(options), _onmt_norm(options)
+        else:
+            self.layer_norm = _onmt_norm(options)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = (self.layer_norm if memory is None else self.layer_norm_1)(x)
+        x = x + self.self_attn(y, y, mask)
+        if memory is not None:
+            x = x + self.context_attn(self.layer_norm_2(x), memory, memory_mask)
+        return self.feed_forward(x)
+
+
+def _onmt_norm(options: dict[str, Any]) -> nn.Module:
+    size, eps = options["enc_hid_size"], options["norm_eps"]
+    return _RmsNorm(size, eps) if options["layer_norm"] == "rms" else nn.LayerNorm(size, eps=eps)
+
+
+class _OnmtStack(nn.Module):
+    def __init__(self, options: dict[str, Any], words: int, *, decoder: bool):
+        super().__init__()
+        size, depth = options["enc_hid_size"], options["dec_layers" if decoder else "enc_layers"]
+        self.embeddings = _Holder()
+        self.embeddings.make_embedding = _Holder()
+        words_of = nn.Embedding(words, size, padding_idx=1)
+        self.embeddings.make_embedding.emb_luts = nn.ModuleList([words_of])
+        if options["position_encoding"]:
+            self.embeddings.make_embedding.pe = _Holder()
+            table = sinusoids(5000, size)[:, None]
+            self.embeddings.make_embedding.pe.register_buffer("pe", table)
+        layers = nn.ModuleList([_OnmtLayer(options, decoder=decoder) for _ in range(depth)])
+        setattr(self, "transformer_layers" if decoder else "transformer", layers)
+        self.layers = [*layers]
+        self.layer_norm = _onmt_norm(options)
+
+    def forward(self, ids: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        parts = self.embeddings.make_embedding
+        x = parts.emb_luts[0](ids)
+        if hasattr(parts, "pe"):
+            x = x * math.sqrt(x.shape[-1]) + parts.pe.pe[: ids.shape[1], 0]
+        for layer in self.layers:
+            x = layer(x, *arguments)
+        return self.layer_norm(x)
+
+
+class Onmt(nn.Module):
+    """OpenNMT-py's model of these options; padding has the id 1."""
+
+    def __init__(self, options: dict[str, Any], source_words: int, target_words: int):
+        super().__init__()
+        self.encoder = _OnmtStack(options, source_words, decoder=False)
+        self.decoder = _OnmtStack(options, target_words, decoder=True)
+        read, write = (
+            stack.embeddings.make_embedding.emb_luts[0] for stack in (self.encoder, self.decoder)
+        )
+        if options["share_embeddings"]:
+            write.weight = read.weight
+        self.generator = nn.Linear(options["enc_hid_size"], target_words)
+        if options["share_decoder_embeddings"]:
+            self.generator.weight = write.weight
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen, valid = source[:, None] != 1, target[:, None] != 1
+        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+        memory = self.encoder(source, seen)
+        return self.generator(self.decoder(target, causal, memory, seen))

@@ -49,6 +49,9 @@ class Tokenizer:
         # Without a token of its own for that, a target begins with padding, as in Marian and T5
         self.bos_id = vocabulary.get(BOS, self.pad_id)
         self.vocab_size = max(vocabulary.values()) + 1
+        # A file with a post-processor says what ends a line
+        ends = model.post_processor is None
+        self._suffix = (self.eos_id,) if ends else tuple(model.encode("").ids)
         # In byte-level BPE each character of a token is one byte of text; a normalizer may shrink
         # text first
         lossless = model.normalizer is None and isinstance(model.decoder, decoders.ByteLevel)
@@ -146,8 +149,8 @@ class Tokenizer:
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids after those of a line in a batch: the end."""
-        return (self.eos_id,)
+        """The ids after those of a line in a batch: the end, unless the file says otherwise."""
+        return self._suffix
 
     @property
     def source(self) -> "Tokenizer":

@@ -2,7 +2,7 @@
 the functions that the caller allows.
 
 A pickle is a program for a small stack machine. Those that PyTorch writes (protocols 2 to 5) need
-43 of its 68 instructions; the others are refused, as is every name that the caller has not listed.
+44 of its 68 instructions; the others are refused, as is every name that the caller has not listed.
 A name in a file is only looked up in that list: nothing is imported.
 """
 
@@ -29,6 +29,14 @@ class Constructor:
 
     name: str
     build: Callable[[tuple[Any, ...]], Any]
+
+
+class Attributes(dict):
+    """The attributes of an ``argparse.Namespace`` by name: options, which toolkits save."""
+
+
+NAMESPACE = object()
+"""The allowed name of a class of which only :class:`Attributes` are made."""
 
 
 def interpret(
@@ -206,9 +214,22 @@ class _Machine:
             raise self.refused(f"a call of {function.name} without a tuple of arguments")
         self.stack.append(function.build(arguments))
 
+    def new_object(self) -> None:
+        arguments, kind = self.pop(), self.pop()
+        if kind is not NAMESPACE or arguments != ():
+            raise self.refused(f"instruction NEWOBJ at byte {self.at - 1}")
+        self.stack.append(Attributes())
+
     def build(self) -> None:
-        """Ignore the attributes of a state_dict, the versions of its modules; refuse all others."""
+        """Set the attributes of a namespace. Those of a state_dict, the versions of its modules,
+        are ignored; all others are refused.
+        """
         state = self.pop()
+        if self.stack and type(self.stack[-1]) is Attributes:
+            if type(state) is not dict or not all(type(name) is str for name in state):
+                raise self.refused("attributes that have no names")
+            self.stack[-1].update(state)
+            return
         self.top(dict)
         if type(state) is not dict or set(state) != {"_metadata"}:
             raise self.refused("attributes set on a value")
@@ -258,13 +279,13 @@ _STEPS: dict[bytes, Callable[[_Machine], Any]] = {
     b"c": lambda m: m.look_up(m.line(), m.line()),
     b"\x93": lambda m: m.look_up(*[m.pop(), m.pop()][::-1]),
     b"R": _Machine.reduce,
+    b"\x81": _Machine.new_object,
     b"b": _Machine.build,
     b"Q": lambda m: m.push(m.persistent(m.pop())),
 }
 # Instructions that are refused by name
 _REFUSED = {
     **{
-        b"\x81": "NEWOBJ",
         b"\x92": "NEWOBJ_EX",
         b"i": "INST",
         b"o": "OBJ",

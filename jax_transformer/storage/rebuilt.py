@@ -70,6 +70,7 @@ class Rebuilder:
         }
         return {
             **{name: pickled.Constructor(name, function) for name, function in functions.items()},
+            "argparse.Namespace": pickled.NAMESPACE,
             **{
                 f"torch.{name}": _Named(f"torch.{name}", tensors.DTYPES[of], True)
                 for name, of in tensors.STORAGES.items()
@@ -253,13 +254,13 @@ class Rebuilder:
         """The number of values in a container as a tree, and its depth; each is visited once,
         even if it is used several times.
         """
-        if type(value) not in (dict, list, tuple):
+        if type(value) not in (dict, list, tuple, pickled.Attributes):
             return 1, 0
         if id(value) not in known:
             if depth > DEEPEST:
                 raise self.refused(f"containers within containers, more than {DEEPEST} deep")
             known[id(value)] = (0, DEEPEST)  # so that a container within itself is too deep
-            items = value.values() if type(value) is dict else value
+            items = value.values() if isinstance(value, dict) else value
             counts, depths = [1], [0]
             for item in items:
                 count, deep = self._measured(item, depth + 1, known)

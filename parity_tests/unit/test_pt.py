@@ -418,7 +418,10 @@ def test_no_reader_can_run_code():
         "__future__ collections concurrent contextlib dataclasses enum functools hashlib itertools "
         "json math ml_dtypes numpy os pathlib re safetensors struct tempfile typing weakref zlib"
     )
-    to_write = {"t5x": {"flax"}}  # imported by functions that write
+    others = {
+        "t5x": {"flax"},  # imported by functions that write
+        "yaml_data": {"yaml"},  # the events of its parser, of which nothing is constructed
+    }
     readers = [path for path in Path(pt.__file__).parent.glob("*.py") if path.stem not in OF_RUNS]
     assert len(readers) > 9
     for source in readers:
@@ -434,7 +437,7 @@ def test_no_reader_can_run_code():
                     if isinstance(node.func, ast.Name)
                     else getattr(node.func, "attr", "")
                 )
-        imported -= {"jax_transformer"} | to_write.get(source.stem, set())
+        imported -= {"jax_transformer"} | others.get(source.stem, set())
         assert imported <= set(harmless.split()), source.name
         assert not called & {
             "eval",
