@@ -248,6 +248,7 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=0.4, help="size of the model")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/convert-benchmark"))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS][:6])
+    parser.add_argument("--only", nargs="+", help="some pairs of them, as hf:run run:hf")
     parser.add_argument("--repeats", type=int, default=1, help="measurements; medians are printed")
     parser.add_argument("--by-hand", action="store_true", help="also torch and transformers")
     options = parser.parse_args()
@@ -259,7 +260,8 @@ def main() -> int:
         pairs = [
             Pair(source, target)
             for source, target in itertools.product(options.kinds, targets)
-            if source != "shards" or target in FILES  # without the names that transformers ties
+            if (source != "shards" or target in FILES)  # without names that transformers ties
+            and (options.only is None or f"{source}:{target}" in options.only)
         ]
         print("| | start-up | seconds | processor | times cp | times cp and sync | MiB |")
         print("|---|---|---|---|---|---|---|")

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from jax_transformer import allocator
 from jax_transformer.cli import arguments, streams
 from jax_transformer.cli.arguments import Command, Positional, Repeatable
 from jax_transformer.errors import ConfigError
@@ -66,6 +67,7 @@ def run(options: ConvertOptions) -> int:
     from jax_transformer.convert import conversion, preparation
     from jax_transformer.convert.preparation import ModelDescription, Request
 
+    allocator.give_back_freed_memory()
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
     )

@@ -15,7 +15,9 @@ from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 
 _BATCH = 64 << 20
-"""Bytes of arrays that one call of Orbax reads or writes; a larger array has a call of its own."""
+"""Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
+_READ = 32 << 20
+"""Bytes of arrays that are read at once."""
 
 
 def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
@@ -40,7 +42,7 @@ class _Reader:
 
     def array(self, name: str) -> np.ndarray:
         if name not in self._waiting:
-            if sum(array.nbytes for array in self._waiting.values()) > _BATCH:
+            if sum(array.nbytes for array in self._waiting.values()) > _READ:
                 self._waiting.clear()
             self._waiting |= self._opened.selected(self._following(name))
         return self._waiting.pop(name)
@@ -51,7 +53,7 @@ class _Reader:
         chosen, size = [first], tensors[first].nbytes
         for name in names[names.index(first) + 1 :]:
             size += tensors[name].nbytes
-            if size > _BATCH or name.partition("/")[0] != first.partition("/")[0]:
+            if size > _READ or name.partition("/")[0] != first.partition("/")[0]:
                 break
             if name not in self._waiting:
                 chosen.append(name)
@@ -71,6 +73,7 @@ def write(
 
     context = ocp.Context()
     context.array.saving.use_compression = False
+    context.memory.deepcopy_host_arrays = False  # nothing changes them meanwhile
     empty: dict[str, dict[str, np.ndarray]] = {
         group: {} for group, arrays in groups.items() if not arrays
     }

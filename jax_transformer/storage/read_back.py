@@ -18,7 +18,7 @@ from jax_transformer.storage.lazy import LazyTensor
 
 Result = TypeVar("Result")
 _CHUNK = 1 << 20
-_MOST_WAITING = 64 << 20
+_MOST_WAITING = 32 << 20
 """Bytes of arrays that may wait to be hashed when the next array is read."""
 _UNSYNCED = 64 << 20
 """Bytes that are written before the disk is asked to store them."""
@@ -69,10 +69,12 @@ class CheckedFile:
     def __enter__(self) -> "CheckedFile":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._hashing.close()
         self._disk.shutdown()
         self._file.close()
+        if kind is None and self._sync is not None:
+            self._sync.result()  # the system reports an error of the disk only once
 
     @property
     def size(self) -> int:
@@ -115,9 +117,14 @@ class CheckedFile:
         self._file.seek(0, os.SEEK_END)
 
     def _store(self) -> None:
-        """Let the disk store what was written, while more is: the sync at the end waits less."""
+        """Let the disk store what was written, while more is: the sync at the end waits less.
+
+        Raises OSError if it could not store what was written before.
+        """
         if self.size - self._synced < _UNSYNCED or (self._sync and not self._sync.done()):
             return
+        if self._sync is not None:
+            self._sync.result()
         self._synced = self.size
         self._sync = self._disk.submit(os.fsync, self._file.fileno())
 

@@ -1,4 +1,6 @@
-"""Freed memory is used again without the system clearing it, unless the environment chooses."""
+"""Freed memory is used again without the system clearing it, or given back, as the command needs,
+unless the environment chooses.
+"""
 
 import ctypes
 import os
@@ -11,35 +13,35 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"),
     reason="the settings are those of glibc",
 )
-SIZE = 128 << 20
 # In a thread, as XLA runs a program: a thread has an arena of its own by default
-CHILD = f"""
-import resource, threading
+CHILD = """
+import resource, sys, threading
 from jax_transformer import allocator
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    bytearray({SIZE})
+    bytearray(int(sys.argv[2]) << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 def measure():
-    faults()
+    faults(), faults()
     print(allocated, faults())
 
-allocated = allocator.keep_freed_memory()
+allocated = getattr(allocator, sys.argv[1])() if sys.argv[1] else None
 thread = threading.Thread(target=measure)
 thread.start()
 thread.join()
 """
 
 
-def child(**variables: str) -> tuple[str, int]:
-    """The result of keep_freed_memory, and the page faults of 128 MiB after 128 MiB were freed."""
+def child(
+    function: str = "keep_freed_memory", mebibytes: int = 128, **variables: str
+) -> tuple[str, int]:
+    """The result of the function, and the page faults of a block after two others were freed."""
     names = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]
     environment = {k: v for k, v in os.environ.items() if k not in names} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", CHILD, function, str(mebibytes)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     result, faults = done.stdout.split()
     return result, int(faults)
 
@@ -52,3 +54,9 @@ def test_freed_memory_is_used_again_without_page_faults():
 def test_settings_of_the_environment_win():
     result, faults = child(MALLOC_TRIM_THRESHOLD_="131072")
     assert (result, faults > 1000) == ("False", True), faults
+
+
+def test_freed_arrays_of_a_conversion_are_given_back():
+    result, faults = child("give_back_freed_memory", 8)
+    assert (result, faults > 1000) == ("True", True), faults
+    assert child("", 8)[1] < 1000  # they stay in the heap by default
