@@ -296,9 +296,9 @@ MUTANTS = [
     ),
     Mutant(
         "FSMT's positions begin with padding's row",
-        _FSMT,
-        "position_offset=config.source_pad_id + 1",
-        "position_offset=config.source_pad_id",
+        _BART,
+        '{"position_offset": ids["source_pad_id"] + 1}',
+        '{"position_offset": ids["source_pad_id"]}',
         family("fsmt"),
         met="fairseq's padding_idx + 1",
     ),

@@ -21,6 +21,7 @@ from jax_transformer.config import (
     EmbeddingScale,
     NormPlacement,
     Part,
+    PositionIndex,
     Positions,
     StackConfig,
     TransformerConfig,
@@ -102,6 +103,10 @@ class BartFamily(HuggingFaceFamily):
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes."""
         activation = huggingface_config.activation_named(values["activation_function"])
+        ids = huggingface_config.special_ids(values)
+        counted = self.stack.get("position_index") is PositionIndex.NOT_PADDING
+        # fairseq's positions that are counted begin after padding's row
+        offset = {"position_offset": ids["source_pad_id"] + 1} if counted else {}
         stacks = {
             name: StackConfig(
                 values[f"{name}_layers"],
@@ -109,7 +114,10 @@ class BartFamily(HuggingFaceFamily):
                 num_heads=values[f"{name}_attention_heads"],
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
-                **MASKS[name] | self.stack | (self.decoder_stack if name == "decoder" else {}),
+                **MASKS[name]
+                | self.stack
+                | offset
+                | (self.decoder_stack if name == "decoder" else {}),
             )
             for name, branches in BRANCHES.items()
         }
@@ -140,7 +148,7 @@ class BartFamily(HuggingFaceFamily):
             activation_dropout=values["activation_dropout"],
             embedding_dropout=values["dropout"],
             architecture=self.model_type,
-            **huggingface_config.special_ids(values),
+            **ids,
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],
         )

@@ -6,7 +6,6 @@ Ng et al. 2019. Facts from ``configuration_fsmt.py``, ``modeling_fsmt.py`` and
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from jax_transformer.architectures import bart, huggingface_config
@@ -27,20 +26,11 @@ _OUTPUT = "model.decoder.output_projection"
 
 
 class FSMTFamily(bart.BartFamily):
-    """BART's attributes with the sizes of two vocabularies; positions begin after padding's id."""
+    """BART's attributes with the sizes of two vocabularies."""
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the sizes of both vocabularies, and True if all embeddings are one."""
         return values["src_vocab_size"], values["tgt_vocab_size"], values["tie_word_embeddings"]
-
-    def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
-        """Return the configuration of a model with these attributes."""
-        config = super().to_transformer_config(values)
-        encoder, decoder = (
-            replace(stack, position_offset=config.source_pad_id + 1)
-            for stack in (config.encoder, config.decoder)
-        )
-        return replace(config, encoder=encoder, decoder=decoder)
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the attributes that are read, as they must be for ``config``."""

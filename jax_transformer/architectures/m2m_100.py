@@ -132,7 +132,6 @@ FAMILY = M2M100Family(
         "positions": Positions.SINUSOIDAL,
         "sinusoids": Sinusoids.TENSOR2TENSOR,
         "position_index": PositionIndex.NOT_PADDING,
-        "position_offset": 2,
         "final_norm": True,
     },
     logits_bias=False,

@@ -246,6 +246,13 @@ def test_a_published_fsmt_model():
         from_config(WMT19 | {"tie_word_embeddings": True})
 
 
+@pytest.mark.parametrize("family", ["m2m_100", "fsmt"])
+def test_counted_positions_begin_after_the_row_of_padding(family):
+    for pad in (0, 1, 5):
+        config = from_config({"model_type": family, "pad_token_id": pad})
+        assert config.encoder.position_offset == config.decoder.position_offset == pad + 1
+
+
 def test_a_published_longt5_model():
     config = from_config(
         FLAN

@@ -1,5 +1,9 @@
 """Local attention against attention to all tokens with the mask and the sums written out."""
 
+import math
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -100,6 +104,15 @@ def test_far_tokens_reach_a_query_only_by_sums():
         other[0, 6] = 5
         first, second = (np.asarray(model.encode(ids))[0, 0] for ids in (source, other))
         assert (furthest(first, second) > 1e-6) == reaches
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_no_array_has_a_number_for_each_pair_of_tokens(span):
+    config, length = config_of(span).with_sizes(max_length=120), 120
+    program = str(jax.make_jaxpr(random_model(config).encode)(np.full((1, length), 4, np.int32)))
+    shapes = [tuple(map(int, found.split(","))) for found in re.findall(r"\[([\d,]+)\]", program)]
+    assert max(map(math.prod, shapes)) >= length * config.d_model
+    assert not [shape for shape in shapes if sum(size >= length for size in shape) > 1]
 
 
 def test_tokens_after_the_last_whole_block_belong_to_it():
