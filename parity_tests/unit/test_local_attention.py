@@ -110,7 +110,7 @@ def test_far_tokens_reach_a_query_only_by_sums():
 def test_no_array_has_a_number_for_each_pair_of_tokens(span):
     config, length = config_of(span).with_sizes(max_length=120), 120
     program = str(jax.make_jaxpr(random_model(config).encode)(np.full((1, length), 4, np.int32)))
-    shapes = [tuple(map(int, found.split(","))) for found in re.findall(r"\[([\d,]+)\]", program)]
+    shapes = [tuple(map(int, sizes.split(","))) for sizes in re.findall(r"\[([\d,]+)\]", program)]
     assert max(map(math.prod, shapes)) >= length * config.d_model
     assert not [shape for shape in shapes if sum(size >= length for size in shape) > 1]
 
