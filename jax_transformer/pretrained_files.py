@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_transformer.architectures import (
+    fairseq,
     huggingface_config,
     huggingface_state,
     joeynmt,
     marian_npz,
     opennmt_py,
+    registry,
     t5x_config,
 )
 from jax_transformer.architectures import t5x as t5x_names
@@ -41,7 +43,7 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.run_folder import RunFolder, open_weights, parsed
 from jax_transformer.storage.tensors import Note, TensorInfo
 from jax_transformer.storage.tensors import same as same_bits
-from jax_transformer.weights import lora, stacked
+from jax_transformer.weights import lora, rules, stacked
 
 _WHY_NOT = {
     "params": "the moving average of the weights is taken instead",
@@ -49,7 +51,7 @@ _WHY_NOT = {
     "step": "the place in training",
 }
 
-_TOOLKITS = (joeynmt.TOOLKIT, opennmt_py.TOOLKIT)
+_TOOLKITS = (joeynmt.TOOLKIT, opennmt_py.TOOLKIT, fairseq.TOOLKIT)
 
 Stored = TypeVar("Stored", bound="StoredWeights")
 
@@ -338,11 +340,24 @@ def _of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
         named = str(error).startswith(str(path.parent))
         raise error if named else InputError(f"{path}: {error}") from None
 
-    def scan() -> LazyState:
+    config = described.config
+    ties = rules.aliases(registry.weight_table(config.architecture, config))
+
+    def stored() -> LazyState:
         states = pt.states(path, described.states)
         return {name: tensor for name, tensor in states.items() if name not in described.ignored}
 
+    def scan() -> LazyState:
+        """Add tied copies that the file leaves out."""
+        tensors = stored()
+        left_out = {name: tensors[of] for name, of in ties.items() if of in tensors}
+        return left_out | dict(tensors)
+
     infos = {name: tensor.info for name, tensor in scan().items()}
+    derived = [
+        Note(name, f"repeats {ties[name]}, with which the model ties it")
+        for name in infos.keys() - stored().keys()
+    ]
     keys = {keys[0] for keys in described.states.values()}
     others = [Note(str(name), "not part of the weights") for name in content if name not in keys]
     ignored = [Note(name, reason) for name, reason in described.ignored.items()]
@@ -352,9 +367,10 @@ def _of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
         f"{path} ({toolkit.title})",
         infos,
         scan,
-        described.config,
+        config,
         files=(path, *described.files),
         dropped=(*ignored, *others),
+        derived=tuple(derived),
         vocabularies=described.vocabularies,
     )
 

@@ -118,11 +118,12 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
     seen = target != pad
     assert np.abs(np.asarray(ours) - expected)[seen].max() <= BOUND * np.abs(expected).max()
     model = state_dict.model_weights(config, None)
-    trained = {name: np.asarray(g) for name, g in gradients.items() if name not in model.frozen}
-    named = rules.to_torch(rules.restrict(model.table, trained), trained)
+    ours = {name: np.asarray(g) for name, g in gradients.items() if name not in model.frozen}
+    named = rules.to_torch(rules.restrict(model.table, ours), ours)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     assert named.keys() <= parameters.keys()
-    largest = max(float(p.grad.abs().max()) for p in module.parameters())
+    trained = [p.grad for p in module.parameters() if p.grad is not None]
+    largest = max(float(grad.abs().max()) for grad in trained)
     for name, gradient in named.items():
         grad = parameters[name].grad.numpy()
         assert np.abs(gradient - grad).max() <= BOUNDS["float64"]["gradients"] * largest, name
@@ -441,3 +442,127 @@ def test_opennmt_py_itself_computes_the_same(name, tmp_path, in_float64, monkeyp
             return self.model.generator(output)
 
     compare(path, Adapter(), pad=1)
+
+
+# fairseq
+
+FAIRSEQ_WORDS = ["<s>", "<pad>", "</s>", "<unk>", *"abcdefg"]
+FAIRSEQ_OPTIONS: dict[str, Any] = {
+    "_name": "transformer_iwslt_de_en",
+    "arch": "transformer_iwslt_de_en",
+    "encoder_embed_dim": 6,
+    "decoder_embed_dim": 6,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_embed_dim": 10,
+    "decoder_ffn_embed_dim": 7,
+    "normalize_before": False,
+    "learned_pos": False,
+    "activation_fn": "relu",
+    "dropout": 0.3,
+    "no_scale_embedding": False,
+    "layernorm_embedding": False,
+    "share_all_embeddings": False,
+    "share_decoder_input_output_embed": True,
+    "adaptive_softmax_cutoff": None,
+    "max_source_positions": 20,
+    "max_target_positions": 20,
+    "quant_noise_pq": 0,
+}
+FAIRSEQ = {
+    "base": FAIRSEQ_OPTIONS,
+    "square, pre-norm, learned, all shared": FAIRSEQ_OPTIONS
+    | {"normalize_before": True, "learned_pos": True, "share_all_embeddings": True}
+    | {"activation_fn": "gelu", "layernorm_embedding": True, "encoder_attention_heads": 2}
+    | dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 8)
+    | dict.fromkeys(("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"), 8),
+    "own output, unscaled": FAIRSEQ_OPTIONS
+    | {"share_decoder_input_output_embed": False, "no_scale_embedding": True}
+    | {"activation_fn": "gelu_accurate"},
+}
+
+
+def fairseq(
+    folder: Path, options: dict[str, Any], *, legacy: bool = False, **changes: Any
+) -> tuple[Path, models.Fairseq]:
+    """A checkpoint as fairseq saves it, in float64, with dictionaries."""
+    words = FAIRSEQ_WORDS if options["share_all_embeddings"] else FAIRSEQ_WORDS[:9]
+    module = models.Fairseq(options, len(FAIRSEQ_WORDS), len(words)).double()
+    models.randomized(module)
+    for name in ("normalize_before", "learned_pos"):
+        changes = {f"{side}_{name}": options[name] for side in ("encoder", "decoder")} | changes
+    values = argparse.Namespace(**options | changes)
+    task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
+    content: dict[str, Any] = {"args": None, "cfg": {"model": values, "task": task}}
+    state = module.state_dict()
+    if legacy:  # before 0.10; tied copies and the fast path came later
+        vars(values).update(task)
+        content = {"args": values}
+        state = {n: v for n, v in state.items() if "projection" not in n and "_proj_" not in n}
+    content |= {
+        "model": state,
+        "criterion": None,
+        "optimizer_history": [{"optimizer_name": "FairseqAdam", "num_updates": 7}],
+        "extra_state": {"metrics": [], "previous_training_time": 1.5},
+        "last_optimizer_state": None,
+    }
+    folder.mkdir()
+    torch.save(content, folder / "checkpoint_best.pt")
+    for language, tokens in (("de", FAIRSEQ_WORDS), ("en", words)):
+        lines = "".join(f"{token} {9 - i}\n" for i, token in enumerate(tokens[4:]))
+        (folder / f"dict.{language}.txt").write_text(lines)
+    return folder / "checkpoint_best.pt", module
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "square, pre-norm, learned, all shared",
+        "own output, unscaled",
+        pytest.param("base", marks=pytest.mark.slow),
+    ],
+)
+def test_fairseq_computes_the_same(name, tmp_path, in_float64):
+    path, module = fairseq(tmp_path / "model", FAIRSEQ[name])
+    compare(path, module, pad=1)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_checkpoint_of_fairseq_is_recognised_and_translates(legacy, tmp_path, capsys):
+    path, module = fairseq(tmp_path / "model", FAIRSEQ["base"], legacy=legacy)
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "a checkpoint of fairseq" in capsys.readouterr().out
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 0
+    assert "encoder.layers.1.fc1_bias: is filled" in capsys.readouterr().out
+    translator = jt.Translator.load(str(tmp_path / "run"))
+    assert translator.tokenizer.encode("a g unheard-of") == [4, 10, 3]
+    lines, expected = ["a b c", "g"], []
+    for line in lines:
+        ids = [FAIRSEQ_WORDS.index(word) for word in line.split()]
+        words = greedy(module, [*ids, 2], 2, 2, 5)
+        expected.append(" ".join(FAIRSEQ_WORDS[word] for word in words if word not in (1, 2)))
+    assert translator(lines, beam_size=1, max_length=5) == expected
+    assert any(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adaptive_input": True}, "adaptive_input=True"),
+        ({"adaptive_softmax_cutoff": "10,20"}, "adaptive_softmax_cutoff='10,20'"),
+        ({"no_cross_attention": True}, "no_cross_attention=True"),
+        ({"no_token_positional_embeddings": True}, "no_token_positional_embeddings=True"),
+        ({"quant_noise_pq": 0.1}, "quant_noise_pq=0.1"),
+        ({"activation_fn": "relu_squared"}, "activation_fn='relu_squared'"),
+        ({"decoder_embed_dim": 4}, "decoder_embed_dim is not encoder_embed_dim=6"),
+        ({"decoder_normalize_before": True}, "normalize_before of encoder and decoder differ"),
+        ({"decoder_layers": 5000}, "decoder_layers=5,000"),
+    ],
+)
+def test_what_fairseq_has_alone_is_refused_by_name(changes, message, tmp_path, capsys):
+    path, _ = fairseq(tmp_path / "model", FAIRSEQ_OPTIONS, **changes)
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error and not (tmp_path / "run").exists()

@@ -1,6 +1,6 @@
 """The Transformers of other toolkits as plain PyTorch modules, with their names and arithmetic.
 
-Written from the sources of JoeyNMT 2.3.0 and OpenNMT-py 3.5.1.
+Written from the sources of JoeyNMT 2.3.0, OpenNMT-py 3.5.1 and fairseq 0.12.2.
 """
 
 import math
@@ -279,3 +279,122 @@ class Onmt(nn.Module):
         causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
         memory = self.encoder(source, seen)
         return self.generator(self.decoder(target, causal, memory, seen))
+
+
+# fairseq
+
+
+class _FairseqAttention(nn.Module):
+    def __init__(self, heads: int, size: int):
+        super().__init__()
+        self.heads = heads
+        self.k_proj, self.v_proj = nn.Linear(size, size), nn.Linear(size, size)
+        self.q_proj, self.out_proj = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        keys, values = self.k_proj(memory), self.v_proj(memory)
+        return self.out_proj(attend(self.q_proj(x), keys, values, mask, self.heads))
+
+
+class _FairseqLayer(nn.Module):
+    def __init__(self, options: dict[str, Any], side: str):
+        super().__init__()
+        size, heads = options["encoder_embed_dim"], options[f"{side}_attention_heads"]
+        self.pre, self.activation = options["normalize_before"], options["activation_fn"]
+        self.self_attn = _FairseqAttention(heads, size)
+        self.self_attn_layer_norm = nn.LayerNorm(size)
+        if side == "decoder":
+            self.encoder_attn = _FairseqAttention(heads, size)
+            self.encoder_attn_layer_norm = nn.LayerNorm(size)
+        else:  # of the fast path, zeros until it is used
+            self.in_proj_bias = nn.Parameter(torch.zeros(3 * size))
+            self.fc1_bias = nn.Parameter(torch.zeros(options[f"{side}_ffn_embed_dim"]))
+        self.fc1 = nn.Linear(size, options[f"{side}_ffn_embed_dim"])
+        self.fc2 = nn.Linear(options[f"{side}_ffn_embed_dim"], size)
+        self.final_layer_norm = nn.LayerNorm(size)
+
+    def around(self, x: torch.Tensor, norm: nn.Module, branch: Any) -> torch.Tensor:
+        return x + branch(norm(x)) if self.pre else norm(x + branch(x))
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc1(x)
+        if self.activation == "relu":
+            return self.fc2(x.relu())
+        approximate = "tanh" if self.activation == "gelu_accurate" else "none"
+        return self.fc2(nn.functional.gelu(x, approximate=approximate))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x = self.around(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, y, mask))
+        if memory is not None:
+            cross = lambda y: self.encoder_attn(y, memory, memory_mask)  # noqa: E731
+            x = self.around(x, self.encoder_attn_layer_norm, cross)
+        return self.around(x, self.final_layer_norm, self.feed_forward)
+
+
+class _FairseqStack(nn.Module):
+    def __init__(self, options: dict[str, Any], side: str, words: int):
+        super().__init__()
+        size = options["encoder_embed_dim"]
+        self.register_buffer("version", torch.Tensor([3]))
+        self.scale = 1.0 if options["no_scale_embedding"] else math.sqrt(size)
+        self.embed_tokens = nn.Embedding(words, size, padding_idx=1)
+        if options["learned_pos"]:
+            rows = options["max_source_positions"] + 2
+            self.embed_positions = nn.Embedding(rows, size, padding_idx=1)
+        else:
+            self.embed_positions = _Holder()
+            self.embed_positions.register_buffer("_float_tensor", torch.zeros(1))
+        norm = nn.LayerNorm(size)
+        self.layernorm_embedding = norm if options["layernorm_embedding"] else None
+        self.layers = nn.ModuleList(
+            [_FairseqLayer(options, side) for _ in range(options[f"{side}_layers"])]
+        )
+        self.layer_norm = nn.LayerNorm(size) if options["normalize_before"] else None
+
+    def positions(self, ids: torch.Tensor) -> torch.Tensor:
+        valid = (ids != 1).long()
+        rows = valid.cumsum(1) * valid + 1
+        if isinstance(self.embed_positions, nn.Embedding):
+            return self.embed_positions(rows)
+        half = self.embed_tokens.embedding_dim // 2
+        # exact, as this project computes them; fairseq's are rounded in float32
+        rates = torch.exp(torch.arange(half).double() * -(math.log(10000) / (half - 1)))
+        angles = rows[..., None] * rates
+        return torch.cat([angles.sin(), angles.cos()], -1) * valid[..., None]
+
+    def forward(self, ids: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        x = self.scale * self.embed_tokens(ids) + self.positions(ids)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        for layer in self.layers:
+            x = layer(x, *arguments)
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+
+class Fairseq(nn.Module):
+    """fairseq's ``transformer`` of these options, each stack's ``normalize_before`` and
+    ``learned_pos`` under one name; padding has the id 1.
+    """
+
+    def __init__(self, options: dict[str, Any], source_words: int, target_words: int):
+        super().__init__()
+        self.encoder = _FairseqStack(options, "encoder", source_words)
+        self.decoder = _FairseqStack(options, "decoder", target_words)
+        if options["share_all_embeddings"]:
+            self.decoder.embed_tokens = self.encoder.embed_tokens
+        size = options["encoder_embed_dim"]
+        self.decoder.output_projection = nn.Linear(size, target_words, bias=False)
+        if options["share_all_embeddings"] or options["share_decoder_input_output_embed"]:
+            self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen, valid = source[:, None] != 1, target[:, None] != 1
+        causal = valid & torch.ones(target.shape[1:] * 2, dtype=torch.bool).tril()
+        memory = self.encoder(source, seen)
+        return self.decoder.output_projection(self.decoder(target, causal, memory, seen))
