@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "the start token fed at every step",
         _SEARCH,
-        "jnp.where(length == 0, static_args.bos_id, last)",
-        "jnp.where(length >= 0, static_args.bos_id, last)",
+        "jnp.where(length == 0, start, last)",
+        "jnp.where(length >= 0, start, last)",
         _BEAM,
         met="decoder input",
     ),

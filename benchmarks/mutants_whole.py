@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "source padding by the target's id",
         _WHOLE,
-        "valid = source != self.config.source_pad_id\n        return *self._decode",
-        "valid = source != self.config.eos_id\n        return *self._decode",
+        "return memory, valid, results",
+        "return memory, source != self.config.eos_id, results",
         level("logits", "lesson10_repaired"),
         "decoder.blocks.0.cross_attention",
         case="lesson10_repaired",

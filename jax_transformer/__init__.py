@@ -16,6 +16,7 @@ _HOMES = {
     "preset_names": "architectures.registry",
     "TransformerConfig": "config",
     "Transformer": "transformer",
+    "Transcriber": "transcription",
     "Translator": "translation",
     "load": "pretrained",
 }
@@ -30,6 +31,7 @@ _MODULES = (
     "parity",
     "storage",
     "training",
+    "transcription",
     "transformer",
     "translation",
 )
@@ -37,6 +39,7 @@ _MODULES = (
 __all__ = [
     "Architecture",
     "Preset",
+    "Transcriber",
     "Transformer",
     "TransformerConfig",
     "Translator",
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from jax_transformer.architectures.registry import preset, preset_names, register
     from jax_transformer.config import TransformerConfig
     from jax_transformer.pretrained import load
+    from jax_transformer.transcription import Transcriber
     from jax_transformer.transformer import Transformer
     from jax_transformer.translation import Translator
 

@@ -103,6 +103,9 @@ class CTranslate2Translator(Translator):
         folder.check_installed("--engine ctranslate2")
         import ctranslate2
 
+        if opened.config is not None:
+            opened.config.check_text("translation")
+
         tokenizer = opened.tokenizer(source_lang, target_lang)
         generation = opened.generation_config(tokenizer).overridden(options)
         check_generation(generation)

@@ -196,7 +196,8 @@ def recorded(
 def _huggingface_twin(config: TransformerConfig) -> nn.Module:
     """Return transformers' module for ``config`` with fresh weights, under its own names.
 
-    It is called as ``module(source, target)`` with ids (b, s) and (b, t) for logits (b, t, v).
+    It is called as ``module(source, target)`` with ids (b, s), or spectrograms (b, c, w), and ids
+    (b, t) for logits (b, t, v).
     Three things that transformers computes in float32 whatever the weights' dtype are computed in
     theirs: root-mean-square norms, the softmax of local attention, and sines and cosines that count
     tokens which are not padding.
@@ -216,17 +217,17 @@ def _huggingface_twin(config: TransformerConfig) -> nn.Module:
     attributes = to_config(config)
     del attributes["architectures"]
     settings = transformers.AutoConfig.for_model(**attributes, attn_implementation="eager")
-    module = _called_by_ids(getattr(transformers, family.model_class))(settings)
+    module = _called_by_position(getattr(transformers, family.model_class))(settings)
     core = module.get_submodule(family.prefix.rstrip("."))
     if config.tying is Tying.EMBEDDINGS:
         _untie_output(module, core)
     if config.norm is Norm.RMS:
         _replace_norms(module, config)
-    for stack in (core.encoder, core.decoder):
-        if config.encoder.positions is Positions.SINUSOIDAL_STORED:
+    for stack, described in ((core.encoder, config.encoder), (core.decoder, config.decoder)):
+        if described.positions is Positions.SINUSOIDAL_STORED:
             # FSMT's class trains these, which fairseq never did
             stack.embed_positions.requires_grad_(False)
-        elif config.encoder.position_index is PositionIndex.NOT_PADDING:
+        elif described.position_index is PositionIndex.NOT_PADDING:
             stack.embed_positions = _CountedPositions(config)
     return module
 
@@ -264,13 +265,17 @@ class KeepFloat64(TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def _called_by_ids(kind: type) -> type:
+def _called_by_position(kind: type) -> type:
     class Twin(kind):
         def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            mask = (source != self.config.pad_token_id).long()
-            arguments = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+            if source.is_floating_point():
+                arguments = {"input_features": source.to(self.dtype)}
+            else:
+                mask = (source != self.config.pad_token_id).long()
+                arguments = {"input_ids": source, "attention_mask": mask}
             with KeepFloat64():
-                return super().forward(**arguments, use_cache=False).logits
+                outputs = super().forward(**arguments, decoder_input_ids=target, use_cache=False)
+            return outputs.logits
 
     Twin.__name__ = Twin.__qualname__ = kind.__name__
     return Twin

@@ -31,9 +31,20 @@ from jax_transformer.nn.stacks import (
     Randomness,
     check_ids,
     check_pair,
+    check_source,
     positions_of,
 )
-from jax_transformer.shapes import AnyArray, Hidden, Logits, Memory, SourceIds, TargetIds, Weights
+from jax_transformer.nn.stem import ConvolutionalStem
+from jax_transformer.shapes import (
+    AnyArray,
+    Features,
+    Hidden,
+    Logits,
+    Memory,
+    Source,
+    TargetIds,
+    Weights,
+)
 
 Module = TypeVar("Module", bound=nnx.Module)
 
@@ -60,9 +71,10 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         shared = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
+        self.stem = None if config.mel_bins is None else ConvolutionalStem(config, rngs=rngs)
         self.source_embedding = (
             None
-            if shared
+            if shared or self.stem is not None
             else Embedding(
                 config,
                 config.source_vocab_size,
@@ -86,7 +98,7 @@ class Transformer(nnx.Module):
 
     def __call__(
         self,
-        source: SourceIds,
+        source: Source,
         target: TargetIds,
         *,
         rngs: Randomness = None,
@@ -94,11 +106,13 @@ class Transformer(nnx.Module):
     ) -> Logits | tuple[Logits, Attention]:
         """Logits (b, t, v) of the token after each target position.
 
+        The source are ids (b, s), or spectrograms (b, c, w) if ``config.mel_bins`` says so.
         Deterministic unless ``rngs`` is given.
 
         Raises InputError for ids outside the vocabulary (unless they are traced), sequences longer
-        than ``config.longest``, empty batches, and sides that do not belong together; ConfigError
-        for attention weights that ``config.attention_backend`` does not return.
+        than ``config.longest``, spectrograms of another shape than the model's, empty batches, and
+        sides that do not belong together; ConfigError for attention weights that
+        ``config.attention_backend`` does not return.
         """
         if return_attention and self.config.attention_backend is not AttentionBackend.XLA:
             raise ConfigError(
@@ -120,26 +134,33 @@ class Transformer(nnx.Module):
             )
         )
 
-    def hidden(self, source: SourceIds, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
+    def hidden(self, source: Source, target: TargetIds, *, rngs: Randomness = None) -> Hidden:
         """The decoder's output (b, t, d), of which :meth:`logits` makes the result of a call."""
         return self._run(source, target, rngs, False)[0]
 
     def _run(
-        self, source: SourceIds, target: TargetIds, rngs: Randomness, attention: bool
+        self, source: Source, target: TargetIds, rngs: Randomness, attention: bool
     ) -> tuple[Hidden, list[BlockResult], list[BlockResult]]:
         dropout = from_rngs(rngs, self.config.dropout_masks)
         source = self.check_source(source)
         target = check_ids(target, self.config, self.config.target_vocab_size, "target")
         check_pair(source.shape, target.shape, self.config)
-        memory, encoded = self._encode(source, dropout, attention)
-        valid = source != self.config.source_pad_id
+        memory, valid, encoded = self._encode(source, dropout, attention)
         return *self._decode(memory, valid, target, dropout, attention), encoded
 
-    def encode(self, source: SourceIds, *, rngs: Randomness = None) -> Memory:
+    def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
         """The encoder's output (b, s, d)."""
-        return self._encode(self.check_source(source), from_rngs(rngs, self.config.dropout_masks))[
-            0
-        ]
+        source = self.check_source(source)
+        return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
+
+    def encode_features(self, features: Features, *, rngs: Randomness = None) -> Memory:
+        """The encoder's output (b, s, d) for spectrograms (b, c, w), with two frames a position.
+
+        Raises ConfigError if the model reads text.
+        """
+        if self.stem is None:
+            raise ConfigError(f"encode_features: {self.config.architecture} reads ids of text")
+        return self.encode(features, rngs=rngs)
 
     def encode_embeddings(
         self,
@@ -151,7 +172,7 @@ class Transformer(nnx.Module):
         """The encoder's output (b, s, d), see :meth:`Encoder.encode_embeddings`."""
         return self.encoder.encode_embeddings(x, valid, rngs=rngs)
 
-    def init_cache(self, source: SourceIds, length: int, beams: int = 1) -> Cache | Prefix:
+    def init_cache(self, source: Source, length: int, beams: int = 1) -> Cache | Prefix:
         """Encode ``source`` and make room for ``beams`` hypotheses per row, of ``length`` tokens.
 
         The memory's keys and values are projected once, here, and kept once for all beams. If
@@ -163,12 +184,8 @@ class Transformer(nnx.Module):
                 f"max_length={length} must be between 1 and the model's {config.longest}"
             )
         source = self.check_source(source)
-        memory, _ = self._encode(source, Dropout())
-        batch, source_valid, none = (
-            memory.shape[0],
-            source != config.source_pad_id,
-            jnp.zeros((), jnp.int32),
-        )
+        memory, source_valid, _ = self._encode(source, Dropout())
+        batch, none = memory.shape[0], jnp.zeros((), jnp.int32)
         if config.equal_lengths and length > source.shape[1]:
             raise ConfigError(
                 f"max_length={length} is over the source's {source.shape[1]} tokens, "
@@ -247,17 +264,26 @@ class Transformer(nnx.Module):
         logits = self.logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
-    def check_source(self, source: SourceIds) -> Int[Array, "b s"]:
-        """The source ids as int32. Raises InputError if the model cannot read them."""
-        return check_ids(source, self.config, self.config.source_vocab_size, "source")
+    def check_source(self, source: Source) -> Array:
+        """The source as the encoder reads it: ids as int32, or spectrograms.
+
+        Raises InputError if the model cannot read it.
+        """
+        return check_source(source, self.config)
 
     def _encode(
-        self, source: Int[Array, "b s"], dropout: Dropout, attention: bool = False
-    ) -> tuple[Memory, list[BlockResult]]:
+        self, source: Array, dropout: Dropout, attention: bool = False
+    ) -> tuple[Memory, Bool[Array, "b s"], list[BlockResult]]:
+        """The memory, the mask that is False at the source's padding, and every block's result."""
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
-        valid = source != self.config.source_pad_id
-        x, dropout = self._embed(table, source, valid), dropout.scope("encoder")
-        return self.encoder.read(x, valid, dropout, attention=attention)
+        if self.stem is None:
+            valid = source != self.config.source_pad_id
+            x = self._embed(table, source, valid)
+        else:
+            x = sharding.constrain(self.stem(source), ROWS, None, None)
+            valid = jnp.ones(x.shape[:2], bool)
+        memory, results = self.encoder.read(x, valid, dropout.scope("encoder"), attention=attention)
+        return memory, valid, results
 
     def _decode(
         self,

@@ -92,6 +92,7 @@ class Translator:
         if tokens_per_batch < 1:
             raise ConfigError(f"tokens_per_batch={tokens_per_batch} must be at least 1")
         self.split_model = prepare.split(model)
+        self.split_model.config.check_text("translation")
         self.models = (model,) if isinstance(model, Transformer) else tuple(model)
         self.model = min(self.models, key=lambda each: each.config.longest)
         self.tokenizer, longest = tokenizer, self.model.config.longest
@@ -145,6 +146,8 @@ class Translator:
         Raises ConfigError for wrong ``options``, and for tokenizers that differ, before any weights
         are read.
         """
+        if opened.config is not None:
+            opened.config.check_text("translation")
         tokenizer = opened.tokenizer(source_lang, target_lang)
         generation_config = opened.generation_config(tokenizer).overridden(options)
         if opened.config is not None:
@@ -156,7 +159,7 @@ class Translator:
                     f"{other.path}: its tokenizer is not that of {opened.path}; "
                     "the models of an ensemble have one tokenizer"
                 )
-        models = [_model(each, precision) for each in (opened, *others)]
+        models = [load_model(each, precision) for each in (opened, *others)]
         return cls(
             models,
             tokenizer,
@@ -319,7 +322,7 @@ def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
     return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
 
 
-def _model(opened: Pretrained, precision: str | None) -> Transformer:
+def load_model(opened: Pretrained, precision: str | None) -> Transformer:
     """The model with weights and arithmetic in ``precision``; as in its files if None."""
     if precision is None or opened.config is None:
         return opened.model()

@@ -88,6 +88,21 @@ _FSMT = {name: size for name, size in _SIZES.items() if name != "vocab_size"} | 
     "src_vocab_size": 41,
     "tgt_vocab_size": 37,
 }
+_LENGTHS = ("max_position_embeddings",)
+_SOUND = {name: value for name, value in _SIZES.items() if name not in _LENGTHS} | {
+    "vocab_size": 67,
+    "decoder_start_token_id": 40,
+    "num_mel_bins": 5,
+    "max_source_positions": 17,
+    "max_target_positions": 33,
+    "pad_token_id": 2,  # the end token, as in the published files
+}
+_SQUARE_SOUND = {name: value for name, value in _SQUARE.items() if name not in _LENGTHS} | {
+    "decoder_start_token_id": 3,
+    "num_mel_bins": 20,
+    "max_source_positions": 10,
+    "max_target_positions": 20,
+}
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,8 @@ CASES = {
         "fsmt",
         _FSMT | {"tgt_vocab_size": 41, "tie_word_embeddings": True, "scale_embedding": False},
     ),
+    "whisper": Case("whisper", _SOUND),
+    "whisper square": Case("whisper", _SOUND | _SQUARE_SOUND),
     "t5": Case("t5", _T5_SIZES),
     "t5 v1.1": Case(
         "t5", _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -179,7 +196,7 @@ def module(
 ) -> Any:
     """Return transformers' model of a case with random weights everywhere, in eval mode.
 
-    Computed positions are unchanged. ``dropout`` is every rate.
+    Positions that no file holds are unchanged. ``dropout`` is every rate.
     """
     case = CASES[name]
     config, model = case.classes
@@ -194,7 +211,9 @@ def module(
     theirs = model(config(**case.values, **known, attn_implementation="eager")).eval()
     generator = torch.Generator().manual_seed(seed)
     described = from_config({"model_type": case.model_type} | case.values)
-    computed = described.encoder.positions is Positions.SINUSOIDAL_STORED
+    computed = (
+        described.encoder.positions is Positions.SINUSOIDAL_STORED and described.mel_bins is None
+    )
     with torch.no_grad():
         for key, value in theirs.state_dict().items():
             if not (computed and "embed_positions" in key):
@@ -204,6 +223,9 @@ def module(
         theirs.config.use_cache = False  # with a cache it has no causal mask
         for stack in (theirs.model.encoder, theirs.model.decoder):
             stack.embed_positions.requires_grad_(False)  # as in fairseq
+    if described.mel_bins is not None:  # a spectrogram of any dtype
+        stem = theirs.model.encoder.conv1
+        stem.register_forward_pre_hook(lambda module, args: (args[0].to(module.weight.dtype),))
     return theirs.to(dtype)
 
 
@@ -256,7 +278,7 @@ def batch(
     config: TransformerConfig, *, rows: int = 3, source: int = 17, target: int = 13, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random ids (b, s) and (b, t) with ragged padding at the end; no padding, start or end
-    inside.
+    inside. The source of a model that reads sound is a random spectrogram (b, c, w).
     """
     random = np.random.default_rng(seed)
     special = {config.source_pad_id, config.target_pad_id, config.bos_id, config.eos_id}
@@ -267,11 +289,15 @@ def batch(
             ids[row, max(1, length - 4 * row) :] = config.source_pad_id
         sides.append(ids)
     sides[1][:, 0] = config.bos_id
+    if config.mel_bins is not None:
+        sides[0] = random.standard_normal((rows, config.mel_bins, config.mel_frames))
     return sides[0], sides[1]
 
 
 def inputs(config: TransformerConfig, source: np.ndarray) -> dict[str, torch.Tensor]:
     """Return the arguments of transformers for a source."""
+    if config.mel_bins is not None:
+        return {"input_features": torch.from_numpy(source)}
     return {
         "input_ids": torch.from_numpy(source),
         "attention_mask": torch.from_numpy((source != config.source_pad_id).astype(np.int64)),

@@ -262,6 +262,7 @@ CASES = {
         "NllbTokenizer",
         {"source_lang": "deu_Latn", "target_lang": "fra_Latn"},
     ),
+    "whisper": (tokenizer_models.whisper, "WhisperTokenizer", {}),
     "t5": (tokenizer_models.t5, "T5Tokenizer", {}),
     "t5, cleaned up": (
         lambda: tokenizer_models.t5(clean_up_tokenization_spaces=True),

@@ -238,6 +238,52 @@ def bart() -> dict[str, Any]:
     return {"vocab.json": vocab, "merges.txt": merges.encode(), "config.json": config}
 
 
+TIMES = 40
+"""Tokens of time in :func:`whisper`'s vocabulary."""
+
+
+def whisper() -> dict[str, Any]:
+    """Return files of byte-level BPE with Whisper's special tokens and tokens of time after it."""
+    files = bart()
+    special = [
+        f"<|{name}|>"
+        for name in (
+            *("endoftext", "startoftranscript", "en", "de", "yue", "translate", "transcribe"),
+            *("startoflm", "startofprev", "nospeech", "notimestamps"),
+        )
+    ]
+    own = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    vocab = _vocabulary([token for token in files["vocab.json"] if token not in own], *special)
+    times = [f"<|{i * 0.02:.2f}|>" for i in range(TIMES)]
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    added = {vocab[token]: flags | {"content": token, "special": True} for token in special}
+    added |= {
+        len(vocab) + i: flags | {"content": token, "special": False}
+        for i, token in enumerate(times)
+    }
+    end = special[0]
+    config = {
+        "model_type": "whisper",
+        "vocab_size": len(vocab) + len(times),
+        "pad_token_id": vocab[end],
+        "bos_token_id": vocab[end],
+        "eos_token_id": vocab[end],
+        "decoder_start_token_id": vocab["<|startoftranscript|>"],
+    }
+    settings = {
+        "tokenizer_class": "WhisperTokenizer",
+        "added_tokens_decoder": {str(index): token for index, token in added.items()},
+        "additional_special_tokens": special,
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), end),
+    }
+    return {
+        "vocab.json": vocab,
+        "merges.txt": files["merges.txt"],
+        "config.json": config,
+        "tokenizer_config.json": settings,
+    }
+
+
 def blenderbot_files() -> dict[str, Any]:
     """Return files of byte-level BPE, with BART's special tokens in another order."""
     files = bart()

@@ -102,6 +102,10 @@ class BartFamily(HuggingFaceFamily):
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes."""
+        return TransformerConfig(**self.config_fields(values))
+
+    def config_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of the configuration of a model with these attributes."""
         activation = huggingface_config.activation_named(values["activation_function"])
         ids = huggingface_config.special_ids(values)
         counted = self.stack.get("position_index") is PositionIndex.NOT_PADDING
@@ -128,30 +132,29 @@ class BartFamily(HuggingFaceFamily):
         else:
             tying = Tying.OUTPUT if tied else Tying.NONE
         scaled = values["scale_embedding"]
-        return TransformerConfig(
-            source_vocab_size=source_size,
-            target_vocab_size=target_size,
-            d_model=values["d_model"],
-            num_heads=values["encoder_attention_heads"],
-            d_ff=values["encoder_ffn_dim"],
-            max_length=values["max_position_embeddings"],
-            norm_placement=(
+        return {
+            "source_vocab_size": source_size,
+            "target_vocab_size": target_size,
+            "d_model": values["d_model"],
+            "num_heads": values["encoder_attention_heads"],
+            "d_ff": values["encoder_ffn_dim"],
+            "max_length": values["max_position_embeddings"],
+            "norm_placement": (
                 NormPlacement.PRE if self.stack.get("final_norm") else NormPlacement.POST
             ),
-            output_bias=False,
-            logits_bias=self.logits_bias,
-            padding_trained=False,
-            embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
-            tying=tying,
-            dropout=values["dropout"],
-            attention_dropout=values["attention_dropout"],
-            activation_dropout=values["activation_dropout"],
-            embedding_dropout=values["dropout"],
-            architecture=self.model_type,
+            "output_bias": False,
+            "logits_bias": self.logits_bias,
+            "padding_trained": False,
+            "embedding_scale": EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
+            "tying": tying,
+            "dropout": values["dropout"],
+            "attention_dropout": values["attention_dropout"],
+            "activation_dropout": values["activation_dropout"],
+            "embedding_dropout": values["dropout"],
+            "architecture": self.model_type,
             **ids,
-            encoder=stacks["encoder"],
-            decoder=stacks["decoder"],
-        )
+            **stacks,
+        }
 
     def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the attributes that are read, as they must be for ``config``."""
@@ -226,7 +229,10 @@ def _stack(name: str, config: TransformerConfig) -> Table:
             layer += layer_norm(f"{torch}.layers.{{i}}.final_layer_norm", norm)
         else:
             layer += attention(
-                f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}", f"{flax}.{part.value}", _LINEARS
+                f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}",
+                f"{flax}.{part.value}",
+                _LINEARS,
+                key_bias=config.key_bias,
             )
             layer += layer_norm(f"{torch}.layers.{{i}}.{_ATTENTIONS[part]}_layer_norm", norm)
     before: Table = []

@@ -148,6 +148,8 @@ class TokenizerRecipe:
     """Byte-level BPE begins every line with a space, unless ``add_prefix_space`` says otherwise."""
     code_brackets: tuple[str, str] | None = None
     """A text that begins with the first of these is one token as far as the second."""
+    left_out: str | None = None
+    """A regular expression of what decoded text does not have."""
     underlines_are_spaces: bool = False
     """Decoded text has a space for each of SentencePiece's underlines that is left."""
     tokens: Mapping[str, str]
@@ -160,10 +162,16 @@ class TokenizerRecipe:
     """The role of the token that is added after all others."""
     before: tuple[str, ...] = ()
     """Roles of the tokens before a line."""
+    before_without_role: tuple[str, ...] = ()
+    """Tokens before a line that have no role, by their text."""
     after: tuple[str, ...] = ("eos_token",)
     """Roles of the tokens after a line."""
     after_target: tuple[str, ...] | None = None
     """Roles of the tokens after a target, if they are others."""
+    padding_is_unused: bool = False
+    """Nothing is padded with the model's ``pad_token_id``, which may be another token than the
+    tokenizer's.
+    """
     start: str = "eos_token"
     """The role of the decoder's first token, if ``config.json`` does not name it."""
     languages: Languages | None = None

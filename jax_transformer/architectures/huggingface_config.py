@@ -293,7 +293,7 @@ def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str
                     f"{name}={value!r} and {own}={data[own]!r} are two names of one attribute, and"
                     " differ"
                 )
-        elif name in fixed:
+        elif name in fixed and name not in family.ignored:
             if value is not None and value != fixed[name]:
                 yield (
                     f"{name}={value!r}: a model of the family {family.model_type} with that is not"

@@ -149,7 +149,7 @@ def _renamed(name: str, state: Mapping[str, Any], config: TransformerConfig) -> 
         other.startswith(prefix) for other in state
     ):
         return name
-    return f"{prefix}{name}"
+    return f"{family.prefix}{name}"
 
 
 def _reason_unused(name: str, config: TransformerConfig) -> str | None:
@@ -167,7 +167,9 @@ def _tied_names(config: TransformerConfig) -> Iterator[list[str]]:
 
 
 def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
-    """The tables of sines and cosines that belong to the module, with their shapes."""
+    """The tables of sines and cosines that belong to the module and may be missing in a file, with
+    their shapes: in a file of a model that reads sound they never are.
+    """
     prefix = huggingface.family_of(config).prefix
     return {
         f"{prefix}{name}.embed_positions.weight": (
@@ -175,7 +177,7 @@ def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
             config.d_model,
         )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack.positions is Positions.SINUSOIDAL_STORED
+        if stack.positions is Positions.SINUSOIDAL_STORED and config.mel_bins is None
     }
 
 

@@ -11,6 +11,7 @@ _NAMES = (
     "train",
     "estimate",
     "translate",
+    "transcribe",
     "serve",
     "evaluate",
     "convert",

@@ -37,6 +37,7 @@ def check_sizes(config: "TransformerConfig") -> None:
         "d_ff",
         "max_length",
         "head_dim",
+        "mel_bins",
     ):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -72,6 +73,15 @@ def check_sizes(config: "TransformerConfig") -> None:
                 f"max_length={config.max_length} must be at least 2: "
                 f"{name}.position_index='truncated_cosine' reads row 1"
             )
+    if (config.mel_bins is None) != (config.mel_frames is None):
+        raise ConfigError(
+            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
+            " spectrogram: give both or none"
+        )
+    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
+        raise ConfigError(
+            f"mel_frames={config.mel_frames} must be even: two frames make one position"
+        )
     if config.embedding_dropouts < 1:
         raise ConfigError(f"embedding_dropouts={config.embedding_dropouts} must be at least 1")
     sinusoidal = (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
@@ -152,7 +162,8 @@ def check_ids(config: "TransformerConfig") -> None:
     for name, size in sizes.items():
         if not 0 <= getattr(config, name) < size:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
-    if config.target_pad_id == config.eos_id:
+    # Whisper's padding is its end token; no padding of text is masked in a model that reads sound
+    if config.target_pad_id == config.eos_id and config.mel_bins is None:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
     if config.padding_frozen and config.padding_trained:
         raise ConfigError("padding_frozen=True needs padding_trained=False")
@@ -186,8 +197,13 @@ def check_stacks(config: "TransformerConfig") -> None:
         "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
         "encoder.cross_mask": (config.encoder.cross_mask, set()),
     }
+    if config.mel_bins is not None:  # a window of sound has no padding
+        wrong["encoder.self_mask"] = (config.encoder.self_mask, set())
     wrong["decoder.self_mask"] = (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL})
-    wrong["decoder.cross_mask"] = (config.decoder.cross_mask, {Mask.SOURCE_PADDING})
+    wrong["decoder.cross_mask"] = (
+        config.decoder.cross_mask,
+        {Mask.SOURCE_PADDING} if config.mel_bins is None else set(),
+    )
     for name, (masks, allowed) in wrong.items():
         for mask in masks:
             if mask not in allowed:

@@ -157,6 +157,12 @@ class TransformerConfig:
     """The decoder."""
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` if None."""
+    mel_bins: int | None = None
+    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
+    tokens (Whisper); None if the source is text.
+    """
+    mel_frames: int | None = None
+    """Frames of that spectrogram: two of them make one position of the encoder."""
     norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
@@ -165,6 +171,10 @@ class TransformerConfig:
     """Biases in the linear layers and norms of the stacks."""
     attention_bias: bool | None = None
     """Biases in the four projections of attention; as ``bias`` if None."""
+    key_bias: bool = True
+    """If attention has biases, one in its projection of keys, too: it changes no output, and
+    Whisper has none.
+    """
     output_bias: bool = True
     """A trained bias in the output layer."""
     logits_bias: bool = False
@@ -263,6 +273,27 @@ class TransformerConfig:
                     (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), length
                 )
         return length
+
+    @property
+    def mel_shape(self) -> tuple[int, int] | None:
+        """Channels and frames of a spectrogram; None if the source is text."""
+        if self.mel_bins is None or self.mel_frames is None:
+            return None
+        return self.mel_bins, self.mel_frames
+
+    def rows(self, stack: StackConfig) -> int:
+        """Number of positions in that stack."""
+        if self.mel_frames is None or stack != self.encoder:
+            return self.max_length
+        return self.mel_frames // 2
+
+    def check_text(self, what: str) -> None:
+        """Raise ConfigError if the source is sound, which ``what`` does not read."""
+        if self.mel_bins is not None:
+            raise ConfigError(
+                f"{what} reads text, and this model ({self.architecture}) reads sound: "
+                "`jax-transformer transcribe` writes down what is said"
+            )
 
     @property
     def equal_lengths(self) -> bool:

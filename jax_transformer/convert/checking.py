@@ -147,7 +147,10 @@ def _blocks(config: TransformerConfig, table: rules.Table) -> dict[str, str]:
 
 
 def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Return random ids (b, s) and (b, t), whose rows have different lengths before padding."""
+    """Return random ids (b, s) and (b, t), whose rows have different lengths before padding.
+
+    A model that reads sound has a random spectrogram (b, c, w) as its source.
+    """
     random = np.random.default_rng(0)
     lengths = [
         min(_SOURCE, config.longest),
@@ -164,7 +167,9 @@ def _batch(config: TransformerConfig) -> tuple[np.ndarray, np.ndarray]:
         for row in range(_ROWS):
             ids[row, max(1, length - 2 * row) :] = pad
         batches.append(ids)
-    return batches[0], batches[1]
+    if config.mel_shape is None:
+        return batches[0], batches[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batches[1]
 
 
 def _outputs(

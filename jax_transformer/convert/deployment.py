@@ -84,6 +84,7 @@ def _stablehlo(
     assert prepared.model is not None
     config, source = prepared.model.config.portable, prepared.source
     tokenizer = source.tokenizer() if source.has_tokenizer else None
+    config.check_text("--to stablehlo")
     generation = source.generation_config(tokenizer) if source.config else GenerationConfig()
     settings = Settings.of(config, generation)
     sha256 = stablehlo_folder.write(path, config, arrays, settings)

@@ -21,6 +21,7 @@ _PROBE = {
     "max_length": 6007,
     "head_dim": 3001,
 }
+_PROBE_OF_SOUND = {"mel_bins": 5003, "mel_frames": 2 * 8009}
 _HEADS = 1
 
 
@@ -63,7 +64,10 @@ def infer(
                 sizes[f"{stack}.layers"] = count
     shown = _shown_sizes(shapes_of(probe), shapes, probe)
     all_heads = shown.pop("head_dim", None)
-    if probe.tying is Tying.ALL and "target_vocab_size" in shown:
+    if "mel_frames" in shown:
+        shown["mel_frames"] *= 2  # the table of positions has a row for two frames
+    one_vocabulary = probe.tying is Tying.ALL or probe.mel_bins is not None
+    if one_vocabulary and "target_vocab_size" in shown:
         shown["source_vocab_size"] = shown["target_vocab_size"]
     sizes |= {name: size for name, size in shown.items() if name not in known}
     if all_heads is not None:
@@ -86,6 +90,7 @@ def infer(
 _SIZES = frozenset(
     [
         *_PROBE,
+        *_PROBE_OF_SOUND,
         "num_heads",
         "num_layers",
         "encoder_layers",
@@ -116,6 +121,7 @@ def _probe_sizes(preset: Preset, structure: Mapping[str, Any]) -> dict[str, Any]
         dict[str, Any](_PROBE)
         | {"num_heads": _HEADS}
         | ({"source_vocab_size": _PROBE["target_vocab_size"]} if tied else {})
+        | ({} if preset.config.mel_bins is None else _PROBE_OF_SOUND)
     )
 
 
@@ -135,8 +141,10 @@ def _count_layers(one: Shapes, two: Shapes, shapes: Shapes) -> int:
 
 def _shown_sizes(probed: Shapes, shapes: Shapes, probe: TransformerConfig) -> dict[str, int]:
     """Return each size: the length that most of its axes have."""
-    values = {getattr(probe, name): name for name in _PROBE}
-    votes: dict[str, Counter[int]] = {name: Counter() for name in _PROBE}
+    values = {getattr(probe, name): name for name in (*_PROBE, "mel_bins")}
+    if probe.mel_frames is not None:
+        values[probe.rows(probe.encoder)] = "mel_frames"
+    votes: dict[str, Counter[int]] = {name: Counter() for name in values.values()}
     for name, shape in probed.items():
         if len(shapes.get(name, ())) != len(shape):
             continue

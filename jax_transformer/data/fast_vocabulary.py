@@ -5,6 +5,7 @@ SentencePiece model. What is rebuilt is as transformers 5.23 builds it (``tokeni
 families, and ``convert_from_spm`` of ``convert_slow_tokenizer.py``), so that ids are the same.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class FastVocabulary:
         model.no_truncation()
         model.no_padding()
         model.encode_special_tokens = settings.flag("split_special_tokens")
-        self._path, self._model = path, model
+        self._path, self._model, self._left_out = path, model, settings.recipe.left_out
         with guarded(path):
             _add_tokens(model, settings)
             self._ids = model.get_vocab(with_added_tokens=True)
@@ -58,6 +59,8 @@ class FastVocabulary:
         """Return the text of ids, without special tokens."""
         with guarded(self._path):
             text = self._model.decode(list(ids), skip_special_tokens=True)
+        if self._left_out is not None:
+            text = re.sub(self._left_out, "", text)
         return cleaned_up(text) if self._cleans_up else text
 
     def id_of(self, token: str) -> int | None:

@@ -323,4 +323,5 @@ def _plain_ends(
     prefix, suffix = (
         tuple(files.role_id(vocabulary, role) for role in roles) for roles in (begins, ends)
     )
-    return LineEnds(prefix, suffix)
+    first = (files.id_of(vocabulary, text) for text in files.settings.recipe.before_without_role)
+    return LineEnds((*first, *prefix), suffix)

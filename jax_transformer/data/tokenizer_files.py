@@ -192,6 +192,8 @@ def _check_model(files: TokenizerFiles) -> None:
         ("pad_token_id", files.pad_id),
         ("eos_token_id", files.role_id(files.source, "eos_token")),
     ):
+        if key == "pad_token_id" and files.settings.recipe.padding_is_unused:
+            continue
         index = model.get(key)
         if type(index) is int and index != expected:
             raise InputError(

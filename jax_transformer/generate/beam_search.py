@@ -24,16 +24,19 @@ from jax_transformer.generate.prepare import (
     Models,
     ModelStructure,
     StaticArgs,
+    longest,
     prepare,
+    primed_cache,
     split,
+    start_tokens,
 )
 from jax_transformer.generate.scorers import SCORERS, Scorer
-from jax_transformer.shapes import AnyArray, SourceIds
+from jax_transformer.shapes import AnyArray, Source
 
 
 def beam(
     model: Models,
-    source: SourceIds,
+    source: Source,
     *,
     beam_size: int = 4,
     max_length: int | None = None,
@@ -44,6 +47,7 @@ def beam(
     eos_id: int | None = None,
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> tuple[Int[Array, "b n"], Float[Array, " b"]]:
     """The best hypothesis of a beam search, and its score in float32 at least.
 
@@ -70,13 +74,14 @@ def beam(
         eos_id=eos_id,
         constraints=constraints,
         forced_bos_token_id=forced_bos_token_id,
+        prompt=prompt,
     )
     return tokens[:, 0], scores[:, 0]
 
 
 def n_best(
     model: Models,
-    source: SourceIds,
+    source: Source,
     num_hypotheses: int,
     *,
     beam_size: int = 4,
@@ -88,6 +93,7 @@ def n_best(
     eos_id: int | None = None,
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> tuple[Int[Array, "b m n"], Float[Array, "b m"]]:
     """The best different hypotheses of :func:`beam`'s search, best first, and their scores.
 
@@ -110,14 +116,14 @@ def n_best(
     config = GenerationConfig(
         num_beams=beam_size,
         num_return_sequences=num_hypotheses,
-        max_new_tokens=model.config.longest if max_length is None else max_length,
+        max_new_tokens=longest(model, prompt) if max_length is None else max_length,
         beam_scorer=scorer,
         early_stopping=early_stopping,
         constraints=constraints,
         decoder_start_token_id=bos_id,
         eos_token_id=eos_id,
     )
-    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id, prompt)
     return _search(
         model.structure,
         model.arrays,
@@ -166,7 +172,7 @@ def _search(
     """The ``num_return_sequences`` best hypotheses (b, m, n) and their scores (b, m)."""
     model = structure.merge(arrays)
     config, batch = static_args.config, inputs.source.shape[0]
-    cache = model.init_cache(inputs.source, static_args.max_new_tokens, config.num_beams)
+    cache = primed_cache(model, inputs, static_args, config.num_beams)
     scorer = SCORERS[config.beam_scorer](
         length_penalty,
         static_args,
@@ -244,7 +250,8 @@ def _continuations(model: AnyModel, beams: _Beams, static_args: StaticArgs) -> _
     """The best of all beams continued by all tokens."""
     length = beams.length
     last = beams.tokens[:, :, jnp.maximum(length - 1, 0)]
-    logits, cache = model.decode_step(jnp.where(length == 0, static_args.bos_id, last), beams.cache)
+    start = start_tokens(beams.inputs, static_args)[:, -1:]
+    logits, cache = model.decode_step(jnp.where(length == 0, start, last), beams.cache)
     scores = jax.nn.log_softmax(logits.astype(beams.log_probs.dtype))
     scores = logits_processors.apply(scores, beams.tokens, length, beams.inputs, static_args)
     totals = scores + beams.log_probs[:, :, None]

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_transformer.generate import timestamps
 from jax_transformer.generate.generation_config import Constraints
-from jax_transformer.generate.prepare import Inputs, StaticArgs
+from jax_transformer.generate.prepare import Inputs, StaticArgs, start_tokens
 
 _NONE = Constraints()
 
@@ -30,6 +31,8 @@ class Generated(NamedTuple):
 
     tokens: Int[Array, "b k m"]
     length: Int[Array, ""]
+    begin: int
+    """The number of tokens before the generated ones."""
 
     def last(self, count: int) -> Int[Array, "b k c"]:
         """The last ``count`` tokens; arbitrary if there are fewer."""
@@ -52,8 +55,10 @@ def apply(
         return scores
     constraints, forced_bos_ids = static_args.config.constraints, inputs.forced_bos_ids
     scores = scores.astype(np.promote_types(scores.dtype, np.float32))
-    start = jnp.full((*tokens.shape[:2], 1), static_args.bos_id, tokens.dtype)
-    generated = Generated(jnp.concatenate([start, tokens], axis=2), step + 1)
+    start = start_tokens(inputs, static_args)[:, None].astype(tokens.dtype)
+    start = jnp.broadcast_to(start, (*tokens.shape[:2], start.shape[2]))
+    begin = start.shape[2]
+    generated = Generated(jnp.concatenate([start, tokens], axis=2), step + begin, begin)
     if constraints.repetition_penalty != 1:
         scores = _penalise_repetition(scores, generated, constraints.repetition_penalty)
     for forbidden in _forbidden(
@@ -63,12 +68,13 @@ def apply(
     scores = _force(constraints, scores, generated, forced_bos_ids)
     scores = _suppress(scores, constraints.suppress_tokens)
     if constraints.begin_suppress_tokens:
-        begin = 1 if forced_bos_ids is None else 2
         scores = jnp.where(
-            generated.length == begin,
+            generated.length == (begin if forced_bos_ids is None else begin + 1),
             _suppress(scores, constraints.begin_suppress_tokens),
             scores,
         )
+    if constraints.timestamps is not None:
+        scores = timestamps.apply(scores, tokens, step, constraints.timestamps, static_args.eos_id)
     return jax.nn.log_softmax(scores) if constraints.renormalize_logits else scores
 
 
@@ -112,7 +118,7 @@ def _penalise_repetition(
 def _forbidden(
     constraints: Constraints,
     generated: Generated,
-    source: Int[Array, "b s"],
+    source: Array,
     eos_id: int,
     vocabulary: int,
 ) -> Iterator[Bool[Array, "#b #k v"]]:
@@ -130,7 +136,7 @@ def _forbidden(
         elif length <= generated.tokens.shape[2]:
             yield _ends_word(generated, equally_long, vocabulary)
     if constraints.min_new_tokens:
-        too_short = generated.length <= constraints.min_new_tokens
+        too_short = generated.length - generated.begin < constraints.min_new_tokens
         yield _constant_mask((eos_id,), vocabulary) & too_short
 
 

@@ -19,20 +19,25 @@ from jax_transformer.generate.prepare import (
     Models,
     ModelStructure,
     StaticArgs,
-    default_length,
+    longest,
+    max_new_tokens,
     prepare,
+    primed_cache,
+    prompt_length,
     split,
+    start_tokens,
 )
-from jax_transformer.shapes import AnyArray, SourceIds
+from jax_transformer.shapes import AnyArray, Source
 
 _Choose = Callable[[Float[Array, "b v"], Int[Array, ""], Int[Array, " b"]], Int[Array, " b"]]
 
 
 def generate(
     model: Models,
-    source: SourceIds,
+    source: Source,
     config: GenerationConfig,
     row_ids: Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> tuple[Int[np.ndarray, "b m n"], Float[np.ndarray, "b m"]]:
     """The ``num_return_sequences`` hypotheses of each row, best first, and their scores.
 
@@ -43,13 +48,14 @@ def generate(
     model = split(model)
     length = config.max_new_tokens
     if length is None:
-        length = default_length(model.config, np.shape(source)[1])
+        length = max_new_tokens(model.config, np.shape(source)[1], None, prompt_length(prompt))
     options: dict[str, Any] = {
         "max_length": length,
         "bos_id": config.decoder_start_token_id,
         "eos_id": config.eos_token_id,
         "constraints": config.constraints,
         "forced_bos_token_id": config.forced_bos_token_id,
+        "prompt": prompt,
     }
     if config.do_sample:
         options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p")}
@@ -71,13 +77,14 @@ def generate(
 
 def greedy(
     model: Models,
-    source: SourceIds,
+    source: Source,
     *,
     max_length: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> Int[Array, "b n"]:
     """The most likely next token, again and again, until every row has ended or is full.
 
@@ -87,17 +94,19 @@ def greedy(
     Args:
         model: the model, several models as an ensemble, or :func:`split` of either, which saves
             milliseconds in every call; keys and values are cached.
-        source: ids (b, s), padded by the model's ``source_pad_id``.
+        source: ids (b, s), padded by the model's ``source_pad_id``, or spectrograms (b, c, w).
         max_length: the number n of generated tokens; None is the model's maximum.
         bos_id: the start token; None is the model's.
         eos_id: the token that ends a row; None is the model's.
         constraints: tokens that are forbidden, forced or penalised.
         forced_bos_token_id: the first token of all rows or of each, such as the target language in
             mBART-50 and NLLB. Another one compiles nothing.
+        prompt: the decoder's inputs (b, p) before the generated tokens, instead of the start token:
+            Whisper's start, language and task. Other tokens compile nothing.
 
     Returns:
-        ids (b, n) int32 without the start token, with ``eos_id``, padded after it by the model's
-            ``target_pad_id``.
+        ids (b, n) int32 without the start token or prompt, with ``eos_id``, padded after it by the
+            model's ``target_pad_id``.
 
     Raises:
         InputError: the model cannot read the source.
@@ -105,12 +114,12 @@ def greedy(
     """
     model = split(model)
     config = GenerationConfig(
-        max_new_tokens=model.config.longest if max_length is None else max_length,
+        max_new_tokens=longest(model, prompt) if max_length is None else max_length,
         decoder_start_token_id=bos_id,
         eos_token_id=eos_id,
         constraints=constraints,
     )
-    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id, prompt)
     return _greedy(model.structure, model.arrays, inputs, static_args=static_args)
 
 
@@ -135,7 +144,7 @@ class _Draws(NamedTuple):
 
 def sample(
     model: Models,
-    source: SourceIds,
+    source: Source,
     key: PRNGKeyArray,
     *,
     temperature: float = 1.0,
@@ -147,6 +156,7 @@ def sample(
     eos_id: int | None = None,
     constraints: Constraints = Constraints(),
     forced_bos_token_id: int | Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> Int[Array, "b n"]:
     """Tokens drawn one after the other from softmax(logits / temperature).
 
@@ -176,12 +186,12 @@ def sample(
     config = GenerationConfig(
         do_sample=True,
         top_k=top_k,
-        max_new_tokens=model.config.longest if max_length is None else max_length,
+        max_new_tokens=longest(model, prompt) if max_length is None else max_length,
         decoder_start_token_id=bos_id,
         eos_token_id=eos_id,
         constraints=constraints,
     )
-    inputs, static_args = prepare(model, source, config, forced_bos_token_id)
+    inputs, static_args = prepare(model, source, config, forced_bos_token_id, prompt)
     batch = len(inputs.source)
     row_ids = jnp.arange(batch) if rows is None else jnp.asarray(rows)
     if len(row_ids) != batch:
@@ -250,10 +260,10 @@ def _token_by_token(
 
     start = _Tokens(
         length=jnp.zeros((), jnp.int32),
-        last=jnp.full(batch, static_args.bos_id, jnp.int32),
+        last=start_tokens(inputs, static_args)[:, -1],
         tokens=jnp.full((batch, length), static_args.pad_id, jnp.int32),
         open=jnp.ones(batch, bool),
-        cache=model.init_cache(inputs.source, length),
+        cache=primed_cache(model, inputs, static_args),
         inputs=inputs,
         rows=jnp.arange(batch, dtype=jnp.int32),
     )

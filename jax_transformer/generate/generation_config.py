@@ -48,6 +48,22 @@ class EarlyStopping(enum.StrEnum):
 
 
 @dataclass(frozen=True)
+class TimestampRules:
+    """Rules for the tokens of time that Whisper writes around its phrases.
+
+    Times come in pairs, the end of a phrase and the start of the next, and never go back; a text
+    begins with one; and where all times together are likelier than any other token, it is a time.
+    """
+
+    first: int
+    """Id of the first time, ``<|0.00|>``. All ids from there on are times; the one before is
+    ``<|notimestamps|>``, which is forbidden.
+    """
+    max_initial: int | None = None
+    """The latest time that a text may begin with, counted from the first one; None is any."""
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Logits processors: tokens that are forbidden, forced or penalised.
 
@@ -73,6 +89,8 @@ class Constraints:
     """Forbid these tokens."""
     begin_suppress_tokens: tuple[int, ...] = ()
     """Forbid these tokens at the first position, or at the second if the first is forced."""
+    timestamps: TimestampRules | None = None
+    """Keep the rules of tokens of time."""
     renormalize_logits: bool = False
     """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
@@ -95,6 +113,7 @@ class Constraints:
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
+            "timestamps": () if self.timestamps is None else (self.timestamps.first,),
         }
 
 

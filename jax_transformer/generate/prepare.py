@@ -15,8 +15,8 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.generate.ensemble import AnyModel, Ensemble, common_config
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn import sharding
-from jax_transformer.nn.stacks import check_ids
-from jax_transformer.shapes import AnyArray, SourceIds
+from jax_transformer.nn.stacks import check_ids, check_source
+from jax_transformer.shapes import AnyArray, Source
 from jax_transformer.transformer import Transformer
 
 
@@ -91,29 +91,36 @@ class StaticArgs(NamedTuple):
 class Inputs(NamedTuple):
     """Arrays that a loop is called with."""
 
-    source: Int[Array, "b s"]
+    source: Array
+    """Ids (b, s), or spectrograms (b, c, w)."""
     forced_bos_ids: Int[Array, " b"] | None = None
     """The first token of each row; None forces none."""
+    prompt: Int[Array, "b p"] | None = None
+    """The decoder's inputs before the generated tokens, from the start token on; None is the start
+    token alone.
+    """
 
 
 def prepare(
     model: SplitModel,
-    source: SourceIds,
+    source: Source,
     config: GenerationConfig,
     forced_bos_ids: int | Int[AnyArray, " b"] | None = None,
+    prompt: Int[AnyArray, "b p"] | None = None,
 ) -> tuple[Inputs, StaticArgs]:
-    """The arguments of a loop. ``forced_bos_ids`` wins over the config's ``forced_bos_token_id``.
+    """The arguments of a loop. ``forced_bos_ids`` wins over the config's ``forced_bos_token_id``,
+    and ``prompt`` over its ``decoder_start_token_id``.
 
     Raises InputError for a source that the model cannot read, and ConfigError for a length or a
     token that it does not have.
     """
     sizes = model.config
-    source = check_ids(source, sizes, sizes.source_vocab_size, "source")
+    source = check_source(source, sizes)
     vocabulary = sizes.target_vocab_size
     forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
     static_args = StaticArgs(
         dataclasses.replace(config, **_TRACED, **_RESOLVED),
-        max_new_tokens(sizes, source.shape[1], config.max_new_tokens),
+        max_new_tokens(sizes, source.shape[1], config.max_new_tokens, prompt_length(prompt)),
         _token("bos_id", config.decoder_start_token_id, sizes.bos_id, vocabulary),
         _token("eos_id", config.eos_token_id, sizes.eos_id, vocabulary),
         sizes.target_pad_id,
@@ -121,7 +128,11 @@ def prepare(
     for name, tokens in config.constraints.tokens.items():
         for token in tokens:
             _check_token(f"{name} has {token}, which", token, vocabulary)
-    inputs = Inputs(source, _forced_bos_ids(forced, source.shape[0], vocabulary))
+    inputs = Inputs(
+        source,
+        _forced_bos_ids(forced, source.shape[0], vocabulary),
+        None if prompt is None else check_ids(prompt, sizes, vocabulary, "prompt"),
+    )
     return jax.tree.map(sharding.divide_rows, inputs), static_args
 
 
@@ -133,17 +144,54 @@ _RESOLVED: dict[str, Any] = dict.fromkeys(
 
 def default_length(config: TransformerConfig, source_width: int) -> int:
     """Maximum number of tokens for a source of this width, if a config has none."""
-    return min(config.longest, 2 * source_width)
+    return min(config.longest, 2 * source_width) if config.mel_bins is None else config.longest
 
 
-def max_new_tokens(config: TransformerConfig, source_width: int, length: int | None) -> int:
-    """The length of a loop's result; at most the source's, if both must be equally long.
+def prompt_length(prompt: Int[AnyArray, "b p"] | None) -> int:
+    """The number of the decoder's inputs before the generated tokens."""
+    return 1 if prompt is None else prompt.shape[1]
+
+
+def start_tokens(inputs: Inputs, static_args: StaticArgs) -> Int[Array, "b p"]:
+    """The decoder's inputs before the generated tokens."""
+    if inputs.prompt is not None:
+        return inputs.prompt
+    return jnp.full((inputs.source.shape[0], 1), static_args.bos_id, jnp.int32)
+
+
+def longest(model: SplitModel, prompt: Int[AnyArray, "b p"] | None) -> int:
+    """The most tokens that the model can generate."""
+    return model.config.longest - prompt_length(prompt) + 1
+
+
+def primed_cache(model: AnyModel, inputs: Inputs, static_args: StaticArgs, beams: int = 1) -> Any:
+    """The cache of a loop's first step, which holds the prompt but its last token."""
+    start = start_tokens(inputs, static_args)
+    before = start.shape[1] - 1
+    cache = model.init_cache(inputs.source, static_args.max_new_tokens + before, beams)
+    if not before:
+        return cache
+
+    def step(i: Int[Array, ""], cache: Any) -> Any:
+        token = jax.lax.dynamic_slice_in_dim(start, i, 1, axis=1)
+        return model.decode_step(jnp.broadcast_to(token, (start.shape[0], beams)), cache)[1]
+
+    return jax.lax.fori_loop(0, before, step, cache)
+
+
+def max_new_tokens(
+    config: TransformerConfig, source_width: int, length: int | None, prompt: int = 1
+) -> int:
+    """The length of a loop's result after a ``prompt`` of so many tokens; at most the source's, if
+    both must be equally long.
 
     Raises ConfigError for a length that the model does not have.
     """
-    length = default_length(config, source_width) if length is None else length
-    if not 1 <= length <= config.longest:
-        raise ConfigError(f"max_length={length} must be between 1 and the model's {config.longest}")
+    most = config.longest - prompt + 1
+    length = min(most, default_length(config, source_width)) if length is None else length
+    if not 1 <= length <= most:
+        after = f" after a prompt of {prompt} tokens" if prompt > 1 else ""
+        raise ConfigError(f"max_length={length} must be between 1 and the model's {most}{after}")
     return min(length, source_width) if config.equal_lengths else length
 
 

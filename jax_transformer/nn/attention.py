@@ -157,9 +157,16 @@ class HeadProjections(nnx.Module):
         bias = config.bias if config.attention_bias is None else config.attention_bias
         self.query, self.key, self.value = (
             linear(
-                config, init, config.d_model, inner, bias=bias, fused=3, attention=True, rngs=rngs
+                config,
+                init,
+                config.d_model,
+                inner,
+                bias=has_bias,
+                fused=3,
+                attention=True,
+                rngs=rngs,
             )
-            for _ in range(3)
+            for has_bias in (bias, bias and config.key_bias, bias)
         )
         self.out = linear(config, init, inner, config.d_model, bias=bias, attention=True, rngs=rngs)
 

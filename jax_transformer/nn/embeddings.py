@@ -100,7 +100,7 @@ def position_sinusoids(config: TransformerConfig, stack: StackConfig) -> Float[n
     If padding gets no position, its row is that before the first, with zeros (fairseq).
     """
     table = sinusoids(
-        config.max_length + stack.position_offset,
+        config.rows(stack) + stack.position_offset,
         config.d_model,
         stack.position_exponent,
         stack.sinusoids,
@@ -121,7 +121,7 @@ class PositionTable(nnx.Module):
             stack.position_index,
             stack.position_offset,
         )
-        self.length, self.width = config.max_length + self.offset, config.d_model
+        self.length, self.width = config.rows(stack) + self.offset, config.d_model
         self.table: nnx.Variable
         if self.kind is Positions.SINUSOIDAL_STORED:
             self.table = Frozen(jnp.asarray(self._sinusoids().astype(np.float32)))

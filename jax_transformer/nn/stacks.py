@@ -31,7 +31,7 @@ from jax_transformer.nn.dropout import Dropout, from_rngs
 from jax_transformer.nn.embeddings import PositionTable, RelativeBias
 from jax_transformer.nn.local_attention import Window, window
 from jax_transformer.nn.norm import norm
-from jax_transformer.shapes import AnyArray, Hidden, Memory
+from jax_transformer.shapes import AnyArray, Hidden, Memory, Source
 
 Randomness = nnx.Rngs | PRNGKeyArray | Dropout | None
 
@@ -278,6 +278,26 @@ def check_ids(
     return jnp.asarray(ids, jnp.int32)
 
 
+def check_source(source: Source, config: TransformerConfig) -> Array:
+    """The ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
+
+    Raises InputError for what the model cannot read.
+    """
+    if config.mel_shape is None:
+        return check_ids(source, config, config.source_vocab_size, "source")
+    features = source if isinstance(source, jax.Array) else np.asarray(source)
+    expected = config.mel_shape
+    if features.shape[1:] != expected or not jnp.issubdtype(features.dtype, jnp.floating):
+        raise InputError(
+            "the source of a model that reads sound must be floating-point numbers of shape "
+            f"(batch, {expected[0]} mel bins, {expected[1]} frames), "
+            f"not {features.dtype} of shape {features.shape}"
+        )
+    if not len(features):
+        raise InputError(f"source has shape {features.shape}: empty")
+    return jnp.asarray(features)
+
+
 def check_length(length: int, config: TransformerConfig, name: str) -> None:
     """Raise InputError for more tokens than there are positions."""
     if length > config.max_length:
@@ -316,7 +336,13 @@ def check_embeddings(
         )
     if 0 in x.shape:
         raise InputError(f"embeddings have shape {x.shape}: empty")
-    check_length(x.shape[1], config, "source")
+    if config.mel_frames is None:
+        check_length(x.shape[1], config, "source")
+    elif x.shape[1] != config.rows(config.encoder):
+        raise InputError(
+            f"source is {x.shape[1]} positions long; a spectrogram of {config.mel_frames} frames "
+            f"has {config.rows(config.encoder)}"
+        )
     if valid is not None and not isinstance(valid, jax.Array):
         valid = np.asarray(valid)
     if valid is not None and (valid.shape != x.shape[:2] or valid.dtype != bool):

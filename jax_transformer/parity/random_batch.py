@@ -1,4 +1,4 @@
-"""Random token ids to compare models on."""
+"""Random inputs to compare models on."""
 
 import numpy as np
 
@@ -12,6 +12,8 @@ def random_batch(
     config: TransformerConfig, seed: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Random ids (b, s) and (b, t), with padding after rows of different lengths.
+
+    A model that reads sound has a random spectrogram (b, c, w) as its source.
 
     ``length`` sets both s and t; they are 7 and 5 if None. Raises ConfigError if the model cannot
     take that length.
@@ -31,4 +33,6 @@ def random_batch(
         for row in range(_ROWS):
             ids[row, max(1, n - 2 * row) :] = pad
         batch.append(ids)
-    return batch[0], batch[1]
+    if config.mel_shape is None:
+        return batch[0], batch[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batch[1]

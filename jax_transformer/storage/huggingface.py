@@ -42,7 +42,9 @@ TOKENIZER = (
     "spm.model",
     "tokenizer.model",
 )
-EXTRA_FILES = (CONFIG, GENERATION, *TOKENIZER, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+SOUND = ("preprocessor_config.json", "processor_config.json", "normalizer.json")
+"""Settings of spectrograms, and of comparing transcripts."""
+EXTRA_FILES = (CONFIG, GENERATION, *TOKENIZER, *SOUND, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
 _SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
 _LONGEST_CONFIG = 10_000_000

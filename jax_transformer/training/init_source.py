@@ -113,6 +113,7 @@ def _recorded(options: TrainOptions, folder: RunFolder) -> InitSource:
 
 def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
     assert opened.config is not None, "folders tell their model"
+    opened.config.check_text("training")
     path, data = opened.path, options.data
     tokenizer = _tokenizer(_own_tokenizer(opened, data), options, path)
     config = _fitted(opened.config, options.model, tokenizer, path)

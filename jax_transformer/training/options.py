@@ -99,6 +99,7 @@ class ModelOptions:
 
     def executed(self, config: TransformerConfig) -> TransformerConfig:
         """The configuration of weights that exist, computed as these options say."""
+        config.check_text("training")
         return dataclasses.replace(config, **{name: getattr(self, name) for name in EXECUTION})
 
     def config(
@@ -112,13 +113,15 @@ class ModelOptions:
         }
         if self.precision is not Precision.FLOAT32:
             sizes["compute_dtype"] = self.precision.value
-        return registry.preset(
+        config = registry.preset(
             self.preset,
             source_vocab_size=source_vocab_size,
             target_vocab_size=target_vocab_size,
             **ids,
             **sizes,
         )
+        config.check_text("training")
+        return config
 
 
 @dataclass(frozen=True)

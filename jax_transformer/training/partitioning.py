@@ -30,6 +30,8 @@ PARTITION_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("_embedding.embedding", (TENSOR, FSDP)),
     ("relative.embedding", (None, TENSOR)),  # buckets, heads
     ("positions.table", (None, FSDP)),
+    ("stem.first.kernel", (None, FSDP, TENSOR)),  # frames, channels, d
+    ("stem.second.kernel", (None, FSDP, TENSOR)),
     *((f"{name}.bias", (TENSOR,)) for name in ("query", "key", "value", "up", "gate", "output")),
     ("output_bias", (TENSOR,)),
     ("logits_bias", (TENSOR,)),

@@ -183,15 +183,19 @@ def embedding(torch: str, flax: str) -> Table:
     return [Rule(f"{torch}.weight", (f"{flax}.embedding",))]
 
 
-def attention(torch: str, flax: str, names: Mapping[str, str], *, bias: bool = True) -> Table:
+def attention(
+    torch: str, flax: str, names: Mapping[str, str], *, bias: bool = True, key_bias: bool = True
+) -> Table:
     """Return the rules of an attention of four torch.nn.Linear.
 
-    ``names`` has PyTorch's name of each of query, key, value and out.
+    ``names`` has PyTorch's name of each of query, key, value and out. ``key_bias`` says if keys
+    have a bias where the others have one.
     """
+    has_bias = {"query": bias, "key": bias and key_bias, "value": bias, "out": bias}
     return [
         rule
-        for part in ("query", "key", "value", "out")
-        for rule in linear(f"{torch}.{names[part]}", f"{flax}.{part}", bias=bias)
+        for part in has_bias
+        for rule in linear(f"{torch}.{names[part]}", f"{flax}.{part}", bias=has_bias[part])
     ]
 
 

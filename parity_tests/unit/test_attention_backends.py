@@ -15,6 +15,7 @@ from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import attend
 from jax_transformer.nn.fused_attention import cudnn_attend, fused_attend
 from jax_transformer.training import step
+from parity_tests import preset_names
 from parity_tests.unit.helpers import batch, furthest, random_arrays, random_model, tiny
 
 
@@ -115,7 +116,7 @@ def test_a_model_that_it_cannot_compute_is_refused_with_the_reason(case):
 
 def test_every_preset_is_computed_or_refused_for_the_reasons_above():
     """Without dropout of the weights, which is the user's choice."""
-    for name in jt.preset_names():
+    for name in preset_names.ALL:
         config = tiny(name, attention_dropout=0.0)
         stacks = [config.encoder, config.decoder]
         dropped = {f"{s}.attention_dropout": 0.0 for s in ("encoder", "decoder")}

@@ -264,12 +264,12 @@ def test_shells_complete_commands_options_and_choices(console, shell):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("tr", ["train", "translate"]),
+        ("tr", ["train", "transcribe", "translate"]),
         ("translate --be", ["--beam"]),
         ("train --optimizer.schedule ", ["constant", "cosine", "inverse_sqrt", "linear"]),
         ("convert my", ["my file.pt", "my-run"]),
         ("translate --run my-", ["my-run"]),
-        ("help tran", ["translate"]),
+        ("help transl", ["translate"]),
     ],
 )
 def test_bash_completes(console, tmp_path, words, expected):

@@ -23,9 +23,10 @@ from jax_transformer.config import (
     StackConfig,
 )
 from jax_transformer.errors import ConfigError
+from parity_tests import preset_names
 
 LESSON10 = jt.preset("lesson10")
-NAMES = jt.preset_names()
+NAMES = preset_names.ALL
 
 
 def typed(value):

@@ -20,9 +20,10 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError
+from parity_tests import preset_names
 
 LESSON10 = jt.preset("lesson10")
-NAMES = jt.preset_names()
+NAMES = preset_names.TEXT
 CROSS_ONLY, NO_CROSS = (Branch((Part.CROSS,)),), (Branch((Part.SELF,)),)
 
 

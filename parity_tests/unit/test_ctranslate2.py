@@ -21,6 +21,7 @@ from jax_transformer.generate.generation_config import (
     Engine,
     GenerationConfig,
 )
+from parity_tests import preset_names
 from parity_tests.unit import helpers, runs
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -374,7 +375,7 @@ def console(capsys, monkeypatch) -> runs.Console:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", jt.preset_names())
+@pytest.mark.parametrize("preset", preset_names.TEXT)
 def test_searches_of_random_models_equal_ours(preset, tmp_path):
     # Random models write padding, which ours hides if decoder.self_mask says so (docs/convert.md)
     config = helpers.tiny(preset, source_vocab_size=13, **{"decoder.self_mask": (Mask.CAUSAL,)})

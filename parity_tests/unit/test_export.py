@@ -18,6 +18,7 @@ from jax_transformer.generate import prepare
 from jax_transformer.nn import blocks
 from jax_transformer.training import optimizer, step
 from jax_transformer.training.optimizer_options import OptimizerOptions
+from parity_tests import preset_names
 from parity_tests.unit import helpers
 from parity_tests.unit.test_step import strict_off
 
@@ -56,13 +57,13 @@ def check(config: TransformerConfig) -> None:
     export_search(config, jt.generate.beam, beam_size=2)
 
 
-@pytest.mark.parametrize("preset", jt.preset_names())
+@pytest.mark.parametrize("preset", preset_names.TEXT)
 def test_step_and_searches_are_lowered_for_every_platform(preset):
     check(helpers.tiny(preset, num_layers=1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", jt.preset_names())
+@pytest.mark.parametrize("preset", preset_names.TEXT)
 def test_step_and_searches_in_bfloat16_are_lowered_for_every_platform(preset):
     check(helpers.tiny(preset, num_layers=1, compute_dtype="bfloat16"))
 

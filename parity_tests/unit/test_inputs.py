@@ -15,9 +15,10 @@ from jax_transformer import generate
 from jax_transformer.config import Mask, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.transformer import Transformer
+from parity_tests import preset_names
 from parity_tests.unit.helpers import ODD, random_model, tiny, unchecked
 
-NAMES = jt.preset_names()
+NAMES = preset_names.TEXT
 ROWS, LENGTH = 3, 5
 WIDTH = ODD["d_model"]
 

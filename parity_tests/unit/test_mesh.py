@@ -26,6 +26,7 @@ from jax_transformer.training import optimizer, partitioning, step
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.mesh_options import MeshOptions
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+from parity_tests import preset_names
 from parity_tests.unit import helpers, on_meshes, runs
 from parity_tests.unit.on_meshes import ONE
 from parity_tests.unit.test_step import batch_of, strict_off
@@ -230,7 +231,7 @@ def test_every_parameter_lies_as_planned(config, plan):
     assert {name: tuple(planned[name]) for name in plan} == plan
 
 
-@pytest.mark.parametrize("preset", jt.preset_names())
+@pytest.mark.parametrize("preset", preset_names.ALL)
 def test_no_matrix_of_a_preset_is_replicated(preset):
     """A new layer needs a rule."""
     arrays = shapes(helpers.tiny(preset, **on_meshes.SIZES))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,33 @@ def adds_arrays_that_nothing_reads_or_trains(old: TransformerConfig, new: Transf
     assert furthest(logits(old, seed=0), logits(new, seed=0)) == 0
 
 
+def removes_biases_without_effect(old: TransformerConfig, new: TransformerConfig):
+    """A bias of the keys adds the same to all scores of a query."""
+    removed = shapes(old).keys() - shapes(new).keys()
+    assert len(removed) == 3 and all(name.endswith("attention.key.bias") for name in removed)
+    assert 0 < furthest(logits(old), logits(new)) < 1e-5
+
+
+def changes_the_source(old: TransformerConfig, new: TransformerConfig):
+    """Compare what the model of ``new`` reads: spectrograms of its sizes, and no ids."""
+    model, shape = random_model(new), (3, new.mel_bins, new.mel_frames)
+    with pytest.raises(InputError, match=f"{shape[1]} mel bins, {shape[2]} frames"):
+        model(SOURCE, TARGET)
+    one, other = np.random.default_rng(0).standard_normal((2, *shape))
+    assert model.encode_features(one).shape == (3, new.mel_frames // 2, new.d_model)
+    assert furthest(model(one, TARGET), model(other, TARGET)) > 1e-3
+    with pytest.raises(InputError):
+        model(one[:, :, 2:], TARGET)
+    with pytest.raises(ConfigError, match="reads ids of text"):
+        random_model(old).encode_features(one)
+
+
+def sound(bins: int, frames: int) -> dict[str, Any]:
+    """Return the fields of a model that reads spectrograms, which have no padding."""
+    encoder, decoder = replace(BASE.encoder, self_mask=()), replace(BASE.decoder, cross_mask=())
+    return {"mel_bins": bins, "mel_frames": frames, "encoder": encoder, "decoder": decoder}
+
+
 def changes_rows_that_see_no_key(old: TransformerConfig, new: TransformerConfig):
     """Return logits for three sources, the second only padding."""
     assert furthest(logits(old), logits(new)) == 0
@@ -306,6 +334,9 @@ FLIPS = {
     "norm_epsilon": (changes_logits, [dict(norm_epsilon=1e-4)]),
     "bias": (changes_weights_and_logits, [dict(bias=False)]),
     "attention_bias": (changes_weights_and_logits, [dict(attention_bias=False)]),
+    "key_bias": (removes_biases_without_effect, [dict(key_bias=False)]),
+    "mel_bins": (changes_the_source, [sound(5, 8), sound(7, 8)]),
+    "mel_frames": (changes_the_source, [sound(5, 12), sound(5, 40)]),
     "output_bias": (changes_weights_and_logits, [dict(output_bias=False)]),
     "logits_bias": (changes_weights_and_logits, [dict(logits_bias=True)]),
     "logit_scale": (changes_logits, others("logit_scale")),

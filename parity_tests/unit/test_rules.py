@@ -16,6 +16,7 @@ from jax_transformer import convert, transformer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Each, Rule, Several
+from parity_tests import preset_names
 from parity_tests.unit.helpers import (
     ODD,
     SQUARE,
@@ -29,7 +30,7 @@ from parity_tests.unit.helpers import (
 DTYPES = [np.dtype(name) for name in ("float64", "float32", "float16")] + [
     np.dtype(ml_dtypes.bfloat16)
 ]
-NAMES = jt.preset_names()
+NAMES = preset_names.ALL
 
 
 def any_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from jax_transformer.convert.stablehlo.run import Model
 from jax_transformer.errors import ConfigError
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
+from parity_tests import preset_names
 from parity_tests.unit import helpers, runs
 
 pytest.importorskip("flatbuffers")
@@ -143,7 +144,7 @@ def test_what_has_no_program_is_refused(model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [name for name in jt.preset_names() if name != "blog2023"])
+@pytest.mark.parametrize("preset", [name for name in preset_names.TEXT if name != "blog2023"])
 def test_every_preset_is_exported_and_runs(preset, tmp_path):
     model = helpers.random_model(helpers.tiny(preset, num_layers=1), dtype="float32")
     arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}

@@ -43,6 +43,10 @@ def problems(config: TransformerConfig) -> Iterator[str]:
         yield from _structure(name, stack)
         yield from _positions(name, stack, config)
     yield from _masks(config)
+    if config.mel_bins is not None:
+        yield f"mel_bins={config.mel_bins} (only models that read text are written)"
+    if not config.key_bias:
+        yield "key_bias=False (query, key and value have one bias)"
 
 
 def _structure(name: str, stack: StackConfig) -> Iterator[str]:

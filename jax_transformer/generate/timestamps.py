@@ -1,0 +1,65 @@
+"""Whisper's rules for tokens of time, as a logits processor.
+
+Facts from ``WhisperTimeStampLogitsProcessor`` of transformers 5.23
+(``generation/logits_process.py``).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_transformer.generate.generation_config import TimestampRules
+
+
+def apply(
+    scores: Float[Array, "b k v"],
+    tokens: Int[Array, "b k n"],
+    step: Int[Array, ""],
+    rules: TimestampRules,
+    eos_id: int,
+) -> Float[Array, "b k v"]:
+    """The scores of the tokens at position ``step``, -inf for those that break a rule.
+
+    ``tokens`` are the generated ones before the position; whatever follows them is ignored.
+    """
+    ids = jnp.arange(scores.shape[2], dtype=jnp.int32)[None, None]
+    is_time = ids >= rules.first
+    forbidden = (ids == rules.first - 1) | _unpaired(ids, tokens, step, rules.first, eos_id)
+    initial = ~is_time
+    if rules.max_initial is not None:
+        initial |= ids > rules.first + rules.max_initial
+    forbidden |= initial & (step == 0)
+    scores = jnp.where(forbidden, -jnp.inf, scores)
+    log_probs = jax.nn.log_softmax(scores)
+    all_times = jax.nn.logsumexp(log_probs, axis=2, keepdims=True, where=is_time)
+    best_other = jnp.where(is_time, -jnp.inf, log_probs).max(axis=2, keepdims=True)
+    return jnp.where(~is_time & (all_times > best_other), -jnp.inf, scores)
+
+
+def _unpaired(
+    ids: Int[Array, "1 1 v"],
+    tokens: Int[Array, "b k n"],
+    step: Int[Array, ""],
+    first: int,
+    eos_id: int,
+) -> Bool[Array, "b k v"]:
+    """True for tokens that would break a pair of times, or go back in time."""
+    positions = jnp.arange(tokens.shape[2], dtype=jnp.int32)[None, None]
+    was_time = (tokens >= first) & (positions < step)
+    one_ago, two_ago = (_at(was_time, step - back) for back in (1, 2))
+    two_ago |= step < 2
+    is_time = ids >= first
+    after_pair = is_time & one_ago & two_ago
+    within_pair = (ids < eos_id) & one_ago & ~two_ago
+    last = _at(tokens, jnp.where(was_time, positions, -1).max(axis=2, keepdims=True))
+    # A pair may be twice the same time, but no phrase ends when it starts
+    earliest = jnp.where(one_ago & ~two_ago, last, last + 1)
+    back = is_time & was_time.any(axis=2, keepdims=True) & (ids < earliest)
+    return after_pair | within_pair | back
+
+
+def _at(values: Array, position: Int[Array, "..."]) -> Array:
+    """The values at one position of each hypothesis; arbitrary (zero) before the first."""
+    index = jnp.broadcast_to(jnp.maximum(position, 0), (*values.shape[:2], 1))
+    there = jnp.take_along_axis(values, index, axis=2)
+    return jnp.where(position >= 0, there, jnp.zeros((), values.dtype))

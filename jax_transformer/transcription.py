@@ -1,0 +1,249 @@
+"""Transcription: sound in, text out, by a model that reads spectrograms."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jax_transformer import pretrained, translation
+from jax_transformer.data import log_mel, sound
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import decoding, prepare, speech
+from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
+from jax_transformer.generate.prepare import ModelStructure
+from jax_transformer.shapes import Features
+from jax_transformer.storage import huggingface as folders
+from jax_transformer.transformer import Transformer
+
+FRAMES_PER_SECOND = log_mel.SAMPLE_RATE // log_mel.HOP
+_FRAMES_PER_TIME = 2  # a token of time counts positions of the encoder
+
+
+class Segment(NamedTuple):
+    """A phrase with its times in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of a recording."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    """Its phrases; one for the whole window if no times were asked for."""
+    language: str | None
+    """The code of the language; None if the model has one."""
+    tokens: tuple[int, ...]
+    """The tokens of all phrases, without the end token."""
+
+
+class Transcriber:
+    """Writes down what is said in WAV files, with a model and its folder's own settings.
+
+    ``Transcriber.load("whisper-tiny")("talk.wav").text`` is what ``jax-transformer transcribe``
+    prints. Sound up to the model's window (30 seconds) is one search. Longer sound is read window
+    by window, each from the last time that the model wrote in the one before: the algorithm of
+    Radford et al. 2022, section 3.8, as transformers' ``generate`` has it without options, that is
+    without its repetitions at higher temperatures.
+    """
+
+    def __init__(self, model: Transformer, tokenizer: Any, config: speech.SpeechConfig):
+        if model.config.mel_bins is None:
+            raise ConfigError("transcribe reads sound, and this model reads text: use translate")
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.split_model = prepare.split(model)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        weights: str = "auto",
+        *,
+        precision: str | None = None,
+        **options: Any,
+    ) -> "Transcriber":
+        """The transcriber of a Hugging Face folder, ``hf:owner/name``, or a run made from one.
+
+        ``precision`` is the dtype to compute in; None is that of the files. ``options`` change the
+        folder's settings of generation (``beam_size=5``). Errors are those of
+        :func:`jax_transformer.pretrained.open`.
+        """
+        opened = pretrained.open(path, weights)
+        if opened.config is None or opened.config.mel_bins is None:
+            raise ConfigError(
+                f"{opened.path}: transcribe reads sound, and this model reads text: use translate"
+            )
+        file = opened.extra_files.get(folders.CONFIG)
+        if file is None:
+            raise InputError(f"{opened.path}: has no config.json of a Hugging Face folder")
+        config = speech.read(file.parent, opened.config)
+        config = replace(config, generation=config.generation.overridden(options))
+        tokenizer = opened.tokenizer()
+        return cls(translation.load_model(opened, precision), tokenizer, config)
+
+    def __call__(
+        self,
+        source: str | Path | Float[np.ndarray, " n"],
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = False,
+    ) -> Transcript:
+        """The transcript of a WAV file, or of samples at 16 kHz.
+
+        Args:
+            source: the file or the samples.
+            language: a code (``de``); None detects it in the first window.
+            task: ``transcribe``, or ``translate`` to English.
+            timestamps: return the times of phrases. Sound over a window has them in any case.
+
+        Raises:
+            InputError: the file cannot be read.
+            ConfigError: the model does not have the language or the task, or knows no times.
+        """
+        if isinstance(source, str | Path):
+            source = sound.read(source)
+        windows = _Windows(source, self.model)
+        timestamps = timestamps or windows.several
+        code, token = self._language(windows, language)
+        start = self._start_id
+        prompt = np.array([self.config.prompt(start, token, task, timestamps=timestamps)], np.int32)
+        segments, tokens = [], []
+        for phrase in self._phrases(windows, prompt, timestamps):
+            tokens += phrase.tokens
+            segments.append(Segment(*phrase.times, self.tokenizer.decode(phrase.tokens)))
+        return Transcript(self.tokenizer.decode(tokens), tuple(segments), code, tuple(tokens))
+
+    @property
+    def _start_id(self) -> int:
+        start = self.config.generation.decoder_start_token_id
+        return self.model.config.bos_id if start is None else start
+
+    def _language(self, windows: "_Windows", language: str | None) -> tuple[str | None, int | None]:
+        """The code and the token of the language, which is detected if it is not given."""
+        if language is not None:
+            return language, self.config.language_id(language)
+        if not self.config.languages:
+            return None, None
+        codes = list(self.config.languages)
+        ids = np.array([self.config.languages[code] for code in codes])
+        start = jnp.full((1, 1), self._start_id, jnp.int32)
+        structure, arrays = self.split_model.structure, self.split_model.arrays
+        scores = np.asarray(_first_logits(structure, arrays, windows.at(0), start))[0, ids]
+        best = int(scores.argmax())
+        return codes[best], int(ids[best])
+
+    def _phrases(
+        self, windows: "_Windows", prompt: np.ndarray, timestamps: bool
+    ) -> Iterator["_Phrase"]:
+        rules = self.config.rules if timestamps else None
+        settings = self._settings(prompt, rules)
+        eos_id, seek = settings.eos_token_id, 0
+        while seek < windows.frames:
+            ids, _ = decoding.generate(self.split_model, windows.at(seek), settings, prompt=prompt)
+            tokens = list(itertools.takewhile(lambda i: i != eos_id, ids[0, 0].tolist()))
+            frames = min(windows.frames - seek, windows.length)
+            phrases, moved = split(tokens, self.config.first_time, seek, frames)
+            yield from phrases
+            seek += moved
+
+    def _settings(self, prompt: np.ndarray, rules: TimestampRules | None) -> GenerationConfig:
+        """The settings of the search in a window; texts are as long as positions reach, or less."""
+        room = self.model.config.longest - prompt.shape[1]
+        if room < 1:
+            raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
+        settings = self.config.generation
+        eos_id, length = settings.eos_token_id, settings.max_new_tokens
+        return replace(
+            settings,
+            max_new_tokens=room if length is None else min(room, length),
+            eos_token_id=self.model.config.eos_id if eos_id is None else eos_id,
+            constraints=replace(settings.constraints, timestamps=rules),
+        )
+
+
+class _Phrase(NamedTuple):
+    """The tokens of a phrase, and its start and end in seconds."""
+
+    times: tuple[float, float]
+    tokens: list[int]
+
+
+def split(
+    tokens: list[int], first: int | None, seek: int, frames: int
+) -> tuple[list[_Phrase], int]:
+    """The phrases of a window's tokens, and the frames from this window to the next.
+
+    ``first`` is the first token of time (None: there are none), ``seek`` the window's first frame
+    and ``frames`` the number of them that are sound. Facts from ``_retrieve_segment``: two times
+    next to each other separate phrases, and the next window begins at the last of them, unless the
+    text ends with a single time, after which nothing is said.
+    """
+
+    def seconds(times: int) -> float:
+        return (seek + times * _FRAMES_PER_TIME) / FRAMES_PER_SECOND
+
+    is_time = [first is not None and token >= first for token in tokens]
+    cuts = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
+    if not cuts or first is None:
+        last = frames // _FRAMES_PER_TIME
+        times = [token for token, time in zip(tokens, is_time, strict=True) if time]
+        if first is not None and times and times[-1] != first:
+            last = times[-1] - first
+        return [_Phrase((seconds(0), seconds(last)), tokens)], frames
+    ends_alone = is_time[-2:] == [False, True]
+    parts = list(zip([0, *cuts], [*cuts, len(tokens)], strict=False))
+    if not ends_alone:  # what follows the last pair is said again in the next window
+        parts = parts[:-1]
+    phrases = [
+        _Phrase((seconds(tokens[a] - first), seconds(tokens[b - 1] - first)), tokens[a:b])
+        for a, b in parts
+    ]
+    if ends_alone:
+        return phrases, frames
+    phrases[-1].tokens.append(tokens[cuts[-1]])
+    moved = (tokens[cuts[-1] - 1] - first) * _FRAMES_PER_TIME
+    return phrases, moved or frames  # transformers reads the same window for ever
+
+
+class _Windows:
+    """The spectrogram of a recording, window by window.
+
+    A recording that fits one window is followed by silence. The spectrogram of a longer one is made
+    as a whole, since its loudest frame decides what is silence, and its last window is followed by
+    zeros.
+    """
+
+    def __init__(self, samples: Float[np.ndarray, " n"], model: Transformer):
+        assert model.config.mel_shape is not None, "checked when the model was taken"
+        mel_bins, self.length = model.config.mel_shape
+        self.several = len(samples) > self.length * log_mel.HOP
+        if not self.several:
+            samples = log_mel.padded(samples, self.length)
+        self._features = log_mel.log_mel(samples, mel_bins)
+        self.frames = self._features.shape[1]
+
+    def at(self, start: int) -> Features:
+        """The window (1, c, w) that begins at this frame."""
+        part = self._features[None, :, start : start + self.length]
+        return np.pad(part, ((0, 0), (0, 0), (0, self.length - part.shape[2])))
+
+
+@partial(jax.jit, static_argnames=("structure",))
+def _first_logits(
+    structure: ModelStructure, arrays: list[Array], features: Features, start: Array
+) -> Float[Array, "b v"]:
+    """The logits of the token after the start."""
+    model = structure.merge(arrays)
+    cache: Any = model.init_cache(features, 1)
+    return model.decode_step(start, cache)[0][:, 0]

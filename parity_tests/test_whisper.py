@@ -1,0 +1,329 @@
+"""Whisper: transcripts, languages, times and windows against transformers' ``generate``.
+
+Spectrograms are compared with ``WhisperFeatureExtractor``. Models are small and random; a window is
+under a second, and a recording of several windows is under four.
+"""
+
+import functools
+import json
+import re
+import shutil
+import types
+import wave
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+from transformers.models.whisper import feature_extraction_whisper
+
+import jax_transformer as jt
+from jax_transformer import transcription
+from jax_transformer.convert import conversion, preparation
+from jax_transformer.convert.preparation import Request
+from jax_transformer.data import log_mel
+from jax_transformer.errors import InputError
+from jax_transformer.generate import timestamps
+from jax_transformer.generate.generation_config import TimestampRules
+from parity_tests import tokenizer_models
+from parity_tests.unit import runs
+
+WINDOW = 2 * (tokenizer_models.TIMES - 1)
+"""Frames in a window: the last token of time is its end."""
+
+
+def speech(seconds: float, seed: int = 0) -> np.ndarray:
+    """Return sound with tones that come and go."""
+    random = np.random.default_rng(seed)
+    t = np.arange(int(seconds * log_mel.SAMPLE_RATE)) / log_mel.SAMPLE_RATE
+    tones = sum(
+        np.sin(2 * np.pi * random.uniform(100, 4000) * t) * (np.sin(random.uniform(2, 9) * t) > 0.3)
+        for _ in range(6)
+    )
+    return (0.1 * tones + 0.01 * random.standard_normal(len(t))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Return a folder of a random model that ends its texts at different lengths."""
+    path = tokenizer_models.write(
+        tmp_path_factory.mktemp("whisper") / "theirs", tokenizer_models.whisper()
+    )
+    words = transformers.WhisperTokenizer.from_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    module = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(
+            **config,
+            num_mel_bins=20,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=20,
+            decoder_ffn_dim=24,
+            max_source_positions=WINDOW // 2,
+            max_target_positions=40,
+        )
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.4)
+            if name.endswith("norm.weight"):
+                weight.add_(1)
+            elif "out_proj.weight" in name or "v_proj.weight" in name:
+                weight.mul_(4)
+        module.model.decoder.layer_norm.weight.mul_(0.3)
+    ids = words.convert_tokens_to_ids
+    settings: dict[str, Any] = {
+        "is_multilingual": True,
+        "lang_to_id": {token: ids(token) for token in ("<|en|>", "<|de|>", "<|yue|>")},
+        "task_to_id": {task: ids(f"<|{task}|>") for task in ("translate", "transcribe")},
+        "no_timestamps_token_id": ids("<|notimestamps|>"),
+        "prev_sot_token_id": ids("<|startofprev|>"),
+        "max_initial_timestamp_index": 9,
+        "max_length": 40,
+        "suppress_tokens": [5, 7, *range(ids("<|startoftranscript|>"), ids("<|notimestamps|>"))],
+        "begin_suppress_tokens": [11, ids("<|endoftext|>")],
+        "return_timestamps": False,
+        "alignment_heads": [[0, 0]],
+        "_from_model_config": False,  # of which transformers reads only its own attributes
+    }
+    for name, value in settings.items():
+        setattr(module.generation_config, name, value)
+    module.save_pretrained(path)
+    transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=30).save_pretrained(path)
+    return path
+
+
+def theirs(folder: Path, samples: np.ndarray, **options: Any) -> dict[str, Any]:
+    """Return transformers' result for samples, with its segments."""
+    module = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    several = len(samples) > WINDOW * log_mel.HOP
+    if not several:
+        samples = log_mel.padded(samples, WINDOW)
+    features = torch.from_numpy(log_mel.log_mel(samples, 20))[None]
+    return module.generate(features, return_segments=True, **options)
+
+
+# name: seconds, arguments of ours, arguments of transformers
+CALLS: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {
+    "a window": (0.5, {}, {}),
+    "a window with times": (0.7, {"timestamps": True}, {"return_timestamps": True}),
+    "a full window, translated": (
+        WINDOW / 100,
+        {"language": "de", "task": "translate"},
+        {"language": "de"},
+    ),
+    "five windows": (3.7, {"language": "yue"}, {"language": "yue", "return_timestamps": True}),
+}
+
+
+# One search with times and one without; the others under `-m slow`
+QUICK = {("a window", 1), ("five windows", 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "beams"),
+    [
+        pytest.param(
+            name,
+            beams,
+            marks=(
+                pytest.mark.proves("greedy" if beams == 1 else "beam", "whisper"),
+                *([] if (name, beams) in QUICK else [pytest.mark.slow]),
+            ),
+        )
+        for name in CALLS
+        for beams in (1, 3)
+    ],
+)
+def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
+    seconds, ours, options = CALLS[name]
+    samples = speech(seconds)
+    task = ours.get("task", "transcribe")
+    expected = theirs(folder, samples, **options, task=task, num_beams=beams)["segments"][0]
+    transcriber = jt.Transcriber.load(folder, beam_size=beams)
+    transcript = transcriber(samples, **ours)
+    assert list(transcript.tokens) == [i for each in expected for i in each["tokens"].tolist()]
+    assert transcript.language == ours.get("language", transcript.language)
+    words = transformers.WhisperTokenizer.from_pretrained(folder)
+    for segment, each in zip(transcript.segments, expected, strict=True):
+        assert segment.start == pytest.approx(each["start"].item(), abs=1e-9)
+        assert segment.end == pytest.approx(float(each["end"]), abs=1e-9)
+        assert segment.text == words.decode(each["tokens"], skip_special_tokens=True)
+    if name == "five windows":
+        assert len(expected) > 5 and len({len(each["tokens"]) for each in expected}) > 1
+
+
+def test_another_seek_is_detected(folder: Path, monkeypatch):
+    """Negative control: windows that follow each other without looking at times."""
+    samples, split = speech(3.7), transcription.split
+    monkeypatch.setattr(transcription, "split", lambda *args: (split(*args)[0], args[-1]))
+    options = {"language": "yue", "return_timestamps": True, "task": "transcribe"}
+    expected = theirs(folder, samples, **options)["segments"][0]
+    transcript = jt.Transcriber.load(folder)(samples, language="yue")
+    assert list(transcript.tokens) != [i for each in expected for i in each["tokens"].tolist()]
+
+
+@pytest.mark.parametrize("bins", [80, 128])
+def test_spectrograms_are_those_of_the_feature_extractor(bins: int, monkeypatch):
+    """In float64, which stands for float32 in transformers' module here, and as it is."""
+    extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=2)
+    samples = speech(1.7)
+    padded = log_mel.padded(samples, 200)
+
+    def expected() -> np.ndarray:
+        return np.asarray(
+            extractor(samples, sampling_rate=16_000, return_tensors="np").input_features[0]
+        )
+
+    assert np.abs(log_mel.log_mel(padded, bins) - expected()).max() < 5e-5
+    wide = types.ModuleType("torch")
+    vars(wide).update(vars(torch))
+    window = functools.partial(torch.hann_window, dtype=torch.float64)
+    vars(wide).update(float32=torch.float64, hann_window=window)
+    monkeypatch.setattr(feature_extraction_whisper, "torch", wide)
+    ours = log_mel.log_mel(padded, bins, np.float64)
+    assert expected().dtype == np.float64 and np.abs(ours - expected()).max() < 1e-12
+    shifted = log_mel.log_mel(np.roll(padded, 1), bins, np.float64)
+    assert np.abs(shifted - expected()).max() > 1e-3
+
+
+@pytest.mark.parametrize("latest", [None, 3])
+def test_rules_of_times_are_those_of_the_logits_processor(latest: int | None):
+    """Random texts, half of whose tokens are times that never go back."""
+    end, first, vocabulary, length = 4, 9, 24, 7
+    settings = transformers.GenerationConfig(eos_token_id=end)
+    settings.no_timestamps_token_id, settings.max_initial_timestamp_index = first - 1, latest
+    processor = WhisperTimeStampLogitsProcessor(settings, begin_index=2)
+    random = np.random.default_rng(0)
+    rows, beams = 40, 3
+    tokens = random.integers(0, first - 1, (rows, beams, length))
+    times = np.sort(random.integers(first, vocabulary, tokens.shape), axis=2)
+    tokens = np.where(random.random(tokens.shape) < 0.5, times, tokens)
+    rules, all_tokens = TimestampRules(first, latest), jnp.asarray(tokens, jnp.int32)
+    apply = jax.jit(lambda scores, step: timestamps.apply(scores, all_tokens, step, rules, end))
+    kinds = set()
+    for step in range(length + 1):
+        scores = random.normal(size=(rows, beams, vocabulary)) * 2
+        ids = np.concatenate([np.zeros((rows, beams, 2), int), tokens[:, :, :step]], axis=2)
+        expected = processor(
+            torch.from_numpy(ids.reshape(-1, step + 2)),
+            torch.from_numpy(scores.reshape(-1, vocabulary)),
+        ).numpy()
+        ours = np.asarray(apply(jnp.asarray(scores), jnp.asarray(step, jnp.int32))).reshape(
+            -1, vocabulary
+        )
+        np.testing.assert_array_equal(ours, expected)
+        kinds |= {tuple(row) for row in np.isinf(expected)}
+    assert len(kinds) > 20, "the rules forbid the same tokens everywhere"
+
+
+def test_a_run_and_a_folder_made_from_it_transcribe_alike(folder: Path, tmp_path: Path):
+    to_run = Request(str(folder), str(tmp_path / "run"), check=True)
+    outcome = conversion.convert(preparation.prepare(to_run))
+    assert "next to the PyTorch twin" in outcome.checked.method
+    to_folder = Request(str(tmp_path / "run"), str(tmp_path / "back"), to="hf", check=False)
+    conversion.convert(preparation.prepare(to_folder))
+    samples = speech(0.7)
+    expected = jt.Transcriber.load(folder)(samples, timestamps=True)
+    for place in (tmp_path / "run", tmp_path / "back"):
+        assert jt.Transcriber.load(place)(samples, timestamps=True) == expected
+    for name in ("model.safetensors", "preprocessor_config.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+# The command
+
+
+@pytest.fixture
+def console(capsys, monkeypatch):
+    with runs.as_a_user():
+        yield runs.Console(capsys, monkeypatch)
+
+
+def save_wav(path: Path, samples: np.ndarray) -> Path:
+    """Write samples as 16 bits at 16 kHz."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(log_mel.SAMPLE_RATE)
+        file.writeframes((samples * 32768).astype("<i2").tobytes())
+    return path
+
+
+def test_the_command_prints_what_the_transcriber_returns(folder: Path, tmp_path: Path, console):
+    path = save_wav(tmp_path / "talk.wav", speech(0.5))
+    transcriber = jt.Transcriber.load(folder)
+    assert console.say("transcribe", path, "--run", folder) == (
+        0,
+        transcriber(path).text.strip() + "\n",
+        "",
+    )
+    options = ("--language", "de", "--task", "translate", "--json", "--output", tmp_path / "out")
+    assert console.say("transcribe", path, "--run", folder, *options) == (0, "", "")
+    timed = transcriber(path, language="de", task="translate", timestamps=True)
+    written = json.loads((tmp_path / "out").read_text(encoding="utf-8"))
+    assert written["text"] == timed.text and written["language"] == "de"
+    assert [tuple(each.values()) for each in written["segments"]] == [*timed.segments]
+
+
+def test_the_example_of_the_page_runs(folder: Path, tmp_path: Path, monkeypatch, capsys):
+    page = (runs.ROOT / "docs/speech.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    shutil.copytree(folder, tmp_path / "whisper-tiny")
+    save_wav(tmp_path / "talk.wav", speech(0.5))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert re.search(r"^ +0\.\d\d +0\.\d\d ", capsys.readouterr().out, re.MULTILINE)
+
+
+REFUSED = {
+    "a file that is text": (("transcribe", "TEXT", "--run", "FOLDER"), 3, "not a WAV file"),
+    "no file": (("transcribe", "nowhere.wav", "--run", "FOLDER"), 3, "No such file"),
+    "an unknown language": (
+        ("transcribe", "SOUND", "--run", "FOLDER", "--language", "dee"),
+        2,
+        "unknown language 'dee' (did you mean 'de'?)",
+    ),
+    "translation of text": (("translate", "--run", "FOLDER"), 2, "reads sound"),
+    "training": (("train", "--init", "FOLDER", "--run", "NEW"), 2, "training reads text"),
+    "CTranslate2": (("convert", "FOLDER", "NEW", "--to", "ct2"), 2, "mel_bins=20"),
+    "StableHLO": (("convert", "FOLDER", "NEW", "--to", "stablehlo"), 2, "reads sound"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_in_one_line(name, folder: Path, tmp_path: Path, console):
+    arguments, code, message = REFUSED[name]
+    (tmp_path / "text.wav").write_text("no sound")
+    paths = {
+        "FOLDER": folder,
+        "NEW": tmp_path / "new",
+        "TEXT": tmp_path / "text.wav",
+        "SOUND": save_wav(tmp_path / "talk.wav", speech(0.2)),
+    }
+    console.refused(code, [message], *(paths.get(word, word) for word in arguments))
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_path: Path):
+    for file, key, value in (
+        ("generation_config.json", "condition_on_prev_tokens", True),
+        ("generation_config.json", "lang_to_id", ["de"]),
+        ("generation_config.json", "no_timestamps_token_id", 10**6),
+        ("generation_config.json", "forced_decoder_ids", [[2, 5]]),
+        ("preprocessor_config.json", "hop_length", 80),
+    ):
+        place = shutil.copytree(folder, tmp_path / key)
+        data = json.loads((place / file).read_text())
+        (place / file).write_text(json.dumps(data | {key: value}))
+        with pytest.raises(InputError, match=f"{file}: {key}"):
+            jt.Transcriber.load(place)

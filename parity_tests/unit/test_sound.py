@@ -1,0 +1,135 @@
+"""WAV files: samples of every width, resampling, and files that are damaged or lie."""
+
+import random
+import struct
+import tracemalloc
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer.data import log_mel, sound
+from jax_transformer.errors import InputError
+
+WIDTHS = {1: 128, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
+
+
+def save(path: Path, samples: np.ndarray, width: int = 2, rate: int = 16_000) -> Path:
+    """Write whole numbers (n, channels) as a WAV file of this many bytes a sample."""
+    offset = 128 if width == 1 else 0
+    content = b"".join(
+        int(value + offset).to_bytes(width, "little", signed=width > 1) for value in samples.ravel()
+    )
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(samples.shape[1])
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(content)
+    return path
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_samples_of_every_width_are_mixed_down(width: int, channels: int, tmp_path: Path):
+    full = WIDTHS[width]
+    samples = np.random.default_rng(0).integers(-full, full, (500, channels))
+    samples[0], samples[1] = -full, full - 1
+    read = sound.read(save(tmp_path / "a.wav", samples, width))
+    np.testing.assert_allclose(read, (samples / full).mean(axis=1), rtol=0, atol=6e-8)
+    assert read.dtype == np.float32 and read[0] == -1
+
+
+def test_blocks_are_read_one_after_the_other(tmp_path: Path, monkeypatch):
+    samples = np.arange(-1000, 1000)[:, None]
+    file = save(tmp_path / "a.wav", samples)
+    at_once = sound.read(file)
+    monkeypatch.setattr(sound, "_BLOCK", 7)
+    assert (sound.read(file) == at_once).all()
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_another_rate_keeps_tones_and_removes_what_is_above_the_new_one(rate: int, tmp_path: Path):
+    """A tone of 1 kHz stays as it is; one of 10 kHz, which 16 kHz cannot hold, goes."""
+    t = np.arange(rate) / rate
+    low, high = np.sin(2 * np.pi * 1000 * t), np.sin(2 * np.pi * 10_000 * t)
+    tones = 0.4 * low + (0.4 * high if rate > 20_000 else 0)
+    read = sound.read(save(tmp_path / "a.wav", np.round(tones * 32767)[:, None], rate=rate))
+    expected = 0.4 * np.sin(2 * np.pi * 1000 * np.arange(16_000) / 16_000)
+    assert len(read) == 16_000
+    assert np.abs(read - expected)[200:-200].max() < 5e-3
+
+
+REFUSED = {
+    "empty": (b"", "not a WAV file"),
+    "text": (b"this is text, and not sound at all", "not a WAV file"),
+    "a header alone": (b"RIFF\x24\x00\x00\x00WAVE", "not a WAV file"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_wav_file_is_refused(name: str, tmp_path: Path):
+    content, message = REFUSED[name]
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        sound.read(tmp_path / "a.wav")
+    assert "\n" not in str(caught.value)
+
+
+def header(*, form: int = 1, channels: int = 1, rate: int = 16_000, width: int = 2, size: int = 8):
+    """Return a WAV file of 8 bytes of sound whose header says these numbers."""
+    fields = (form, channels, rate, rate * width, width * channels, 8 * width)
+    chunk = b"fmt " + struct.pack("<IHHIIHH", 16, *(x & 0xFFFFFFFF for x in fields))
+    return b"RIFF" + struct.pack("<I", 44) + b"WAVE" + chunk + b"data" + struct.pack("<I", size)
+
+
+LIES = {
+    "four gigabytes of sound": ({"size": 0xFFFFFFF0}, "is cut off"),
+    "floating-point numbers": ({"form": 3, "width": 4}, "unknown format"),
+    "a rate of four gigahertz": ({"rate": 0xFFFFFFF0, "width": 1}, "samples a second"),
+    "a rate of nothing": ({"rate": 0}, "samples a second"),
+    "sixty-four bits": ({"width": 8}, "64 bits"),
+    "a thousand channels": ({"channels": 1000, "width": 1}, "1000 channels"),
+    "no sound": ({"size": 0}, "holds no sound"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_header_that_lies_is_refused_before_memory_is_taken(name: str, tmp_path: Path):
+    fields, message = LIES[name]
+    (tmp_path / "a.wav").write_bytes(header(**fields) + bytes(8))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=message) as caught:
+        sound.read(tmp_path / "a.wav")
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000 and "\n" not in str(caught.value)
+    tracemalloc.stop()
+
+
+def test_fuzzed_files_are_read_or_refused(tmp_path: Path):
+    """Bytes are changed, cut off and doubled at random places."""
+    valid = save(tmp_path / "valid.wav", np.arange(-50, 50)[:, None]).read_bytes()
+    draw, refused = random.Random(0), 0
+    for _ in range(300):
+        content = bytearray(valid)
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(48)] = draw.randrange(256)
+        at = draw.randrange(len(content))
+        content = draw.choice((content, content[:at], content + content[at:]))
+        (tmp_path / "a.wav").write_bytes(content)
+        tracemalloc.start()
+        try:
+            sound.read(tmp_path / "a.wav")
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+        tracemalloc.stop()
+    assert 100 < refused < 300
+
+
+def test_a_spectrogram_of_blocks_is_that_of_the_whole(monkeypatch):
+    samples = np.random.default_rng(0).standard_normal(16_000).astype(np.float32)
+    at_once = log_mel.log_mel(samples, 20)
+    monkeypatch.setattr(log_mel, "_BLOCK", 7)
+    np.testing.assert_allclose(log_mel.log_mel(samples, 20), at_once, rtol=0, atol=1e-6)
+    assert at_once.shape == (20, 100) and at_once.max() - at_once.min() <= 2
