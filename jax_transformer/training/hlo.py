@@ -36,6 +36,7 @@ _GROUPS = re.compile(
     r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]|mesh\[([^\]]*)\] ?\{([^}]*)\})"
 )
 """Lists of devices, [groups, devices in each], or axes of a mesh."""
+_CHAIN = re.compile(r"channel_id=(\d+).*\bchain_id=")
 _NAME = re.compile(r"%([\w.\-]+)")
 
 
@@ -89,6 +90,13 @@ class _Instruction:
         kind = self.opcode.removesuffix("-start")
         return kind if kind in COLLECTIVES else None
 
+    @property
+    def chain(self) -> str | None:
+        """The channel of a collective that a compiler for TPUs has spread over several fusions, each
+        of which repeats it."""
+        match = _CHAIN.search(self.attributes)
+        return match[1] if match else None
+
 
 _Computation = dict[str, _Instruction]
 
@@ -113,9 +121,12 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     module = parse(text)
     module.on_chip = on_chip
     moved, counts, sizes = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], float](float)
+    chains: set[str] = set()
     for computation, times, fused in _runs(module, module.entry):
         for instruction in computation.values():
-            if (kind := instruction.collective) is not None:
+            if (kind := instruction.collective) is not None and instruction.chain not in chains:
+                if instruction.chain is not None:
+                    chains.add(instruction.chain)
                 key = (kind, _dtype(computation, instruction))
                 counts[key] += times
                 sizes[key] += times * _sent(kind, computation, instruction)

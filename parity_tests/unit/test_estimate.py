@@ -126,6 +126,22 @@ def test_collectives_are_counted_by_kind_and_dtype(known):
     }
 
 
+def test_a_collective_in_several_fusions_of_a_tpu_counts_once():
+    part = (
+        "%part{i} (x: bf16[4,8]) -> bf16[8,8] {{\n  %x = bf16[4,8]{{1,0}} parameter(0)\n"
+        "  ROOT %y = bf16[8,8]{{1,0}} all-gather(%x), channel_id={channel}, "
+        "replica_groups=[4,2]<=[8], dimensions={{0}}, frontend_attributes={{chain_id=\"{i}\"}}\n"
+        "}}\n"
+    )
+    parts = [part.format(i=i, channel=channel) for i, channel in enumerate((7, 7, 8))]
+    calls = [
+        f"  %z{i} = bf16[8,8]{{1,0}} fusion(%x), kind=kCustom, calls=%part{i}\n" for i in range(3)
+    ]
+    entry = "ENTRY %main (x: bf16[4,8]) -> bf16[8,8] {\n  %x = bf16[4,8]{1,0} parameter(0)\n"
+    (gathered,) = hlo.traffic("".join([*parts, entry, *calls, "}\n"])).collectives
+    assert (gathered.count, gathered.bytes) == (2, 2 * 64)
+
+
 def test_arrays_on_the_chip_are_no_memory_traffic():
     text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n" + (
         "  %y = f32[8]{0:T(8)S(1)} negate(%x)\n  ROOT %z = f32[8]{0} negate(%y)\n}\n"
