@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+_AGAIN = 0.01
+"""Seconds, after which the callback that dropped a KeyboardInterrupt has ended."""
 
 
 @contextlib.contextmanager
@@ -27,7 +29,7 @@ def handled(
             look for the request by itself.
         numbers: the signals.
         once: the first signal brings back the handlers that were in place, so that a second one
-            has its usual effect.
+            has its usual effect. A KeyboardInterrupt that Python drops is raised again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,7 +47,11 @@ def handled(
         action()
 
     def dropped(what: Any) -> None:
-        if not isinstance(what.exc_value, raising):
+        if isinstance(what.exc_value, raising):
+            return
+        if isinstance(what.exc_value, KeyboardInterrupt):  # the second Ctrl-C, in such a callback
+            threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT]).start()
+        else:
             report(what)
 
     for number in numbers:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -126,5 +127,21 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
     ):
         Finalized()
         went_on = True
+    assert went_on
+    assert capsys.readouterr().err == ""
+
+
+def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    went_on = False
+    with pytest.raises(KeyboardInterrupt), run.stop_requests() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        Finalized()
+        went_on = True
+        time.sleep(10)
     assert went_on
     assert capsys.readouterr().err == ""
