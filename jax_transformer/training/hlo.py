@@ -92,8 +92,10 @@ class _Instruction:
 
     @property
     def chain(self) -> str | None:
-        """The channel of a collective that a compiler for TPUs has spread over several fusions, each
-        of which repeats it."""
+        """The channel of a collective that the compiler for TPUs has spread over several fusions.
+
+        Each of them repeats it. None for others.
+        """
         match = _CHAIN.search(self.attributes)
         return match[1] if match else None
 

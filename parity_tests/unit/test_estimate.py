@@ -130,7 +130,7 @@ def test_a_collective_in_several_fusions_of_a_tpu_counts_once():
     part = (
         "%part{i} (x: bf16[4,8]) -> bf16[8,8] {{\n  %x = bf16[4,8]{{1,0}} parameter(0)\n"
         "  ROOT %y = bf16[8,8]{{1,0}} all-gather(%x), channel_id={channel}, "
-        "replica_groups=[4,2]<=[8], dimensions={{0}}, frontend_attributes={{chain_id=\"{i}\"}}\n"
+        'replica_groups=[4,2]<=[8], dimensions={{0}}, frontend_attributes={{chain_id="{i}"}}\n'
         "}}\n"
     )
     parts = [part.format(i=i, channel=channel) for i, channel in enumerate((7, 7, 8))]
