@@ -33,7 +33,8 @@ from jax_transformer.storage import lazy, pt, pt_writer, safetensors, tensors
 from jax_transformer.storage.lazy import LazyState
 
 STOCK = "torch.nn"
-ARCHITECTURES = (*registry.preset_names(), STOCK)
+TEXT = [name for name, preset in registry.presets().items() if preset.config.mel_bins is None]
+ARCHITECTURES = (*TEXT, STOCK)
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 State = dict[str, np.ndarray]
 

@@ -59,7 +59,7 @@ NOT_RUN = {
     ("docs/parity-report.md", "# test_port.py"): PLUGIN
     + "the_example_passes_and_its_faults_are_named",
     ("docs/speech.md", "import jax_transformer as jt"): (
-        "parity_tests/test_whisper.py::test_the_example_of_the_page_runs"
+        "parity_tests/test_huggingface_whisper.py::test_the_example_of_the_page_runs"
     ),
     ("docs/parity-report.md", "parity("): PLUGIN + "torch_in_another_process_and_goldens",
 }

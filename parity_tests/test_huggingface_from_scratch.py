@@ -12,12 +12,14 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface, registry
 from jax_transformer.data.tokenizer import Tokenizer
+from parity_tests import preset_names
 from parity_tests.unit import runs
 
 PRESETS = [
     name
     for name in jt.preset_names()
     if registry.presets()[name].config.architecture in huggingface.families()
+    and name in preset_names.TEXT
 ]
 LINES = [f"{i} a {'xyz'[i % 3]} b" for i in range(40)]
 VOCABULARY = 280
@@ -37,7 +39,8 @@ def random_run(preset: str, folder: Path) -> Path:
 
 
 def test_the_families_with_presets_are_listed():
-    families = {*huggingface.families()} - {"mt5", "umt5"}  # T5 with other values
+    # mT5 and UMT5 are T5 with other values; Whisper reads sound, of which no run is trained
+    families = {*huggingface.families()} - {"mt5", "umt5", "whisper"}
     assert {*PRESETS} == families and len(PRESETS) == len(families)
 
 

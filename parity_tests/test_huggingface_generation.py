@@ -245,9 +245,11 @@ def ours_and_theirs(
     return ours, without_padding(theirs[:, 1:].numpy(), end)
 
 
+# Whisper's own ``generate`` is met in test_huggingface_whisper.py
 GRID = [
     (name, beams, index)
     for name in CASES
+    if "whisper" not in name
     for beams in SEARCHES
     for index in range(len(CONSTRAINTS))
 ]

@@ -13,13 +13,20 @@ from torch import nn
 import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.weights import rules
+from parity_tests import preset_names
 from parity_tests.cases import ODD
 from parity_tests.levels import assert_close
 from parity_tests.twins import as_torch, pair
 from torch_reference.lesson10 import TranslationTransformer
 
 
-@pytest.mark.parametrize("name", jt.preset_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in preset_names.ALL else pytest.mark.slow)
+        for name in jt.preset_names()
+    ],
+)
 def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
     config = jt.preset(name)
     with torch.device("meta"):
