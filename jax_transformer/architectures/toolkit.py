@@ -15,7 +15,7 @@ from jax_transformer.storage.untrusted import shown
 
 _LONGEST_VOCABULARY = 64_000_000  # bytes
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
-_REAL = re.compile(r"\d{0,9}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
+_REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
 _MOST_LAYERS = 1000
 
 

@@ -173,6 +173,11 @@ HOSTILE = {
         InputError,
         "has the header",
     ),
+    "digits": (
+        marian_files.npz({"a.npy": header(NPY.format("<f4", False, f"({'1' * 3000}"))}),
+        InputError,
+        "has the header",
+    ),
     "no array": (marian_files.npz({"a.npy": b"\x80\x04]."}), InputError, "does not begin"),
     "other member": (
         marian_files.npz({"a.npy": header(NPY.format("<f4", False, "(0,)")), "a.pkl": b"x"}),
