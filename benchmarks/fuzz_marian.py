@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import fuzz_files, fuzzing
 from jax_transformer import pretrained_files
+from jax_transformer.errors import nearest
 from jax_transformer.storage import marian
 from parity_tests import marian_files
 
@@ -47,6 +48,7 @@ def original(folder: Path) -> dict[str, Path]:
     vocabulary = next(folder.glob("*.vocab.yml"))
     files = {"npz": marian.weights(folder)[0], "vocab": vocabulary, "yaml": folder / marian.DECODER}
     _read(folder, len(content))  # imports what is imported when it is needed
+    nearest("Wembb", ["Wemb"])
     return files
 
 
