@@ -13,7 +13,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.nn.attention import attend
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.local_attention import global_blocks, window
-from parity_tests.unit.test_model import batch, furthest, random_model, tiny
+from parity_tests.unit.helpers import batch, furthest, random_model, tiny
 
 RADIUS, SIZE = 2, 3
 FEW = {"encoder.local_radius": RADIUS, "encoder.global_block_size": SIZE, "num_layers": 1}
