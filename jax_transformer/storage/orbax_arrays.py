@@ -40,8 +40,12 @@ def open_arrays(path: Path) -> dict[str, Any]:
         keys = [str(part["key"]) for part in leaf["key_metadata"]]
         if leaf["value_metadata"]["skip_deserialize"]:  # None, or an empty part of the tree
             continue
-        spec = {"driver": driver, "kvstore": _kvstore(folder, keys)}
-        opened["/".join(keys)] = tensorstore.open(spec, read=True)
+        kvstore = {
+            "driver": "ocdbt",
+            "base": {"driver": "file", "path": f"{folder}/"},
+            "path": f"{'.'.join(keys)}/",
+        }
+        opened["/".join(keys)] = tensorstore.open({"driver": driver, "kvstore": kvstore}, read=True)
     return {name: opened[name].result() for name in sorted(opened)}
 
 
@@ -49,41 +53,6 @@ def read_arrays(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The opened arrays, bit for bit."""
     reading = {name: array.read() for name, array in stored.items()}
     return {name: np.asarray(future.result()) for name, future in reading.items()}
-
-
-def replace_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Replace arrays of the checkpoint at ``path`` by others of the same dtype and rank.
-
-    The rest of their description stays. They are stored together, in one file, when this returns.
-    """
-    import tensorstore
-
-    folder, content = _metadata(path)
-    if not content.get("use_zarr3"):
-        raise CheckpointError(f"{path}: its arrays are in a layout that is not written")
-    transaction = tensorstore.Transaction()
-    writing = []
-    for name, array in arrays.items():
-        spec: dict[str, Any] = {"driver": "zarr3", "kvstore": _kvstore(folder, name.split("/"))}
-        metadata = tensorstore.open(spec, read=True).result().spec().to_json()["metadata"]
-        chunk = [max(1, length) for length in array.shape]
-        for part in (metadata["chunk_grid"], metadata["codecs"][0]):
-            part["configuration"]["chunk_shape"] = chunk
-        spec |= {
-            "metadata": metadata | {"shape": list(array.shape)},
-            "store_data_equal_to_fill_value": True,
-        }
-        replaced = tensorstore.open(
-            spec, create=True, delete_existing=True, transaction=transaction
-        ).result()
-        writing.append(replaced.write(array, can_reference_source_data_indefinitely=True))
-    transaction.commit_sync()
-
-
-def _kvstore(folder: Path, keys: list[str]) -> dict[str, Any]:
-    """TensorStore's description of the place of an array, by its path in the tree."""
-    base = {"driver": "file", "path": f"{folder}/"}
-    return {"driver": "ocdbt", "base": base, "path": f"{'.'.join(keys)}/"}
 
 
 def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:

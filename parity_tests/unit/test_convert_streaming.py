@@ -12,22 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore
-from orbax.checkpoint import v1 as ocp
 
 from jax_transformer import cli, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import checking, conversion, memory, writing
 from jax_transformer.errors import InputError
-from jax_transformer.storage import (
-    checkpoint,
-    checkpoint_stream,
-    huggingface,
-    lazy,
-    pt,
-    read_back,
-    safetensors,
-)
+from jax_transformer.storage import checkpoint_stream, huggingface, lazy, pt, read_back, safetensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
@@ -146,32 +136,6 @@ def test_arrays_of_a_checkpoint_are_read_with_their_neighbours(tmp_path, monkeyp
     names = [f"params/t{i}" for i in range(COUNT)]
     assert opened_with == [names[:3], names[3:], names[:3], names[3:]]  # to compare, to check
     assert all(array[0, 0] == int(name[1:]) for name, array in read.items())
-
-
-def test_a_checkpoint_is_described_as_orbax_describes_it(tmp_path):
-    """Except for compression; so Orbax loads it."""
-    draw = np.random.default_rng(0)
-    shapes = {"a.b": (3, 4), "c": (5,), "scalar": ()}
-    arrays = {name: np.asarray(draw.normal(size=shape)) for name, shape in shapes.items()}
-    arrays |= {"zeros": np.full((2, 1, 3), -0.0, np.float32), "bits": np.array([True, False])}
-    state = lazy.in_memory(arrays)
-    checkpoint_stream.write(tmp_path, 1, {"params": state, "frozen": {}}, about={})
-    context = ocp.Context()
-    context.array.saving.use_compression = False
-    with context:
-        checkpoint.save(tmp_path, 2, {"params": arrays, "frozen": {}}, about={})
-    described = []
-    for step in ("1", "2"):
-        folder = tmp_path / step / "state"
-        base = {"driver": "file", "path": f"{folder}/"}
-        stored = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-        entries = {name: stored[name] for name in stored.list().result()}
-        described.append((json.loads((folder / "_METADATA").read_text()), entries))
-    assert described[0] == described[1] and len(described[0][1]) == 2 * len(arrays)
-    loaded = ocp.load(tmp_path / "1")["params"]
-    assert {name: array.tobytes() for name, array in loaded.items()} == {
-        name: array.tobytes() for name, array in arrays.items()
-    }
 
 
 def test_the_bytes_are_those_of_the_safetensors_library(tmp_path):
