@@ -135,7 +135,8 @@ def _signal_complaints(sandbox: Sandbox, result: ProcessResult, outcome: Outcome
         yield "a traceback on stderr"
     if outcome.by_default and len(result.sent) > 1 and result.code in AT_ONCE:
         return
-    yield from _other_complaints(result)
+    # Whom a second signal ends at once, the others lose
+    yield from _other_complaints(result, *[LostProcessError.exit_code] * outcome.by_default)
     if result.code not in (0, Preempted.exit_code):
         yield f"exit code {result.code} after {outcome.what}"
     elif result.code == 0 and any(

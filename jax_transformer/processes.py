@@ -100,13 +100,9 @@ def joined(options: DistributedOptions) -> Iterator[None]:
         raise ConfigError(f"distributed: the processes do not meet: {reason[:300]}") from error
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            # Perhaps of a process that has died: then JAX ends this one when it knows
-            time.sleep(2 * options.heartbeat_timeout)
-        _report(error)
-        raise
     except Exception as error:
+        if may_be_lost(error):  # then JAX ends this process when it knows
+            time.sleep(2 * options.heartbeat_timeout)
         _report(error)
         raise
 
@@ -118,6 +114,14 @@ def leave() -> None:
 
         with contextlib.suppress(RuntimeError):  # a process that has died does not leave
             jax.distributed.shutdown()
+
+
+def may_be_lost(error: Exception) -> bool:
+    """True for an error that the death of another process may have caused."""
+    import jax
+
+    runtime = isinstance(error, jax.errors.JaxRuntimeError)
+    return count() > 1 and runtime and "RESOURCE_EXHAUSTED" not in str(error)
 
 
 def index() -> int:

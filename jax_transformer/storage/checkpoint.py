@@ -258,6 +258,8 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
         raise
     except Exception as error:  # a full disk reaches us from Orbax in many forms
         remove_unfinished(folder)
+        if processes.may_be_lost(error):
+            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = (lines or [type(error).__name__])[0]
         raise CheckpointError(

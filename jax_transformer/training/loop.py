@@ -204,9 +204,14 @@ class Run:
             checkpoint.prune(self.folder.checkpoints, keep)
 
     def _validate(self, weights: Arrays, name: str, entry: dict) -> dict:
-        """Validate, record and show; returns the figures. Raises Preempted on a request to stop."""
-        several = processes.count() > 1  # all validate together, so none of them ends at once
+        """Validate, record and show; returns the figures. Raises Preempted on a request to stop.
+
+        Several processes validate together, so a request has to come before that.
+        """
+        several = processes.count() > 1
         message = f"stopped after step {entry['step']}; the same command continues from there"
+        if self.votes.now(self.stop.asked):
+            raise Preempted(message)
         with contextlib.nullcontext() if several else self.stop.at_once(message):
             report = self.validation(weights)
         now = entry["step"]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from jax_transformer import errors
+from jax_transformer import errors, processes
 from jax_transformer.storage import atomic, checkpoint, orbax_arrays, run_folder
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
@@ -503,3 +503,14 @@ def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, caps
     error = capsys.readouterr().err
     assert error.startswith(f"warning: {file}: damaged")
     assert error.endswith("; step 203 (last) is tried instead\n")
+
+
+def test_the_death_of_another_process_is_no_error_of_the_disk(tmp_path, monkeypatch):
+    """JAX then ends this process, and its exit code is that of a lost process."""
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "barrier", lambda name: None)
+    error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+    with pytest.raises(jax.errors.JaxRuntimeError), checkpoint.new(tmp_path, 3, about={}) as folder:
+        folder.mkdir()
+        raise error
+    assert not list(tmp_path.iterdir())

@@ -183,3 +183,23 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run
     with pytest.raises(NonFiniteLossError, match=r"^the validation loss of step 2 is nan; "):
         run.train(steps=4, eval_every=2)
     assert checkpoint.steps(run.folder.checkpoints) == []
+
+
+def test_no_process_validates_after_another_one_was_asked_to_stop():
+    """Several validate together; a request that came during the last validation ends the run before
+    its average is validated."""
+    training = object.__new__(loop.Run)
+    training.stop, training.votes = Stop(), StopVotesOf(True)
+    training.validation = None
+    with pytest.raises(Preempted, match=r"^stopped after step 3; the same command continues"):
+        training._validate({}, "step 3", {"step": 3})
+
+
+class StopVotesOf:
+    """Votes with this result."""
+
+    def __init__(self, result: bool):
+        self.result = result
+
+    def now(self, stop: bool) -> bool:
+        return self.result
