@@ -176,7 +176,7 @@ CASES = {
 }
 
 
-REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square")
+REPEATED = ("plbart", "fsmt tied", "longt5", "longt5 square", "whisper square")
 """Cases made of the same parts as others; their tests are slow."""
 PARAMETERS = [
     pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES

@@ -30,6 +30,8 @@ CASES = {
         **SQUARE, activations=("silu", "linear"), scalable=True, scan_axis=0
     ),
 }
+REPEATED = ("t5 of Flan", "umt5")
+"""Cases made of the same parts as others; their tests are slow."""
 
 
 def convert(*arguments: object) -> int:
@@ -69,7 +71,10 @@ def same(ours: t5x_files.Arrays, original: t5x_files.Arrays) -> None:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else ()) for name in CASES],
+)
 def test_transformers_computes_what_t5x_computes_and_the_way_back_is_exact(
     name, tmp_path, in_float64
 ):

@@ -130,7 +130,8 @@ def compare(path: Path, module: torch.nn.Module, pad: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*list(JOEY)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in [*JOEY][2:])]
+    "name",
+    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in JOEY],
 )
 def test_joeynmt_computes_the_same(name, tmp_path, in_float64):
     path, module = joey(tmp_path / "model", JOEY[name])
@@ -325,7 +326,8 @@ def onmt(path: Path, options: dict[str, Any], **changes: Any) -> tuple[Path, mod
 
 
 @pytest.mark.parametrize(
-    "name", ["square, shared, biases", "rms, gated", pytest.param("base", marks=pytest.mark.slow)]
+    "name",
+    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in ONMT],
 )
 def test_opennmt_py_computes_the_same(name, tmp_path, in_float64):
     path, module = onmt(tmp_path / "model_step_7.pt", ONMT[name])
@@ -520,11 +522,7 @@ def fairseq(
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "square, pre-norm, learned, all shared",
-        "own output, unscaled",
-        pytest.param("base", marks=pytest.mark.slow),
-    ],
+    [pytest.param(name, marks=() if "square" in name else pytest.mark.slow) for name in FAIRSEQ],
 )
 def test_fairseq_computes_the_same(name, tmp_path, in_float64):
     path, module = fairseq(tmp_path / "model", FAIRSEQ[name])
