@@ -47,7 +47,7 @@ def draw(
     Every second time all sizes are equal, so that no shape reveals a transpose.
     """
     heads, square = choose.randint(1, 4), choose.randint(0, 1) == 1
-    width = heads * 2 * choose.randint(1, 4)
+    width = max(4, heads * 2 * choose.randint(1, 4))  # tensor2tensor's sinusoids need 4
 
     def length() -> int:
         return max(width, 4) if square else choose.randint(4, 23)

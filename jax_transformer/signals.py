@@ -50,7 +50,8 @@ def handled(
         if isinstance(what.exc_value, raising):
             return
         if isinstance(what.exc_value, KeyboardInterrupt):  # the second Ctrl-C, in such a callback
-            threading.Timer(_AGAIN, signal.raise_signal, [signal.SIGINT]).start()
+            main = threading.main_thread().ident
+            threading.Timer(_AGAIN, signal.pthread_kill, [main, signal.SIGINT]).start()
         else:
             report(what)
 
