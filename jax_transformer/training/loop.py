@@ -210,7 +210,7 @@ class Run:
         """
         several = processes.count() > 1
         message = f"stopped after step {entry['step']}; the same command continues from there"
-        if self.votes.now(self.stop.asked):
+        if several and self.votes.now(self.stop.asked):
             raise Preempted(message)
         with contextlib.nullcontext() if several else self.stop.at_once(message):
             report = self.validation(weights)
