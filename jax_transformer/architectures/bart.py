@@ -212,14 +212,14 @@ def weight_table(config: TransformerConfig) -> Table:
     ]
 
 
-def stacks(config: TransformerConfig) -> Table:
+def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
     """Return the rules for the names of both stacks without their embeddings."""
-    return [*_stack("encoder", config), *_stack("decoder", config)]
+    return [*_stack("encoder", config, prefix), *_stack("decoder", config, prefix)]
 
 
-def _stack(name: str, config: TransformerConfig) -> Table:
+def _stack(name: str, config: TransformerConfig, prefix: str) -> Table:
     stack = getattr(config, name)
-    torch, flax = f"model.{name}", f"{name}.blocks.{{i}}"
+    torch, flax = f"{prefix}{name}", f"{name}.blocks.{{i}}"
     layer: Table = []
     for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
         norm = f"{flax}.residuals.{branch}.norm"

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.architectures import base, toolkit
+from jax_transformer.architectures import bart, base, toolkit
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.toolkit import Description, Options, Toolkit, Vocabularies
 from jax_transformer.config import (
     Activation,
     EmbeddingScale,
     NormPlacement,
-    Part,
     PositionIndex,
     Positions,
     Sinusoids,
@@ -29,20 +28,11 @@ from jax_transformer.config import (
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
-    Alias,
-    Rule,
     Table,
-    attention,
-    embedding,
-    layer_norm,
-    linear,
-    repeat,
 )
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD, _EOS = 1, 2
-_LINEARS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
-_ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
 _ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
@@ -83,44 +73,11 @@ _NO_WEIGHTS = {
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for the weights in the module's ``state_dict()``."""
     source, target = "encoder.embed_tokens", "decoder.embed_tokens"
-    one = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
-    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
-    read: Table = (
-        [Alias(f"{source}.weight", f"{target}.weight")]
-        if one
-        else embedding(source, "source_embedding")
-    )
-    output: Table = (
-        [Alias("decoder.output_projection.weight", f"{target}.weight")]
-        if tied
-        else linear("decoder.output_projection", "output", bias=False)
-    )
-    stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
-    return [*embedding(target, "target_embedding"), *read, *stacks, *output]
-
-
-def _stack(name: str, config: TransformerConfig) -> Table:
-    stack = getattr(config, name)
-    torch, flax = f"{name}.layers.{{i}}", f"{name}.blocks.{{i}}"
-    layer: Table = []
-    for branch, (part,) in enumerate(branch.parts for branch in stack.branches):
-        norm = f"{flax}.residuals.{branch}.norm"
-        if part is Part.FFN:
-            layer += linear(f"{torch}.fc1", f"{flax}.feed_forward.up")
-            layer += linear(f"{torch}.fc2", f"{flax}.feed_forward.down")
-            layer += layer_norm(f"{torch}.final_layer_norm", norm)
-        else:
-            module = f"{torch}.{_ATTENTIONS[part]}"
-            layer += attention(module, f"{flax}.{part.value}", _LINEARS)
-            layer += layer_norm(f"{module}_layer_norm", norm)
-    around: Table = []
-    if stack.positions is Positions.LEARNED:
-        around.append(Rule(f"{name}.embed_positions.weight", (f"{name}.positions.table",)))
-    if stack.embedding_norm:
-        around += layer_norm(f"{name}.layernorm_embedding", f"{name}.embedding_norm")
-    if stack.final_norm:
-        around += layer_norm(f"{name}.layer_norm", f"{name}.final_norm")
-    return [*around, *repeat(stack.layers, layer)]
+    return [
+        *toolkit.embeddings(config, source, target),
+        *bart.stacks(config, prefix=""),
+        *toolkit.output(config, "decoder.output_projection", target),
+    ]
 
 
 # Checkpoints

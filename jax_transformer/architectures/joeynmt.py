@@ -25,12 +25,10 @@ from jax_transformer.config import (
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import yaml_data
 from jax_transformer.weights.rules import (
-    Alias,
     Each,
     Rule,
     Table,
     attention,
-    embedding,
     layer_norm,
     linear,
     repeat,
@@ -62,20 +60,11 @@ _SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos":
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for every name of the module's ``state_dict()``."""
     target = "trg_embed.lut"
-    one = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
-    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
-    source: Table = (
-        [Alias("src_embed.lut.weight", f"{target}.weight")]
-        if one
-        else embedding("src_embed.lut", "source_embedding")
-    )
-    output: Table = (
-        [Alias("decoder.output_layer.weight", f"{target}.weight")]
-        if tied
-        else linear("decoder.output_layer", "output", bias=False)
-    )
-    stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
-    return [*embedding(target, "target_embedding"), *source, *stacks, *output]
+    return [
+        *toolkit.embeddings(config, "src_embed.lut", target),
+        *(rule for name in ("encoder", "decoder") for rule in _stack(name, config)),
+        *toolkit.output(config, "decoder.output_layer", target),
+    ]
 
 
 def _stack(name: str, config: TransformerConfig) -> Table:

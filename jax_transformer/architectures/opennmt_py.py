@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.architectures import base
+from jax_transformer.architectures import base, toolkit
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.toolkit import Description, Options, Toolkit, Vocabularies
 from jax_transformer.config import (
@@ -31,7 +31,6 @@ from jax_transformer.weights.rules import (
     Rule,
     Table,
     attention,
-    embedding,
     layer_norm,
     linear,
     repeat,
@@ -91,19 +90,13 @@ _ROLES = {"pad": "<blank>", "eos": "</s>", "unknown": "<unk>"}
 def weight_table(config: TransformerConfig) -> Table:
     """Return the rules for every name of the module's ``state_dict()``, ``generator.`` too."""
     source, target = (_WORDS.format(side) for side in ("encoder", "decoder"))
-    one = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
-    read: Table = (
-        [Alias(f"{source}.weight", f"{target}.weight")]
-        if one
-        else embedding(source, "source_embedding")
-    )
     tied: Table = [
         Alias("generator.weight", f"{target}.weight"),
         Rule("generator.bias", ("output_bias",)),
     ]
     output = tied if config.tying in (Tying.ALL, Tying.OUTPUT) else linear("generator", "output")
     stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
-    return [*embedding(target, "target_embedding"), *read, *stacks, *output]
+    return [*toolkit.embeddings(config, source, target), *stacks, *output]
 
 
 def _stack(name: str, config: TransformerConfig) -> Table:

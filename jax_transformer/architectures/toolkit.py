@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
+from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _LONGEST_VOCABULARY = 64_000_000  # bytes
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
@@ -147,6 +148,21 @@ def _among(value: Any, accepted: Collection[Any]) -> bool:
     """True if a value is one of these, also as text: ``false`` is False."""
     texts = [str(one).lower() for one in accepted]
     return value in accepted or (isinstance(value, str) and value.lower() in texts)
+
+
+def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
+    """The rules for both embeddings of a state_dict, of which one may be a copy of the other."""
+    written = embedding(target, "target_embedding")
+    if config.tying in (Tying.ALL, Tying.EMBEDDINGS):
+        return [*written, Alias(f"{source}.weight", f"{target}.weight")]
+    return [*written, *embedding(source, "source_embedding")]
+
+
+def output(config: TransformerConfig, name: str, target: str) -> Table:
+    """The rules for an output layer without a bias, which may be a copy of the target embedding."""
+    if config.tying in (Tying.ALL, Tying.OUTPUT):
+        return [Alias(f"{name}.weight", f"{target}.weight")]
+    return linear(name, "output", bias=False)
 
 
 def read_lines(path: Path) -> list[str]:
