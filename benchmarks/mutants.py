@@ -8,27 +8,22 @@ refused its input; a test that cannot be collected, or fails with any other erro
 """
 
 import argparse
+import functools
 import importlib
-import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import campaign, mutants_run  # noqa: E402
+from benchmarks.campaign import Campaign, Case  # noqa: E402
 from benchmarks.mutants_fault import Mutant  # noqa: E402
-from benchmarks.mutants_run import (  # noqa: E402
-    KILLED,
-    Result,
-    campaign,
-    control,
-    prepare,
-    settings,
-)
+from benchmarks.mutants_run import KILLED, Result  # noqa: E402
 
 PAGES = {
     "attention": "attention and its masks",
@@ -49,7 +44,7 @@ PAGES = {
     "commands": "defaults, options, messages and outputs of the commands, and the service",
 }
 PAGE = ROOT / "docs" / "mutants.md"
-BEGIN, END = "<!-- python benchmarks/mutants.py -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- python benchmarks/campaign.py mutants -->\n", "<!-- end -->\n"
 
 
 def mutants() -> dict[str, list[Mutant]]:
@@ -104,80 +99,106 @@ def publish(lines: list[str]) -> None:
     )
 
 
-def arguments() -> argparse.Namespace:
+# As a campaign
+
+
+@functools.cache
+def _settings(cache: Path) -> None:
+    mutants_run.settings(cache)
+
+
+def groups() -> list[list[tuple[str, Mutant]]]:
+    """The faults and their pages; those that the same test files reach share their collection."""
+    grouped: dict[tuple[str, ...], list[tuple[str, Mutant]]] = {}
+    for page, each in mutants().items():
+        for mutant in each:
+            grouped.setdefault(mutants_run.files(mutant), []).append((page, mutant))
+    return list(grouped.values())
+
+
+def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """The faults of a group."""
+    del scratch, seed
+    _settings(shared / "cache")
+    for group in groups()[number : number + 1]:
+        yield from map(case_of, mutants_run.results(group, shared / "tree"))
+
+
+def case_of(result: Result) -> Case:
+    """A result as an outcome, which is as promised if a test killed the fault and the comparison
+    named its module."""
+    [mutant] = [each for page in mutants().values() for each in page if each.name == result.name]
+    wrong = [] if result.verdict == KILLED else [f"{result.verdict}: {result.error}"]
+    if wrong_name(result, {mutant.name: mutant}):
+        wrong.append(f"{result.named} is named, not {mutant.module}")
+    facts = asdict(result)
+    return Case(PAGES[result.page], result.verdict, result.name, tuple(wrong), facts=facts)
+
+
+CAMPAIGN = Campaign(
+    "each seeded fault turns a test red, and the comparison names its module",
+    prepare=mutants_run.prepare,
+    cases=cases,
+    small=len(groups()),
+    nightly=len(groups()),
+)
+
+
+# The command
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--only",
         nargs="+",
         metavar="NAME",
         help="run faults whose name has one of these words, or these pages",
     )
-    parser.add_argument(
-        "--results",
+    what.add_argument(
+        "--publish",
         type=Path,
-        help="file of results, one JSON object per line; faults with a result are not run again",
+        metavar="RESULTS",
+        help="write the table of a campaign's results into docs/mutants.md",
     )
-    parser.add_argument(
-        "--publish", action="store_true", help="write the table into docs/mutants.md"
-    )
-    parser.add_argument(
+    what.add_argument(
         "--control",
         action="store_true",
-        help="run the same tests in the same way without any fault: all must pass",
+        help="run the tests of all faults in the same way without any fault: all must pass",
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def known(path: Path | None, listed: list[tuple[str, Mutant]]) -> dict[str, Result]:
-    """Results of an earlier campaign for faults that are still in the list."""
-    lines = (
-        path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
-    )
-    pages = {mutant.name: page for page, mutant in listed}
-    results = (Result(**json.loads(line)) for line in lines)
-    return {
-        result.name: replace(result, page=pages[result.name])
-        for result in results
-        if result.name in pages
-    }
-
-
-def main() -> None:
-    options = arguments()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     listed = [(page, mutant) for page, each in mutants().items() for mutant in each]
-    mutants_by_name = {mutant.name: mutant for _, mutant in listed}
-    results = known(options.results, listed)
+    if options.publish is not None:
+        records = campaign.recorded(options.publish)
+        by_name = {record.case.what: record.case for record in records if record.case.facts}
+        results = [Result(**by_name[m.name].facts) for _, m in listed if m.name in by_name]
+        publish(list(table(results, {mutant.name: mutant for _, mutant in listed})))
+        return 0
     chosen = [
-        (p, m)
-        for p, m in listed
-        if options.only is None or any(word == p or word in m.name for word in options.only)
+        (page, mutant)
+        for page, mutant in listed
+        if options.control or any(word == page or word in mutant.name for word in options.only)
     ]
-    todo = [(page, mutant) for page, mutant in chosen if mutant.name not in results]
     with tempfile.TemporaryDirectory() as name:
-        settings(Path(name) / "cache")
+        mutants_run.settings(Path(name) / "cache")
+        tree = Path(name)
+        mutants_run.prepare(tree)
         if options.control:
-            raise SystemExit(control(chosen, prepare(Path(name))))
-        for result in campaign(todo, prepare(Path(name))):
-            results[result.name] = result
-            print(
-                f"{result.verdict:9}{result.name}: {result.named} | {result.error[:120]}"
-                f" ({result.seconds} s)",
-                file=sys.stderr,
-                flush=True,
-            )
-            if options.results:
-                with open(options.results, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
-    ordered = [results[mutant.name] for _, mutant in chosen if mutant.name in results]
-    lines = list(table(ordered, mutants_by_name))
-    print("\n".join(lines))
-    if options.publish:
-        publish(lines)
-    if any(result.verdict != KILLED or wrong_name(result, mutants_by_name) for result in ordered):
-        raise SystemExit(1)
+            return mutants_run.control(chosen, tree / "tree")
+        wrong = 0
+        for result in mutants_run.results(chosen, tree / "tree"):
+            case = case_of(result)
+            wrong += bool(case.wrong)
+            print(f"{result.verdict:9}{result.name}: {result.named} | {result.error[:120]}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

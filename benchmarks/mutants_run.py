@@ -180,14 +180,13 @@ def _quiet() -> None:
     os.dup2(nowhere, 2)
 
 
-def prepare(folder: Path) -> Path:
-    """Copy the tree, so that changes to it do not affect the campaign."""
+def prepare(folder: Path) -> None:
+    """Copy the tree to ``folder/tree``, so that changes to it do not affect the campaign."""
     tree = folder / "tree"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "train.py"):
         shutil.copy(ROOT / name, tree)
-    return tree
 
 
 def settings(cache: Path) -> None:
@@ -230,7 +229,7 @@ def _enter(tree: Path) -> None:
     ]
 
 
-def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
+def results(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]:
     """Yield results as they come, from one process at a time.
 
     Faults that the same test files reach share their collection.
@@ -239,8 +238,7 @@ def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]
     page_of = {mutant.name: page for page, mutant in todo}
     remaining = [mutant for _, mutant in todo]
     while remaining:
-        files = _files(remaining[0])
-        group = [mutant for mutant in remaining if _files(mutant) == files]
+        group = [mutant for mutant in remaining if files(mutant) == files(remaining[0])]
         done = set()
         for result in _collected(group, page_of):
             done.add(result.name)
@@ -260,7 +258,8 @@ def campaign(todo: Sequence[tuple[str, Mutant]], tree: Path) -> Iterator[Result]
         remaining = [mutant for mutant in remaining if mutant.name not in done]
 
 
-def _files(mutant: Mutant) -> tuple[str, ...]:
+def files(mutant: Mutant) -> tuple[str, ...]:
+    """The test files that reach a fault."""
     return tuple(sorted({node.partition("::")[0] for node in mutant.tests}))
 
 
@@ -280,7 +279,7 @@ def _collected(group: Sequence[Mutant], page_of: dict[str, str]) -> Iterator[Res
 
             seeder = Seeder(page_of, group, report)
             # Whole files: a missing test breaks its own fault, not the collection
-            pytest.main([*OPTIONS, *_files(group[0])], plugins=[seeder])
+            pytest.main([*OPTIONS, *files(group[0])], plugins=[seeder])
         finally:
             os._exit(0)
     os.close(write)

@@ -1,28 +1,18 @@
 """Convert random weights of random configurations in both directions and compare every bit.
 
-See docs/convert.md.
-
-``python benchmarks/round_trips.py --count 500 --seed 0`` prints a table, names what differs, and
-exits with 1 if anything does.
+``python benchmarks/campaign.py round-trips --count 500``; see docs/convert.md.
 """
 
-import argparse
-import os
 import random
-import sys
-import tempfile
-import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed
 
 import ml_dtypes
 import numpy as np
 
 import jax_transformer as jt
+from benchmarks.campaign import Campaign, Case
 from jax_transformer import state_dict
 from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, Tying
@@ -185,46 +175,22 @@ def _bytes(folder: Path, name: str) -> bytes:
     return (folder / name).read_bytes()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=500, help="configurations")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    began, counts = time.monotonic(), Counter[tuple[str, str]]()
-    wrong: list[str] = []
-    for number in range(options.count):
-        architecture = ARCHITECTURES[number % len(ARCHITECTURES)]
-        config, dtype = draw(random.Random(f"{options.seed} {number}"), architecture)
-        with tempfile.TemporaryDirectory(prefix="round-trips-") as folder:
-            try:
-                differing = by_files(config, dtype, Path(folder)) + by_command(
-                    config, dtype, Path(folder)
-                )
-            except Refusal as error:
-                differing = [str(error)]
-        counts[architecture, dtype] += 1
-        wrong += (
-            [f"configuration {number} ({architecture}, {dtype}): {'; '.join(differing)}"]
-            if differing
-            else []
-        )
-        print(
-            f"{number + 1} of {options.count}, {len(wrong)} not equal", file=sys.stderr, flush=True
-        )
-    print(f"| architecture | {' | '.join(DTYPES)} |\n{'|---' * (len(DTYPES) + 1)}|")
-    for architecture in ARCHITECTURES:
-        cells = [str(counts[architecture, dtype]) for dtype in DTYPES]
-        print(f"| {architecture} | {' | '.join(cells)} |")
-    print(
-        f"\n{options.count} configurations in {time.monotonic() - began:.0f} s,"
-        f" {len(wrong)} not equal",
-        *wrong,
-        sep="\n",
-    )
-    return 1 if wrong else 0
+def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """A configuration of each architecture in turn, through files and through the command."""
+    del shared
+    architecture = ARCHITECTURES[number % len(ARCHITECTURES)]
+    config, dtype = draw(random.Random(f"{seed} {number}"), architecture)
+    try:
+        differing = by_files(config, dtype, scratch) + by_command(config, dtype, scratch)
+    except Refusal as error:
+        differing = [str(error)]
+    yield Case(architecture, dtype, f"{architecture} in {dtype}", tuple(differing))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CAMPAIGN = Campaign(
+    "random bits of random configurations, converted there and back, are the same bits",
+    prepare=lambda shared: None,
+    cases=cases,
+    small=100,
+    nightly=5000,
+)
