@@ -186,7 +186,8 @@ class Pair:
                 out, err = process.communicate(timeout=300)
             finally:
                 process.kill()
-            lines = [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+            # Gloo's threads write their lines piece by piece, so two may be mixed
+            lines = [x for x in out.splitlines() if "[Gloo]" not in x and "peer ranks" not in x]
             ended.append((process.returncode, "\n".join(lines), err.splitlines()))
         return ended
 
