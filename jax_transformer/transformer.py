@@ -15,7 +15,6 @@ from jax_transformer.config import (
     EmbeddingScale,
     LogitScale,
     TransformerConfig,
-    Tying,
 )
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
@@ -70,7 +69,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
-        shared = config.tying in (Tying.ALL, Tying.EMBEDDINGS)
+        shared = config.tying.one_embedding
         self.stem = None if config.mel_bins is None else ConvolutionalStem(config, rngs=rngs)
         self.source_embedding = (
             None
@@ -88,9 +87,7 @@ class Transformer(nnx.Module):
         )
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
-        self.output = (
-            output(config, rngs=rngs) if config.tying in (Tying.NONE, Tying.EMBEDDINGS) else None
-        )
+        self.output = output(config, rngs=rngs) if not config.tying.tied_output else None
         if self.output is None and config.output_bias:
             self.output_bias = nnx.Param(jnp.zeros(config.target_vocab_size, jnp.float32))
         if config.logits_bias:
@@ -360,7 +357,7 @@ def shapes(
 
 def head_names(config: TransformerConfig) -> list[str]:
     """The names of the arrays that :meth:`Transformer.logits` reads."""
-    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
+    tied = config.tying.tied_output
     own = ("target_embedding.embedding",) if tied else ("output.kernel", "output.bias")
     return [name for name in shapes(config) if name in (*own, "output_bias", "logits_bias")]
 

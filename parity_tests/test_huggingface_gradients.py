@@ -13,7 +13,6 @@ from torch import nn
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.config import Tying
 from jax_transformer.data.batches import Batch
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import Frozen
@@ -122,7 +121,7 @@ def test_the_loss_from_labels_and_every_gradient(name: str, in_float64):
         else "target_embedding.embedding"
     )
     padding = np.asarray(ours[1][shared][both.config.source_pad_id])
-    output = both.config.tying in (Tying.ALL, Tying.OUTPUT)
+    output = both.config.tying.tied_output
     # As a row of the output layer, padding's row still has a gradient
     tied = output and shared == "target_embedding.embedding"
     assert padding.any() == (tied or both.config.padding_trained)

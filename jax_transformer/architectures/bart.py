@@ -126,11 +126,7 @@ class BartFamily(HuggingFaceFamily):
             for name, branches in BRANCHES.items()
         }
         source_size, target_size, shared = self.vocabularies(values)
-        tied = values["tie_word_embeddings"]
-        if shared:
-            tying = Tying.ALL if tied else Tying.EMBEDDINGS
-        else:
-            tying = Tying.OUTPUT if tied else Tying.NONE
+        tying = Tying.of(embeddings=shared, output=values["tie_word_embeddings"])
         scaled = values["scale_embedding"]
         return {
             "source_vocab_size": source_size,
@@ -245,7 +241,7 @@ def _stack(name: str, config: TransformerConfig, prefix: str) -> Table:
 
 
 def _embeddings(config: TransformerConfig) -> Table:
-    if config.tying in (Tying.ALL, Tying.EMBEDDINGS):
+    if config.tying.one_embedding:
         copies = [
             Alias(f"model.{stack}.embed_tokens.weight", SHARED) for stack in ("encoder", "decoder")
         ]
@@ -257,7 +253,7 @@ def _embeddings(config: TransformerConfig) -> Table:
 
 
 def _output(config: TransformerConfig) -> Table:
-    if config.tying in (Tying.NONE, Tying.EMBEDDINGS):
+    if not config.tying.tied_output:
         return linear("lm_head", "output", bias=False)
     tied = SHARED if config.tying is Tying.ALL else "model.decoder.embed_tokens.weight"
     return [Alias("lm_head.weight", tied)]

@@ -12,7 +12,7 @@ from typing import Any
 from jax_transformer.architectures import huggingface, huggingface_state
 from jax_transformer.architectures.base import Preset
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
-from jax_transformer.config import Activation, TransformerConfig, Tying
+from jax_transformer.config import Activation, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 
 _REASONS = {
@@ -181,7 +181,7 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
         "pad_token_id": config.source_pad_id,
         "eos_token_id": config.eos_id,
         "decoder_start_token_id": config.bos_id,
-        "tie_word_embeddings": config.tying in (Tying.ALL, Tying.OUTPUT),
+        "tie_word_embeddings": config.tying.tied_output,
     }
     common = {name: value for name, value in common.items() if name in family.defaults}
     return common | family.to_attributes(config)

@@ -6,9 +6,9 @@ Kreutzer, Bastings and Riezler 2019. Facts from ``model.py``, ``encoders.py``, `
 decoder norms after them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_transformer.architectures import base, toolkit
 from jax_transformer.architectures.base import Architecture
@@ -34,6 +34,7 @@ from jax_transformer.weights.rules import (
     repeat,
 )
 
+T = TypeVar("T")
 CONFIG = "config.yaml"
 _LONGEST = 5000
 """Rows of the table of positions, which is a buffer of every checkpoint."""
@@ -117,45 +118,16 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         stack.choice("type", {"transformer": True}, kind)
         stack.check_fixed({"alpha": (1, 1.0)})
         stack.check_known(_STACK_OPTIONS)
-    pre = {
-        "encoder": encoder.choice("layer_norm", {"pre": True, "post": False}, "pre"),
-        "decoder": decoder.choice("layer_norm", {"pre": True, "post": False}, "post"),
-    }
-    scaled = [stack.section("embeddings").flag("scale", False) for stack in (encoder, decoder)]
     tied_embeddings = model.flag("tied_embeddings", False)
-    both = {
-        "layer_norm": [*pre.values()],
-        "hidden_size": [stack.number("hidden_size", 512) for stack in (encoder, decoder)],
-        "dropout": [stack.real("dropout", 0.1) for stack in (encoder, decoder)],
-        # a shared embedding is the encoder's
-        "embeddings.scale": scaled[:1] if tied_embeddings else scaled,
-    }
-    for name, values in both.items():
-        if len(set(values)) > 1:
-            raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
     if tied_embeddings and words.source != words.target:
         raise InputError("tied_embeddings: the vocabularies differ")
-    dropout = both["dropout"][0]
-    stacks = {
-        name: make(
-            options.layers("num_layers", layers),
-            num_heads=options.number("num_heads", heads),
-            d_ff=options.number("ff_size", 2048),
-            activation=options.choice("activation", _ACTIVATIONS, "relu"),
-            positions=Positions.SINUSOIDAL_STORED,
-            final_norm=pre[name] and "layer_norm" in options.values,
-        )
-        for name, options, make, layers, heads in (
-            ("encoder", encoder, base.encoder, 8, 4),
-            ("decoder", decoder, base.decoder, 4, 8),
-        )
-    }
-    tying = {
-        (True, True): Tying.ALL,
-        (True, False): Tying.EMBEDDINGS,
-        (False, True): Tying.OUTPUT,
-        (False, False): Tying.NONE,
-    }[tied_embeddings, model.flag("tied_softmax", False)]
+    stacks = (encoder, decoder)
+    d_model = _equal("hidden_size", [stack.number("hidden_size", 512) for stack in stacks])
+    dropout = _equal("dropout", [stack.real("dropout", 0.1) for stack in stacks])
+    scaled = [stack.section("embeddings").flag("scale", False) for stack in stacks]
+    if not tied_embeddings:  # a shared embedding is the encoder's
+        _equal("embeddings.scale", scaled)
+    pre = _equal("layer_norm", [_pre_norm(encoder, "pre"), _pre_norm(decoder, "post")])
     return TransformerConfig(
         source_vocab_size=len(words.source),
         target_vocab_size=len(words.target),
@@ -163,24 +135,45 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         target_pad_id=words.target.index(words.pad),
         bos_id=words.target.index(words.bos),
         eos_id=words.target.index(words.eos),
-        d_model=both["hidden_size"][0],
+        d_model=d_model,
         num_heads=encoder.number("num_heads", 4),
         d_ff=encoder.number("ff_size", 2048),
         max_length=_LONGEST,
-        norm_placement=NormPlacement.PRE if pre["encoder"] else NormPlacement.POST,
+        norm_placement=NormPlacement.PRE if pre else NormPlacement.POST,
         norm_epsilon=1e-6,
         output_bias=False,
         padding_trained=False,
         embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled[0] else EmbeddingScale.NONE,
-        tying=tying,
+        tying=Tying.of(embeddings=tied_embeddings, output=model.flag("tied_softmax", False)),
         dropout=dropout,
         attention_dropout=dropout,
         activation_dropout=dropout,
         embedding_dropout=encoder.section("embeddings").real("dropout", dropout),
         architecture="joeynmt",
-        encoder=stacks["encoder"],
-        decoder=stacks["decoder"],
+        encoder=base.encoder(encoder.layers("num_layers", 8), **_sizes(encoder, 4, pre)),
+        decoder=base.decoder(decoder.layers("num_layers", 4), **_sizes(decoder, 8, pre)),
     )
+
+
+def _equal(name: str, values: Sequence[T]) -> T:
+    """The value of encoder and decoder. Raises InputError if they differ."""
+    if len(set(values)) > 1:
+        raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
+    return values[0]
+
+
+def _pre_norm(stack: Options, default: str) -> bool:
+    return stack.choice("layer_norm", {"pre": True, "post": False}, default)
+
+
+def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
+    return {
+        "num_heads": stack.number("num_heads", heads),
+        "d_ff": stack.number("ff_size", 2048),
+        "activation": stack.choice("activation", _ACTIVATIONS, "relu"),
+        "positions": Positions.SINUSOIDAL_STORED,
+        "final_norm": pre and "layer_norm" in stack.values,
+    }
 
 
 def _vocabularies(folder: Path, symbols: Options) -> tuple[Vocabularies, list[Path]]:

@@ -16,7 +16,7 @@ from jax_transformer.architectures.huggingface import (
     TargetStart,
     TokenizerRecipe,
 )
-from jax_transformer.config import Positions, Sinusoids, TransformerConfig, Tying
+from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 
 
 class MarianFamily(bart.BartFamily):
@@ -31,7 +31,7 @@ class MarianFamily(bart.BartFamily):
         """Return the attributes that are read, as they must be for ``config``."""
         return super().to_attributes(config) | {
             "decoder_vocab_size": config.target_vocab_size,
-            "share_encoder_decoder_embeddings": config.tying in (Tying.ALL, Tying.EMBEDDINGS),
+            "share_encoder_decoder_embeddings": config.tying.one_embedding,
         }
 
     def output_embedding(self, values: Mapping[str, Any]) -> str:

@@ -121,12 +121,8 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
     tied_all = values.flag("tied-embeddings-all")
     one_embedding = tied_all or values.flag("tied-embeddings-src")
     tied_output = tied_all or values.flag("tied-embeddings")
-    if one_embedding:
-        if source != target:
-            raise InputError(f"dim-vocabs={source}, {target}: one embedding has one vocabulary")
-        tying = Tying.ALL if tied_output else Tying.EMBEDDINGS
-    else:
-        tying = Tying.OUTPUT if tied_output else Tying.NONE
+    if one_embedding and source != target:
+        raise InputError(f"dim-vocabs={source}, {target}: one embedding has one vocabulary")
     try:
         return TransformerConfig(
             source_vocab_size=source + 1,
@@ -146,7 +142,7 @@ def configuration(options: Mapping[str, Any]) -> TransformerConfig:
             padding_trained=False,
             padding_frozen=True,
             embedding_scale=EmbeddingScale.SQRT_D_MODEL,
-            tying=tying,
+            tying=Tying.of(embeddings=one_embedding, output=tied_output),
             dropout=_DROPOUT,
             embedding_dropout=_DROPOUT if "d" in values.text("transformer-postprocess-emb") else 0,
             architecture="marian",
@@ -255,13 +251,13 @@ def _reshaped(tensor: LazyTensor, change: str) -> np.ndarray:
 
 def _rows(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:
     d, source, target = config.d_model, config.source_pad_id, config.target_pad_id
-    if config.tying in (Tying.ALL, Tying.EMBEDDINGS):
+    if config.tying.one_embedding:
         yield _Row("Wemb", (target, d), "model.shared.weight", "padded 0")
     else:
         for side, size in (("encoder", source), ("decoder", target)):
             name = f"model.{side}.embed_tokens.weight"
             yield _Row(f"{side}_Wemb", (size, d), name, "padded 0")
-    if config.tying in (Tying.NONE, Tying.EMBEDDINGS):
+    if not config.tying.tied_output:
         yield _Row("decoder_ff_logit_out_Wt", (target, d), "lm_head.weight", "padded 0")
     if output_bias:
         yield _Row("decoder_ff_logit_out_b", (1, target), "final_logits_bias", "padded 1")

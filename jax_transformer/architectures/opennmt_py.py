@@ -94,7 +94,7 @@ def weight_table(config: TransformerConfig) -> Table:
         Alias("generator.weight", f"{target}.weight"),
         Rule("generator.bias", ("output_bias",)),
     ]
-    output = tied if config.tying in (Tying.ALL, Tying.OUTPUT) else linear("generator", "output")
+    output = tied if config.tying.tied_output else linear("generator", "output")
     stacks = [rule for name in ("encoder", "decoder") for rule in _stack(name, config)]
     return [*toolkit.embeddings(config, source, target), *stacks, *output]
 
@@ -166,12 +166,10 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
         "sinusoids": options.choice("position_encoding_type", _SINUSOIDS, "SinusoidalInterleaved"),
         "final_norm": True,
     }
-    tying = {
-        (True, True): Tying.ALL,
-        (True, False): Tying.EMBEDDINGS,
-        (False, True): Tying.OUTPUT,
-        (False, False): Tying.NONE,
-    }[options.flag("share_embeddings", False), options.flag("share_decoder_embeddings", False)]
+    tying = Tying.of(
+        embeddings=options.flag("share_embeddings", False),
+        output=options.flag("share_decoder_embeddings", False),
+    )
     dropout = options.real("dropout", 0.3)
     return TransformerConfig(
         source_vocab_size=len(words.source),

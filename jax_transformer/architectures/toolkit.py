@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.config import TransformerConfig, Tying
+from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, nearest
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -153,14 +153,14 @@ def _among(value: Any, accepted: Collection[Any]) -> bool:
 def embeddings(config: TransformerConfig, source: str, target: str) -> Table:
     """The rules for both embeddings of a state_dict, of which one may be a copy of the other."""
     written = embedding(target, "target_embedding")
-    if config.tying in (Tying.ALL, Tying.EMBEDDINGS):
+    if config.tying.one_embedding:
         return [*written, Alias(f"{source}.weight", f"{target}.weight")]
     return [*written, *embedding(source, "source_embedding")]
 
 
 def output(config: TransformerConfig, name: str, target: str) -> Table:
     """The rules for an output layer without a bias, which may be a copy of the target embedding."""
-    if config.tying in (Tying.ALL, Tying.OUTPUT):
+    if config.tying.tied_output:
         return [Alias(f"{name}.weight", f"{target}.weight")]
     return linear(name, "output", bias=False)
 

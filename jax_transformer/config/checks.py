@@ -16,7 +16,6 @@ from jax_transformer.config.enums import (
     PositionsAt,
     Residual,
     Sinusoids,
-    Tying,
 )
 from jax_transformer.errors import ConfigError
 
@@ -38,6 +37,7 @@ def check_sizes(config: "TransformerConfig") -> None:
         "max_length",
         "head_dim",
         "mel_bins",
+        "embedding_dropouts",
     ):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -61,18 +61,35 @@ def check_sizes(config: "TransformerConfig") -> None:
                 f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
             )
         check_relative(name, stack)
-    for name in ("encoder", "decoder"):
-        exponent = getattr(config, name).position_exponent
-        if not 0 < exponent < math.inf:
-            raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
-        if (
-            getattr(config, name).position_index is PositionIndex.TRUNCATED_COSINE
-            and config.max_length < 2
-        ):
-            raise ConfigError(
-                f"max_length={config.max_length} must be at least 2: "
-                f"{name}.position_index='truncated_cosine' reads row 1"
-            )
+        check_positions(config, name, stack)
+    check_spectrogram(config)
+    check_vocabularies(config)
+    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(
+            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+        )
+
+
+def check_positions(config: "TransformerConfig", name: str, stack: "StackConfig") -> None:
+    exponent = stack.position_exponent
+    if not 0 < exponent < math.inf:
+        raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
+    if stack.position_index is PositionIndex.TRUNCATED_COSINE and config.max_length < 2:
+        raise ConfigError(
+            f"max_length={config.max_length} must be at least 2: "
+            f"{name}.position_index='truncated_cosine' reads row 1"
+        )
+    sinusoidal = stack.positions in (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
+    if config.d_model % 2 and sinusoidal:
+        raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
+    if stack.sinusoids is Sinusoids.TENSOR2TENSOR and config.d_model < 4:
+        raise ConfigError(
+            f"d_model={config.d_model} must be at least 4: "
+            "the first and the last of tensor2tensor's wavelengths differ"
+        )
+
+
+def check_spectrogram(config: "TransformerConfig") -> None:
     if (config.mel_bins is None) != (config.mel_frames is None):
         raise ConfigError(
             f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
@@ -82,33 +99,14 @@ def check_sizes(config: "TransformerConfig") -> None:
         raise ConfigError(
             f"mel_frames={config.mel_frames} must be even: two frames make one position"
         )
-    if config.embedding_dropouts < 1:
-        raise ConfigError(f"embedding_dropouts={config.embedding_dropouts} must be at least 1")
-    sinusoidal = (Positions.SINUSOIDAL, Positions.SINUSOIDAL_STORED)
-    if config.d_model % 2 and (
-        config.encoder.positions in sinusoidal or config.decoder.positions in sinusoidal
-    ):
-        raise ConfigError(f"d_model={config.d_model} is odd; sinusoidal positions come in pairs")
-    if (
-        Sinusoids.TENSOR2TENSOR in (config.encoder.sinusoids, config.decoder.sinusoids)
-        and config.d_model < 4
-    ):
-        raise ConfigError(
-            f"d_model={config.d_model} must be at least 4: "
-            "the first and the last of tensor2tensor's wavelengths differ"
-        )
-    if (
-        config.tying in (Tying.ALL, Tying.EMBEDDINGS)
-        and config.source_vocab_size != config.target_vocab_size
-    ):
+
+
+def check_vocabularies(config: "TransformerConfig") -> None:
+    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
         sizes = ", ".join(
             f"{name}={getattr(config, name)}" for name in ("source_vocab_size", "target_vocab_size")
         )
         raise ConfigError(f"tying='{config.tying.value}' needs one vocabulary: {sizes}")
-    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
-        raise ConfigError(
-            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
-        )
 
 
 def check_relative(name: str, stack: "StackConfig") -> None:

@@ -176,6 +176,23 @@ class Tying(enum.StrEnum):
     EMBEDDINGS = "embeddings"
     ALL = "all"  # all three; both sides share one vocabulary
 
+    @classmethod
+    def of(cls, *, embeddings: bool, output: bool) -> "Tying":
+        """The tying of both embeddings, and of the output layer with the target's."""
+        if embeddings:
+            return cls.ALL if output else cls.EMBEDDINGS
+        return cls.OUTPUT if output else cls.NONE
+
+    @property
+    def one_embedding(self) -> bool:
+        """True if source and target embedding are one matrix."""
+        return self in (Tying.ALL, Tying.EMBEDDINGS)
+
+    @property
+    def tied_output(self) -> bool:
+        """True if the output layer is the target embedding."""
+        return self in (Tying.ALL, Tying.OUTPUT)
+
 
 class Init(enum.StrEnum):
     """The distributions that new parameters are drawn from."""

@@ -17,7 +17,6 @@ from jax_transformer.config import (
     Positions,
     StackConfig,
     TransformerConfig,
-    Tying,
 )
 from jax_transformer.config.model import position_row
 from jax_transformer.convert.ctranslate2.checks import RELATIVE
@@ -134,7 +133,7 @@ def _norm(spec: Any, name: str, arrays: Arrays) -> None:
 
 
 def _head(spec: Any, config: TransformerConfig, arrays: Arrays) -> None:
-    tied = config.tying in (Tying.ALL, Tying.OUTPUT)
+    tied = config.tying.tied_output
     table = arrays["target_embedding.embedding"] if tied else arrays["output.kernel"].T
     spec.projection.weight = np.ascontiguousarray(table)
     biases = [
