@@ -334,7 +334,7 @@ def digits(figure: float) -> str:
     return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--size",
@@ -371,41 +371,50 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--json", help="also write every round and output to this file")
-    args = parser.parse_args()
-    missing = [
-        name
-        for name in ("torch", "transformers", "ctranslate2")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing and not args.against_self:
+    return parser.parse_args()
+
+
+def check_libraries() -> None:
+    """Exit if a library to compare with is not installed."""
+    names = ("torch", "transformers", "ctranslate2")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
         raise SystemExit(
             f"benchmarks/decode.py needs {', '.join(missing)}: pip install 'jax-seq2seq[bench]'"
         )
+
+
+def trained(folder: str, steps: int) -> str:
+    """A run of the built-in task."""
+    run, train = f"{folder}/run", str(Path(__file__).parent.parent / "train.py")
+    command = [sys.executable, train, "--run", run, "--steps", str(steps)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return run
+
+
+def cases(args: argparse.Namespace, folder: str) -> list[Inputs]:
+    """Random weights by size and length, and a trained run."""
+    rows, where = tuple(args.batch), dict(beam=args.beam, device=args.device)
+    lengths = [(n, n) for n in args.length] if args.length else [LENGTHS]
+    sizes = ("big", "small") if args.size == "both" else (args.size,)
+    random = [Inputs(size, rows, each, **where) for size in sizes for each in lengths]
+    if args.random:
+        return random
+    run = args.run or trained(folder, args.steps)
+    lines = Path(args.source).read_text(encoding="utf-8").split("\n") if args.source else None
+    return [*random, Inputs("trained", rows, run=run, lines=lines, **where)]
+
+
+def main() -> None:
+    args = parse()
+    if not args.against_self:
+        check_libraries()
     if args.device == "cpu":
         os.environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     load, compared = os.getloadavg()[0], []
-    lines = Path(args.source).read_text(encoding="utf-8").split("\n") if args.source else None
     with tempfile.TemporaryDirectory() as folder:
-        run = args.run or f"{folder}/run"
-        if args.run is None and not args.random:
-            train = [
-                sys.executable,
-                str(Path(__file__).parent.parent / "train.py"),
-                "--run",
-                run,
-                "--steps",
-                str(args.steps),
-            ]
-            subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
-        rows = tuple(args.batch)
-        lengths = [(n, n) for n in args.length] if args.length else [LENGTHS]
-        sizes = ("big", "small") if args.size == "both" else (args.size,)
-        where = dict(beam=args.beam, device=args.device)
-        todo = [Inputs(size, rows, each, **where) for size in sizes for each in lengths]
-        if not args.random:
-            todo.append(Inputs("trained", rows, run=run, lines=lines, **where))
-        for number, inputs in enumerate(todo):
+        for number, inputs in enumerate(cases(args, folder)):
             os.mkdir(f"{folder}/{number}")
             compared.append(compare(f"{folder}/{number}", inputs, args.rounds, args.against_self))
             print(table(compared[-1]), flush=True)
