@@ -129,12 +129,7 @@ def configuration(model: Options, words: Vocabularies) -> TransformerConfig:
         _equal("embeddings.scale", scaled)
     pre = _equal("layer_norm", [_pre_norm(encoder, "pre"), _pre_norm(decoder, "post")])
     return TransformerConfig(
-        source_vocab_size=len(words.source),
-        target_vocab_size=len(words.target),
-        source_pad_id=words.source.index(words.pad),
-        target_pad_id=words.target.index(words.pad),
-        bos_id=words.target.index(words.bos),
-        eos_id=words.target.index(words.eos),
+        **words.config_fields(),
         d_model=d_model,
         num_heads=encoder.number("num_heads", 4),
         d_ff=encoder.number("ff_size", 2048),

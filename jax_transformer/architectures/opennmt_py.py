@@ -172,12 +172,7 @@ def configuration(options: Options, words: Vocabularies) -> TransformerConfig:
     )
     dropout = options.real("dropout", 0.3)
     return TransformerConfig(
-        source_vocab_size=len(words.source),
-        target_vocab_size=len(words.target),
-        source_pad_id=words.source.index(words.pad),
-        target_pad_id=words.target.index(words.pad),
-        bos_id=words.target.index(words.bos),
-        eos_id=words.target.index(words.eos),
+        **words.config_fields(),
         d_model=width,
         num_heads=options.number("heads", 8),
         d_ff=options.number("transformer_ff", 2048),

@@ -33,6 +33,17 @@ class Vocabularies:
     source_ends: bool = True
     """A source ends with ``eos``."""
 
+    def config_fields(self) -> dict[str, Any]:
+        """The sizes and ids of a configuration with these vocabularies."""
+        return {
+            "source_vocab_size": len(self.source),
+            "target_vocab_size": len(self.target),
+            "source_pad_id": self.source.index(self.pad),
+            "target_pad_id": self.target.index(self.pad),
+            "bos_id": self.target.index(self.bos),
+            "eos_id": self.target.index(self.eos),
+        }
+
 
 @dataclass(frozen=True)
 class Description:
