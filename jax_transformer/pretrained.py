@@ -14,11 +14,11 @@ from jax_transformer import pretrained_files
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.pretrained_files import StoredWeights
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage import tensors
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import parsed
+from jax_transformer.stored_weights import StoredWeights
 from jax_transformer.weights import rules
 
 if TYPE_CHECKING:

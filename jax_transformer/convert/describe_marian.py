@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer import pretrained_files
+from jax_transformer import toolkit_weights
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import card
 from jax_transformer.errors import InputError
@@ -31,7 +31,7 @@ def as_for(source: Pretrained, kind: Kind) -> Pretrained:
     """
     if source.marian is None or kind is not Kind.HUGGINGFACE:
         return source
-    return Pretrained(**vars(pretrained_files.of_marian(source.marian, for_transformers=True)))
+    return Pretrained(**vars(toolkit_weights.of_marian(source.marian, for_transformers=True)))
 
 
 def notes(source: Pretrained, model: Model, kind: Kind) -> tuple[Note, ...]:

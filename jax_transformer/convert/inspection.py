@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_transformer import pretrained_files
+from jax_transformer import toolkit_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage import checkpoint, kinds, marian, npz, read_back, safetensors, t5x
 from jax_transformer.storage import huggingface as folders
@@ -110,7 +110,7 @@ def _pt(path: Path) -> Contents:
         if isinstance(leaf, pt.TensorView)
     }
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
-    toolkit = pretrained_files.toolkit_of(described)
+    toolkit = toolkit_weights.toolkit_of(described)
     kind = Kind.PT.value if toolkit is None else f"{Kind.PT.value}, a checkpoint of {toolkit.title}"
     return Contents(
         str(path),
