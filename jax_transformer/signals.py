@@ -61,5 +61,6 @@ def handled(
     try:
         yield
     finally:
-        sys.unraisablehook = report
+        if sys.unraisablehook is dropped:  # a failed save keeps a hook that silences its threads
+            sys.unraisablehook = report
         restore()

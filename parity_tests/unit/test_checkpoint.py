@@ -200,8 +200,10 @@ def test_a_full_disk_leaves_only_the_earlier_checkpoint(tmp_path, monkeypatch, w
 
 
 FAILING = """
-import os, pathlib, sys
+import asyncio, os, pathlib, sys
 import numpy as np
+import tensorstore
+from jax_transformer import signals
 from jax_transformer.storage import checkpoint
 
 def refuse(event, arguments):
@@ -210,15 +212,28 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 try:
-    checkpoint.save(pathlib.Path(sys.argv[1]), 1, {"a": np.ones(3)}, about={})
+    with signals.handled(lambda: None, raising=KeyboardInterrupt):
+        checkpoint.save(pathlib.Path(sys.argv[1]), 1, {"a": np.ones(3)}, about={})
 except checkpoint.CheckpointError as error:
     print(error, flush=True)
+
+# A write that ends when Orbax has closed its event loop, which TensorStore then calls
+promise, future = tensorstore.Promise.new()
+
+async def wait():
+    await future
+
+loop = asyncio.new_event_loop()
+write = loop.create_task(wait())
+loop.run_until_complete(asyncio.sleep(0))
+loop.close()
+promise.set_result(None)
 os._exit(0)  # threads of Orbax's wait for ever
 """
 
 
 def test_an_orbax_failure_is_one_error(tmp_path):
-    """Orbax also logs it, with a traceback."""
+    """Orbax also logs it, with a traceback, and its threads fail again after the run has ended."""
     done = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)],
         env=runs.environment(),
