@@ -32,7 +32,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 CAMPAIGNS = {
+    "crash-controls": "benchmarks.crash_controls:CONTROLS",
+    "crashes": "benchmarks.crashes:CRASHES",
     "mutants": "benchmarks.mutants:CAMPAIGN",
+    "power-loss": "benchmarks.crashes:POWER_LOSS",
     "round-trips": "benchmarks.round_trips:CAMPAIGN",
 }
 """The module and attribute of each campaign."""

@@ -1,0 +1,104 @@
+"""Controls of the crash campaigns: recordings with a fault, each of which must be noticed."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks import crash_recordings, crashes
+from benchmarks.campaign import Campaign, Case
+from benchmarks.crash_recordings import Recording
+from benchmarks.crash_states import Names, Operation, Sync
+from benchmarks.crashes import Moment, Part
+from benchmarks.interruptions_runs import RUN
+
+Operations = list[Operation]
+ALL = Part("", 0, 1, 0)
+"""All moments of a recording."""
+
+
+def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Operations:
+    """Leave out the fsyncs of folders, of files, or both."""
+    state, kept = recording.start.copy(), []
+    for operation in recording.operations:
+        state.apply(operation)
+        folder = isinstance(operation, Sync) and operation.number in state.folders
+        if not isinstance(operation, Sync) or not (folders if folder else files):
+            kept.append(operation)
+    return kept
+
+
+def names_first(recording: Recording) -> Operations:
+    """Let each file have its name before its data: of 20 operations in a row, names come first."""
+    operations = recording.operations
+    rows = [operations[at : at + 20] for at in range(0, len(operations), 20)]
+    return [
+        each for row in rows for each in sorted(row, key=lambda one: not isinstance(one, Names))
+    ]
+
+
+def wrong_step(recording: Recording) -> Iterator[Moment]:
+    """Yield states after the end, without the newest checkpoint."""
+    state = recording.start.copy()
+    for operation in recording.operations:
+        state.apply(operation)
+    promise = crashes.promises(recording)[-1]
+    tree = {
+        path: content
+        for path, content in state.tree().items()
+        if not f"{path}/".startswith(f"{RUN}/checkpoints/{promise.newest}/")
+    }
+    yield "the end without the newest checkpoint", tree, promise
+
+
+def lost(
+    change: Callable[[Recording], Operations],
+) -> Callable[[Recording], Iterator[Moment]]:
+    """Losses of power of a changed recording."""
+    return lambda recording: crashes.lost(_changed(recording, change), ALL, random.Random(0))
+
+
+def killed(
+    change: Callable[[Recording], Operations],
+) -> Callable[[Recording], Iterator[Moment]]:
+    """Kills of a changed recording."""
+    return lambda recording: crashes.killed(_changed(recording, change), ALL, random.Random(0))
+
+
+def _changed(recording: Recording, change: Callable[[Recording], Operations]) -> Recording:
+    return dataclasses.replace(recording, operations=tuple(change(recording)))
+
+
+FAULTS: dict[str, Callable[[Recording], Iterator[Moment]]] = {
+    "no fsync": lost(lambda each: without_syncs(each, folders=True, files=True)),
+    "no fsync of files": lost(lambda each: without_syncs(each, folders=False, files=True)),
+    "no fsync of folders": lost(lambda each: without_syncs(each, folders=True, files=False)),
+    "names before data": killed(names_first),
+    "the newest checkpoint is gone": wrong_step,
+}
+
+
+def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """Yield whether a fault in a recording is noticed; recordings take turns."""
+    faults, names = list(FAULTS), list(crash_recordings.lengths(shared))
+    fault, name = faults[number % len(faults)], names[number // len(faults) % len(names)]
+    judge = crashes.judge_of(shared, name)
+    if FAULTS[fault] is wrong_step and not judge.recording.trains:
+        return
+    looked = 0
+    for what, tree, promise in FAULTS[fault](judge.recording):
+        looked += 1
+        if wrong := judge(tree, promise, whole=False)[1]:
+            yield Case(fault, "noticed", f"{name}, {what}: {wrong[0][:200]}")
+            return
+    text = f"{name}: none of {looked} states was noticed"
+    yield Case(fault, "not noticed", text, (text,))
+
+
+CONTROLS = Campaign(
+    "recordings with a fault, each of which must be noticed",
+    crash_recordings.make,
+    cases,
+    small=10,
+    nightly=len(FAULTS) * 26,
+)
