@@ -212,9 +212,8 @@ def convert(folder: Path, *arguments: str) -> tuple[int, str]:
 
 def weights_of(folder: Path, target: str) -> str:
     """The SHA-256 of a conversion's result, converted back to one file. Raises ValueError."""
-    bare = (folder / target).is_file() or target.isdecimal()
     back = folder / "back.safetensors"
-    config = ["--config", "source/config.json"] if bare else []
+    config = ("--config", "weights/config.json") if target.isdecimal() else ()
     code, errors = convert(folder, target, back.name, *config)
     if code:
         raise ValueError(errors)
