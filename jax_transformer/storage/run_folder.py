@@ -65,16 +65,34 @@ class RunFolder:
         atomic.remove_unfinished(self.path)
 
     def entries(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, without a last one that was cut off."""
+        """The lines of metrics.jsonl, without a last one that was cut off.
+
+        The file is synced before each checkpoint is saved. A loss of power may leave anything after
+        that, so the lines end before the first one that is no entry. Raises InputError if it was
+        synced.
+        """
         lines = (
-            self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+            self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
             if self.metrics.exists()
             else []
         )
-        return [
-            _parsed_line(line, f"{self.metrics}: line {number}")
-            for number, line in enumerate(lines, 1)
-        ]
+        entries: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            entry = _parsed_line(line)
+            if entry is not None:
+                entries.append(entry)
+            elif self._synced(entries, lines[number:]):
+                raise InputError(f"{self.metrics}: line {number} is not an object with a step")
+            else:
+                break
+        return entries
+
+    def _synced(self, before: list[dict[str, Any]], after: list[str]) -> bool:
+        """True if the line between these was there when the newest checkpoint was saved."""
+        last, figures = self.last_step() or 0, self.figures()
+        validated = any(entry["step"] == last and "valid_loss" in entry for entry in before)
+        later = [entry for entry in map(_parsed_line, after) if entry]
+        return (last in figures and not validated) or any(entry["step"] <= last for entry in later)
 
     def validations(self) -> dict[int, dict[str, Any]]:
         """The figures of each validation by its step; not those of averaged weights."""
@@ -124,14 +142,12 @@ def best_first(figures: Mapping[int, Mapping[str, Any]], criterion: str) -> list
     )
 
 
-def _parsed_line(line: str, where: str) -> dict[str, Any]:
+def _parsed_line(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
-        if isinstance(entry["step"], int):
-            return entry
+        return entry if isinstance(entry["step"], int) else None
     except (ValueError, KeyError, TypeError):
-        pass
-    raise InputError(f"{where} is not an object with a step")
+        return None
 
 
 def parsed(path: Path, parse: Callable[[str], T]) -> T:

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from jax_transformer.errors import InputError
 from jax_transformer.storage import checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 
@@ -35,6 +36,30 @@ def test_a_validation_logged_before_an_unsaved_step_is_not_logged_twice(
     folder.keep_metrics(4, validated=validated, averaged=averaged)
     assert folder.entries() == stay
     assert all("weights" not in entry for entry in folder.validations().values())
+
+
+@pytest.mark.parametrize("lost", ["\0" * 30, "\0" * 9 + '"valid_loss": 1.0}', "\ufffd"])
+def test_lines_that_a_loss_of_power_left_after_the_checkpoint_are_dropped(tmp_path, lost):
+    folder = RunFolder(tmp_path)
+    for entry in (EARLIER, LOSS, VALIDATED):
+        folder.add_metrics(entry)
+    checkpoint.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
+    with open(folder.metrics, "a") as file:
+        file.write(f"{lost}\n{json.dumps(LATER)}\n")
+    assert folder.validations() == {2: EARLIER, 4: VALIDATED}
+    folder.keep_metrics(4, validated=True, averaged=False)
+    assert folder.entries() == [EARLIER, LOSS, VALIDATED]
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_a_damaged_line_that_was_there_when_the_checkpoint_was_saved_is_refused(tmp_path, damaged):
+    folder = RunFolder(tmp_path)
+    checkpoint.save(folder.checkpoints, 4, {"a": np.arange(3)}, about={"figures": VALIDATED})
+    lines = [json.dumps(entry) for entry in (EARLIER, LOSS, VALIDATED, LATER)]
+    lines[damaged - 1] = "\0" * 30
+    folder.metrics.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(InputError, match=f"line {damaged} is not an object with a step"):
+        folder.entries()
 
 
 def test_only_partial_files_are_removed(tmp_path):
