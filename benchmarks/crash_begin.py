@@ -28,7 +28,7 @@ VOLATILE = (".lock", ".holder.json")
 
 @dataclass(frozen=True)
 class Beginning:
-    """How a command began."""
+    """The beginning of a command, or its early end."""
 
     code: int | None
     """The exit code if it ended before its first step."""
@@ -105,9 +105,9 @@ def stop_at_the_first_step() -> None:
 
     def train(run: Any, state: Any) -> None:
         run._prune()
-        whole = hashlib.sha256(folder_digest(run.folder.path).encode())
-        whole.update(state_digest(state).encode())
-        known[before] = Beginning(None, "", int(state.step), whole.hexdigest())
+        hashed = hashlib.sha256(folder_digest(run.folder.path).encode())
+        hashed.update(state_digest(state).encode())
+        known[before] = Beginning(None, "", int(state.step), hashed.hexdigest())
         raise Begun(known[before])
 
     loop.start, loop.Run.train = started, train  # type: ignore[method-assign]
@@ -115,7 +115,7 @@ def stop_at_the_first_step() -> None:
 
 def folder_digest(run: Path) -> str:
     """A digest of all files, without the speed in the metrics and the pictures of the curves."""
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
         if name in VOLATILE:
@@ -123,8 +123,8 @@ def folder_digest(run: Path) -> str:
         content = path.read_bytes() if path.is_file() and path.suffix != ".png" else b""
         if name == "metrics.jsonl":
             content = without_speed(content)
-        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\0".encode())
-    return whole.hexdigest()
+        hashed.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\0".encode())
+    return hashed.hexdigest()
 
 
 def without_speed(metrics: bytes) -> bytes:
@@ -144,11 +144,11 @@ def state_digest(state: Any) -> str:
     import jax
     import numpy as np
 
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         array = np.asarray(leaf)
-        whole.update(f"{path} {array.dtype} {array.shape}\0".encode() + array.tobytes())
-    return whole.hexdigest()
+        hashed.update(f"{path} {array.dtype} {array.shape}\0".encode() + array.tobytes())
+    return hashed.hexdigest()
 
 
 def main() -> None:

@@ -19,13 +19,13 @@ ALL = Part("", 0, 1, 0)
 
 def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Operations:
     """Leave out the fsyncs of folders, of files, or both."""
-    state, kept = recording.start.copy(), []
+    state, operations = recording.start.copy(), []
     for operation in recording.operations:
         state.apply(operation)
         folder = isinstance(operation, Sync) and operation.number in state.folders
         if not isinstance(operation, Sync) or not (folders if folder else files):
-            kept.append(operation)
-    return kept
+            operations.append(operation)
+    return operations
 
 
 def names_first(recording: Recording) -> Operations:
@@ -88,7 +88,7 @@ def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]
     looked = 0
     for what, tree, promise in FAULTS[fault](judge.recording):
         looked += 1
-        if wrong := judge(tree, promise, whole=False)[1]:
+        if wrong := judge(tree, promise, restart=False)[1]:
             yield Case(fault, "noticed", f"{name}, {what}: {wrong[0][:200]}")
             return
     text = f"{name}: none of {looked} states was noticed"

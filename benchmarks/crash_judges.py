@@ -26,7 +26,7 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Promise:
-    """What must be found after a crash at some moment of a command."""
+    """The checkpoints that a crash at some moment of a command must leave, or the result."""
 
     lowest: int = 0
     """The checkpoint that must be on the disk: a later one was begun, or the command had ended. Of
@@ -38,9 +38,8 @@ class Promise:
 def promises(recording: Recording) -> list[Promise]:
     """The promise before the first operation, and after each one."""
     follow = _checkpoints if recording.trains else _result
-    found = list(follow(recording))
-    last = found[-1]
-    return [*found[:-1], Promise(last.newest, last.newest)]
+    *before, last = follow(recording)
+    return [*before, Promise(last.newest, last.newest)]
 
 
 def _checkpoints(recording: Recording) -> Iterator[Promise]:
@@ -119,8 +118,8 @@ class TrainingJudge(Judge):
         self.beginner, self.server = beginner, server
         self.beginnings: dict[str, Beginning] = {}
 
-    def __call__(self, tree: Tree, promise: Promise, *, whole: bool) -> tuple[str, list[str]]:
-        """The outcome for the table, and the broken promises; ``whole`` starts the real command
+    def __call__(self, tree: Tree, promise: Promise, *, restart: bool) -> tuple[str, list[str]]:
+        """The outcome for the table, and the broken promises; ``restart`` starts the real command
         in any case."""
         digest = crash_states.digest(tree)
         if digest not in self.beginnings:
@@ -136,7 +135,7 @@ class TrainingJudge(Judge):
                 f"continues from step {beginning.step}, and {promise.lowest} to {promise.newest} "
                 "are promised"
             ]
-        if beginning.digest not in self.verdicts or whole:
+        if beginning.digest not in self.verdicts or restart:
             self.verdicts[beginning.digest] = self.end(tree)
         return outcome, self.verdicts[beginning.digest]
 
@@ -166,13 +165,13 @@ class ConversionJudge(Judge):
             part(tree.tree(), self.target) for tree in (recording.start, state)
         )
 
-    def __call__(self, tree: Tree, promise: Promise, *, whole: bool) -> tuple[str, list[str]]:
-        """The outcome for the table, and the broken promises; ``whole`` converts again in any
+    def __call__(self, tree: Tree, promise: Promise, *, restart: bool) -> tuple[str, list[str]]:
+        """The outcome for the table, and the broken promises; ``restart`` converts again in any
         case."""
-        found = part(tree, self.target)
-        if found == self.after:
+        target = part(tree, self.target)
+        if target == self.after:
             outcome = "complete"
-        elif found == self.before:
+        elif target == self.before:
             outcome = "as before"
         else:
             return "neither", [f"{self.target}: neither as before nor complete"]
@@ -184,7 +183,7 @@ class ConversionJudge(Judge):
         if odd - {self.target}:
             return outcome, [f"left behind: {', '.join(odd)}"]
         files = f"{outcome} {' '.join(sorted(tree))}"  # once for all contents of unfinished files
-        if files not in self.verdicts or whole:
+        if files not in self.verdicts or restart:
             self.verdicts[files] = self.end(tree, outcome)
         return outcome, self.verdicts[files]
 

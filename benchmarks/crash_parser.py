@@ -58,7 +58,7 @@ class Opened:
 
 @dataclass
 class Process:
-    """What the threads of a process share."""
+    """The current folder and the open files of a process."""
 
     folder: str
     opened: dict[str, Opened]
@@ -125,8 +125,8 @@ class Parser:
         for argument in arguments:
             if string := crash_log.STRING.fullmatch(argument):
                 paths.append(os.path.normpath(os.path.join(folder, crash_log.decoded(string[1]))))
-            given = crash_log.PATH.search(argument)
-            folder = crash_log.decoded(given[1]) if given else process.folder
+            descriptor = crash_log.PATH.search(argument)
+            folder = crash_log.decoded(descriptor[1]) if descriptor else process.folder
         return paths
 
     def _mentioned(self, process: Process, line: Call) -> list[str]:

@@ -25,7 +25,7 @@ RECORDED = "recorded"
 COMPILED = "compiled"
 NO_CHECK = ("--no-check",)
 """Conversions are not compared with PyTorch: that writes nothing."""
-WHOLES, RESUMES = 1, 1
+RUNS, RESUMES = 1, 1
 """Recordings of each command."""
 
 
@@ -39,8 +39,9 @@ class Recording:
     start: State
     operations: tuple[Operation, ...]
     contents: Mapping[str, Any]
-    """What an uninterrupted run ends with (:func:`interruptions_runs.run_contents`); of a
-    conversion nothing."""
+    """The result: of an uninterrupted run :func:`interruptions_runs.run_contents`, of a conversion
+    the hash of its weights.
+    """
     processes: int = 1
 
     @property
@@ -79,13 +80,13 @@ def _training(shared: Path) -> Iterator[Recording]:
     Recordings of one command differ in the order of what its threads do.
     """
     for name, settings in SETTINGS.items():
-        for turn in range(WHOLES):
-            whole = _trained(shared, f"{name} {turn + 1}", settings)
-            yield whole
+        for turn in range(RUNS):
+            begun = _trained(shared, f"{name} {turn + 1}", settings)
+            yield begun
         for turn in range(RESUMES):
-            begun = _at(whole, (turn + 0.5) / RESUMES)
-            yield _trained(shared, f"{name}, resume {turn + 1}", settings, begun=begun)
-    for turn in range(WHOLES):
+            killed = _at(begun, (turn + 0.5) / RESUMES)
+            yield _trained(shared, f"{name}, resume {turn + 1}", settings, begun=killed)
+    for turn in range(RUNS):
         two = f"{SETTINGS[SHARDED]} --mesh.fsdp 2"
         yield _trained(shared, f"two processes {turn + 1}", two, processes=2)
 

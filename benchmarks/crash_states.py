@@ -84,7 +84,7 @@ class State:
 
     @classmethod
     def read(cls, folder: Path) -> "State":
-        """What a folder on disk holds."""
+        """The files and folders in a folder on disk."""
         state, numbers = cls(), {folder: ROOT}
         for number, path in enumerate(sorted(folder.rglob("*")), 1):
             numbers[path] = number
@@ -114,18 +114,18 @@ class State:
         below: dict[int, list[tuple[str, int]]] = {}
         for (folder, name), number in self.names.items():
             below.setdefault(folder, []).append((name, number))
-        found: dict[str, bytes | None] = {}
+        tree: dict[str, bytes | None] = {}
         pending = [("", ROOT)]
         while pending:
             prefix, folder = pending.pop()
             for name, number in below.get(folder, ()):
                 path = f"{prefix}{name}"
                 if number in self.folders:
-                    found[path] = None
+                    tree[path] = None
                     pending.append((f"{path}/", number))
                 else:
-                    found[path] = self.contents.get(number, b"")
-        return found
+                    tree[path] = self.contents.get(number, b"")
+        return tree
 
 
 def apply_names(names: dict[Entry, int], operation: Names) -> None:
@@ -160,11 +160,11 @@ def write(tree: Tree, folder: Path) -> None:
 
 def digest(tree: Tree) -> str:
     """The SHA-256 of all paths and contents."""
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(tree):
         content = tree[path]
-        whole.update(f"{path}\0{'' if content is None else _digest(content)}\0".encode())
-    return whole.hexdigest()
+        hashed.update(f"{path}\0{'' if content is None else _digest(content)}\0".encode())
+    return hashed.hexdigest()
 
 
 @lru_cache(maxsize=4096)
@@ -176,7 +176,7 @@ def _digest(content: bytes) -> str:
 
 
 class Disk:
-    """What is sure to survive a loss of power, and what may."""
+    """The changes that are sure to survive a loss of power, and those that may."""
 
     def __init__(self, start: State):
         self.live, self.sure = start.copy(), start.copy()
@@ -241,15 +241,15 @@ class Disk:
         before = after = self.sure.contents.get(number, b"")
         for operation in self.data[number][: draw.randint(0, len(self.data[number]))]:
             after = changed(after, operation)
-        kept, size = draw.choice((0.0, 0.5, 1.0)), len(after)
+        share, size = draw.choice((0.0, 0.5, 1.0)), len(after)
         old = before[:size].ljust(size, b"\0")
         return b"".join(
-            (after if draw.random() < kept else old)[at : at + BLOCK]
+            (after if draw.random() < share else old)[at : at + BLOCK]
             for at in range(0, size, BLOCK)
         )
 
 
 def _decisive(operation: Names) -> set[int]:
     """The folders whose fsync makes a change sure: those with a new name, or of a removal."""
-    made = {folder for (folder, _), number in operation.changes if number is not None}
-    return made or {folder for (folder, _), _ in operation.changes}
+    named = {folder for (folder, _), number in operation.changes if number is not None}
+    return named or {folder for (folder, _), _ in operation.changes}

@@ -19,7 +19,7 @@ from benchmarks.crash_recordings import Recording
 from benchmarks.crash_states import Disk, Operation, State, Tree, Write
 
 MOMENTS = 100
-WHOLE = 2
+RESTARTED = 2
 """States of each case with which the real command is started, whatever is known of them."""
 CUTS = 8
 """Kills in the middle of each write."""
@@ -29,7 +29,7 @@ SHOWN = 5
 """Findings of a case that are told one by one."""
 
 Moment = tuple[str, Tree, Promise]
-"""The last call before the crash, what the crash left, and what must be found."""
+"""The last call before the crash, what the crash left, and what is promised."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Part:
     first: int
     distance: int
     rounds: int
-    """How often earlier cases have been through all moments of all recordings."""
+    """The number of times that earlier cases have been through all recordings."""
 
     def has(self, moment: int) -> bool:
         return moment % self.distance == self.first
@@ -121,22 +121,22 @@ def cases(
     """Yield the outcomes of a numbered case, as of a campaign; the recordings take turns."""
     here = part(shared, number)
     judge, draw = judge_of(shared, here.name), random.Random(f"{seed} {number}")
-    found = list(crash(judge.recording, here, draw))
-    whole = {draw.randrange(len(found)) for _ in range(WHOLE)} if found else set()
+    moments = list(crash(judge.recording, here, draw))
+    restarted = {draw.randrange(len(moments)) for _ in range(RESTARTED)} if moments else set()
     outcomes: Counter[str] = Counter()
     findings: list[Case] = []
-    for i, (what, tree, promise) in enumerate(found):
-        outcome, wrong = judge(tree, promise, whole=i in whole)
+    for i, (what, tree, promise) in enumerate(moments):
+        outcome, wrong = judge(tree, promise, restart=i in restarted)
         if not wrong:
             outcomes[outcome] += 1
             continue
         findings.append(Case(here.name, outcome, what, tuple(wrong)))
         if len(findings) <= SHOWN:
             crash_states.write(tree, scratch / str(i))
-    distinct = len({crash_states.digest(tree) for _, tree, _ in found})
-    facts = {"distinct": distinct, "whole": len(whole)}
+    distinct = len({crash_states.digest(tree) for _, tree, _ in moments})
+    facts = {"distinct": distinct, "restarted": len(restarted)}
     for outcome, count in outcomes.items():
-        yield Case(here.name, outcome, f"{len(found)} moments", count=count, facts=facts)
+        yield Case(here.name, outcome, f"{len(moments)} moments", count=count, facts=facts)
         facts = {}
     yield from findings
 

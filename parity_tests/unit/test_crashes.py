@@ -97,7 +97,7 @@ OLD, NEW = {"out": b"old"}, {"out": b"new" * 400}
 
 
 def survivors(operations) -> list[dict]:
-    """What a loss of power may leave of the destination after these operations."""
+    """The destinations that a loss of power may leave after these operations."""
     disk = Disk(start(out="old"))
     for operation in operations:
         disk.apply(operation)
@@ -136,8 +136,8 @@ def test_a_folder_that_replaces_another_by_exchange_is_one_of_them():
     disk = Disk(state)
     disk.apply(Names("exchange", (((ROOT, "x"), 2), ((ROOT, ".y"), 1))))
     draw = random.Random(0)
-    found = {(tree["x/f"], tree[".y/f"]) for tree in (disk.drawn(draw) for _ in range(20))}
-    assert found == {(b"1", b"2"), (b"2", b"1")}
+    pairs = {(tree["x/f"], tree[".y/f"]) for tree in (disk.drawn(draw) for _ in range(20))}
+    assert pairs == {(b"1", b"2"), (b"2", b"1")}
 
 
 # Judges
@@ -156,7 +156,7 @@ def judged(monkeypatch, tmp_path):
             crash.__name__: [
                 line
                 for _, tree, promise in crash(recording, crash_controls.ALL, random.Random(0))
-                for line in judge(tree, promise, whole=False)[1]
+                for line in judge(tree, promise, restart=False)[1]
             ]
             for crash in (crashes.killed, crashes.lost)
         }
@@ -171,15 +171,15 @@ def test_an_atomic_write_passes(judged):
 
 
 @pytest.mark.parametrize(
-    "order, found",
+    "order, campaign",
     [
         ([0, 1, 3, 4], "lost"),  # no fsync of the file
         ([0, 1, 2, 3], "lost"),  # no fsync of the folder
         ([0, 3, 1, 2, 4], "killed"),  # renamed before it is written
     ],
 )
-def test_a_fault_is_found(judged, order, found):
-    assert judged([REPLACED[i] for i in order])[found]
+def test_a_fault_is_found(judged, order, campaign):
+    assert judged([REPLACED[i] for i in order])[campaign]
 
 
 def test_the_promised_checkpoint_is_the_one_before_the_next_save():
