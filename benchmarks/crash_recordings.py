@@ -189,6 +189,7 @@ def _conversions(shared: Path) -> Iterator[Recording]:
             if ended.returncode:
                 raise SystemExit(f"{name}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
             operations = crash_parser.checked(folder, start, log)
+            log.unlink()
             contents = {"weights": weights_of(folder, arguments[1])}
             title = f"{name}, forced" if forced else name
             yield Recording(title, command, start, tuple(operations), contents)
