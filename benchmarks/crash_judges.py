@@ -1,6 +1,7 @@
 """Judges of what a crash left: does the same command, started again, keep all promises?"""
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from benchmarks.crash_recordings import COMPILED, Recording
 from benchmarks.crash_states import ROOT, Names, State, Tree
 from benchmarks.interruptions_fork import ForkServer
 from benchmarks.interruptions_runs import RUN, Sandbox
+from jax_transformer.storage import atomic
 
 MEMORY = Path("/dev/shm")
 """A file system in memory, on which nothing waits for a disk."""
@@ -87,14 +89,13 @@ def _in_checkpoints(state: State, operation: Names) -> bool:
 
 
 class Judge:
-    """Keeps the verdicts on equal states, and a folder in memory to look at them."""
+    """A folder in memory, in which states are judged."""
 
     def __init__(self, recording: Recording, shared: Path):
         self.recording, self.shared = recording, shared
         place = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
         self.closing = contextlib.ExitStack()
         self.folder = Path(self.closing.enter_context(place)) / "state"
-        self.verdicts: dict[str, list[str]] = {}
 
     def place(self, tree: Tree) -> Path:
         """A folder with this content."""
@@ -135,9 +136,10 @@ class TrainingJudge(Judge):
                 f"continues from step {beginning.step}, and {promise.lowest} to {promise.newest} "
                 "are promised"
             ]
-        if beginning.digest not in self.verdicts or restart:
-            self.verdicts[beginning.digest] = self.end(tree)
-        return outcome, self.verdicts[beginning.digest]
+        verdict = self.shared / f"{beginning.digest}.verdict"  # for all workers
+        if restart or not verdict.exists():
+            atomic.write_text(verdict, json.dumps(self.end(tree)))
+        return outcome, json.loads(verdict.read_text())
 
     def end(self, tree: Tree) -> list[str]:
         """The broken promises after the real command was started again, to its end."""
@@ -161,6 +163,7 @@ class ConversionJudge(Judge):
         for operation in recording.operations:
             state.apply(operation)
         self.target = recording.command[2]
+        self.verdicts: dict[str, list[str]] = {}
         self.before, self.after = (
             part(tree.tree(), self.target) for tree in (recording.start, state)
         )
@@ -182,10 +185,12 @@ class ConversionJudge(Judge):
         odd = visible - {path.partition("/")[0] for path in self.recording.start.tree()}
         if odd - {self.target}:
             return outcome, [f"left behind: {', '.join(odd)}"]
-        files = f"{outcome} {' '.join(sorted(tree))}"  # once for all contents of unfinished files
-        if files not in self.verdicts or restart:
-            self.verdicts[files] = self.end(tree, outcome)
-        return outcome, self.verdicts[files]
+        # Once for all contents of unfinished files and folders
+        names = {path.partition("/")[0] for path in tree}
+        known = f"{outcome} {' '.join(sorted(names))}"
+        if known not in self.verdicts or restart:
+            self.verdicts[known] = self.end(tree, outcome)
+        return outcome, self.verdicts[known]
 
     def end(self, tree: Tree, outcome: str) -> list[str]:
         """The broken promises of the same command, started again; a process of the same number left

@@ -19,7 +19,7 @@ from benchmarks.crash_recordings import Recording
 from benchmarks.crash_states import Disk, Operation, State, Tree, Write
 
 MOMENTS = 100
-RESTARTED = 2
+RESTARTED = 1
 """States of each case with which the real command is started, whatever is known of them."""
 CUTS = 8
 """Kills in the middle of each write."""
