@@ -201,6 +201,7 @@ def _write_checkpoint(
     run = temporary if kind is Kind.RUN else temporary.with_name(f"{temporary.name}.run")
     try:
         root = run / "checkpoints"
+        atomic.remove(run)  # of a killed process that had the same number
         root.mkdir(parents=True)
         checkpoint_stream.write(root, step, groups, about={})
         # Its manifest has just been computed from the files

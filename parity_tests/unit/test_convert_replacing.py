@@ -211,6 +211,16 @@ def test_killed_at_any_call_it_leaves_the_old_folder_or_the_new_one(weights, con
             ] == ["folder"]
 
 
+@pytest.mark.parametrize("kind", ["run", "12"])
+def test_files_of_a_killed_process_of_the_same_number_do_not_stop_it(
+    weights, config_file, tmp_path, kind
+):
+    for left in (f".{kind}.{os.getpid()}", f".{kind}.{os.getpid()}.run"):
+        (tmp_path / left / "checkpoints").mkdir(parents=True)
+    convert(weights, tmp_path / kind, description=ModelDescription(str(config_file)))
+    assert (tmp_path / kind).is_dir() and not (tmp_path / f".{kind}.{os.getpid()}").exists()
+
+
 def test_a_folder_is_replaced_in_one_call(weights, config_file, tmp_path, monkeypatch):
     """Before and after the call the folder of that name is complete."""
     folder, seen = tmp_path / "folder", []
