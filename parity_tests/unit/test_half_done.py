@@ -38,6 +38,12 @@ def test_a_validation_logged_before_an_unsaved_step_is_not_logged_twice(
     assert all("weights" not in entry for entry in folder.validations().values())
 
 
+def test_a_line_without_its_end_is_not_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(f"{json.dumps(EARLIER)}\n{json.dumps(LATER)}")
+    assert folder.entries() == [EARLIER]
+
+
 @pytest.mark.parametrize("lost", ["\0" * 30, "\0" * 9 + '"valid_loss": 1.0}', "\ufffd"])
 def test_lines_that_a_loss_of_power_left_after_the_checkpoint_are_dropped(tmp_path, lost):
     folder = RunFolder(tmp_path)
