@@ -29,12 +29,21 @@ def without_syncs(recording: Recording, *, folders: bool, files: bool) -> Operat
 
 
 def names_first(recording: Recording) -> Operations:
-    """Let each file have its name before its data: of 20 operations in a row, names come first."""
-    operations = recording.operations
-    rows = [operations[at : at + 20] for at in range(0, len(operations), 20)]
-    return [
-        each for row in rows for each in sorted(row, key=lambda one: not isinstance(one, Names))
-    ]
+    """Rename files and folders to their visible names as soon as they are created."""
+    renames: dict[int | None, Operations] = {}
+    for operation in recording.operations:
+        if isinstance(operation, Names) and len(operation.changes) > 1:
+            (_, name), number = operation.changes[-1]
+            if not name.startswith("."):
+                renames.setdefault(number, []).append(operation)
+    moved = {id(operation) for each in renames.values() for operation in each}
+    operations: Operations = []
+    for operation in recording.operations:
+        if id(operation) not in moved:
+            operations.append(operation)
+            if isinstance(operation, Names) and len(operation.changes) == 1:
+                operations += renames.get(operation.changes[0][1], [])
+    return operations
 
 
 def wrong_step(recording: Recording) -> Iterator[Moment]:
