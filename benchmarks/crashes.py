@@ -1,6 +1,6 @@
 """Two campaigns on recorded commands: SIGKILL at every moment, and a loss of power at every moment.
 
-See docs/reliability.md. A numbered case looks at up to 100 moments of one recording, spread over
+See docs/reliability.md. A numbered case looks at up to 25 moments of one recording, spread over
 all of it.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.crash_judges import ConversionJudge, Judge, Promise, TrainingJud
 from benchmarks.crash_recordings import Recording
 from benchmarks.crash_states import Disk, Operation, State, Tree, Write
 
-MOMENTS = 100
+MOMENTS = 25
 RESTARTED = 1
 """States of each case with which the real command is started, whatever is known of them."""
 CUTS = 8
