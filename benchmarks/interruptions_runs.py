@@ -359,7 +359,7 @@ def run_contents(run: Path) -> dict[str, Any]:
             contents |= {
                 f"{name} manifest {key}": value
                 for key, value in manifest.items()
-                if key != "sha256"
+                if key not in ("sha256", "metrics")  # of files with times and speeds
             }
             contents |= {f"{name} {key}": value for key, value in arrays(folder, step).items()}
     return contents

@@ -195,7 +195,7 @@ MUTANTS = [
         "inspect believes a PyTorch file's checksums",
         _INSPECTION,
         "{path.name: pt.verify(path)}",
-        "{path.name: checkpoint.sha256(path)}",
+        "{path.name: checksums.sha256(path)}",
         (f"{_IN_INSPECT}::test_a_checksum_that_does_not_hold_is_refused",),
         met="a damaged file inspected with exit code 0",
     ),

@@ -6,6 +6,7 @@ transformers' ``generate`` with ``early_stopping=True``, and other searches are 
 """
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from jax_transformer.generate.generation_config import (
     GenerationConfig,
 )
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import atomic
+from jax_transformer.storage import atomic, checksums
 from jax_transformer.storage.kinds import CONVERTED
 from jax_transformer.translation import TOKENS_PER_BATCH, Batch, Translator
 
-_FORMAT = "1"  # of the folders that `converted` writes
+_FORMAT = "2"  # of the folders that `converted` writes
 
 
 def check_generation(generation: GenerationConfig) -> None:
@@ -189,7 +190,8 @@ _COMPUTE = {
 
 
 def converted(opened: Pretrained, quantization: Quantization) -> Path:
-    """Return the folder of the converted model, which is written if it does not exist.
+    """Return the folder of the converted model, which is written if it does not exist, and again if
+    one of its files is damaged.
 
     Its name is a hash of the weights, the configuration and the quantization. Its tokens are ids in
     decimal, and the decoder's start is given with each line, so any tokenizer can be used with it.
@@ -201,12 +203,30 @@ def converted(opened: Pretrained, quantization: Quantization) -> Path:
             hashed.update(hashlib.file_digest(file, "sha256").digest())
     owner = opened.path if opened.run is None else opened.run.path
     path = owner / CONVERTED / hashed.hexdigest()[:32]
-    if not path.is_dir():
+    damage = next(_damage(path), None) if path.is_dir() else None
+    if damage is not None:
+        print(f"warning: {damage}; the model is converted again", file=sys.stderr)
+    if damage is not None or not path.is_dir():
         ids = vocabulary.of(opened.config, None, explicit=True)
         path.parent.mkdir(exist_ok=True)
         with atomic.folder(path) as temporary:
             folder.write(temporary, opened.config, opened.state(), ids, quantization)
+            files = sorted(file.name for file in temporary.iterdir())
+            checksums.write(
+                temporary, {name: [checksums.sha256(temporary / name)] for name in files}
+            )
     return path
+
+
+def _damage(path: Path) -> Iterator[str]:
+    """Name the damaged files of a converted model."""
+    try:
+        sums = checksums.read(path)
+        yield from checksums.changed(path, sums)
+        if folder.MODEL not in sums:
+            yield f"{path / checksums.NAME}: damaged: it does not list {folder.MODEL}"
+    except InputError as error:
+        yield str(error)
 
 
 def load(

@@ -13,7 +13,7 @@ from jax_transformer import toolkit_weights
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
-from jax_transformer.storage import checkpoint, checkpoint_stream, kinds, pt, safetensors
+from jax_transformer.storage import checkpoint, checkpoint_stream, intact, kinds, pt, safetensors
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage import marian as marian_files
 from jax_transformer.storage.checkpoint import Checkpoint
@@ -71,6 +71,7 @@ def find(
 
 def _run(path: Path, weights: str) -> StoredWeights:
     folder = RunFolder(path)
+    intact.verify(path)
     config = parsed(folder.config, TransformerConfig.from_json)
     candidate, opened = open_weights(folder, weights)
     title = f"{path} ({candidate.name}, step {candidate.step})"
@@ -93,7 +94,10 @@ def config_around(path: Path) -> TransformerConfig | None:
     in no run folder.
     """
     folder = RunFolder(path.absolute().parent.parent)
-    return parsed(folder.config, TransformerConfig.from_json) if folder.config.is_file() else None
+    if not folder.config.is_file():
+        return None
+    intact.verify(folder.path)
+    return parsed(folder.config, TransformerConfig.from_json)
 
 
 def _checkpoint(

@@ -17,7 +17,7 @@ from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
 from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import kinds
+from jax_transformer.storage import intact, kinds
 from jax_transformer.storage.huggingface import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
@@ -219,6 +219,7 @@ def training_of(source: Pretrained) -> Training | None:
 
 
 def _training(folder: RunFolder, step: int) -> Training:
+    intact.verify_metrics(folder.path)
     options = folder.train_options()
     init = options.get("init")
     data = parsed(
@@ -257,7 +258,7 @@ def _training(folder: RunFolder, step: int) -> Training:
         names,
         counts,
         flags,
-        folder.validations().get(step, {}),
+        (folder.validations() | folder.figures()).get(step, {}),
         _languages(data),
         tokenizer_languages,
         begun_from="" if init is None else _on_hub(init) or Path(init).absolute().name,
@@ -300,6 +301,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):
+        intact.verify(earlier.path)
         return _base_model(earlier, earlier.train_options().get("init"))
     name = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
     return _on_hub(init) or (name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else "")

@@ -10,7 +10,16 @@ from typing import Any
 
 from jax_transformer import toolkit_weights
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint, kinds, marian, npz, read_back, safetensors, t5x
+from jax_transformer.storage import (
+    checkpoint,
+    checksums,
+    kinds,
+    marian,
+    npz,
+    read_back,
+    safetensors,
+    t5x,
+)
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.tensors import TensorInfo
@@ -73,8 +82,9 @@ class Contents:
 def inspect(path: str | Path) -> Contents:
     """Describe the file or folder at ``path``.
 
-    Raises InputError if its kind is not known or a checksum does not hold, UnsafeFileError if a
-    file tries to run code or declares more data than it has.
+    Raises InputError if its kind is not known or a checksum does not hold, CheckpointError if a
+    checkpoint is damaged, UnsafeFileError if a file tries to run code or declares more data than it
+    has.
     """
     path = kinds.local(path)
     kind = kinds.of(path)
@@ -94,7 +104,7 @@ def inspect(path: str | Path) -> Contents:
             safetensors.describe(path),
             {},
             [],
-            {file.name: checkpoint.sha256(file) for file in files},
+            {file.name: checksums.sha256(file) for file in files},
         )
     return _checkpoint(path, kind)
 
@@ -131,7 +141,7 @@ def _huggingface(path: Path) -> Contents:
         if value is not None and not isinstance(value, dict | list)
     }
     files = [*folder.files, *(path / name for name in folder.extra_names)]
-    hashes = {file.name: checkpoint.sha256(file) for file in files}
+    hashes = {file.name: checksums.sha256(file) for file in files}
     return Contents(
         str(path),
         Kind.HUGGINGFACE.value,
@@ -151,13 +161,13 @@ def _t5x(path: Path) -> Contents:
         {name: array.info for name, array in opened.arrays.items()},
         {"version": opened.version},
         [],
-        {t5x.INDEX: checkpoint.sha256(path / t5x.INDEX)} | hashes,
+        {t5x.INDEX: checksums.sha256(path / t5x.INDEX)} | hashes,
     )
 
 
 def _marian(path: Path) -> Contents:
     model = marian.find(path)
-    hashes = {file.name: checkpoint.sha256(file) for file in model.files}
+    hashes = {file.name: checksums.sha256(file) for file in model.files}
     hashes[model.path.name] = npz.verify(model.path)
     infos = {name: array.info for name, array in model.arrays.items()}
     title = str(model.path)
@@ -165,8 +175,9 @@ def _marian(path: Path) -> Contents:
 
 
 def _checkpoint(path: Path, kind: Kind) -> Contents:
-    from jax_transformer.storage import run_folder
+    from jax_transformer.storage import intact, run_folder
 
+    hashes: dict[str, str] = {}
     if kind is Kind.STEP:
         path = path.absolute()
         if not path.name.isdecimal():
@@ -174,16 +185,18 @@ def _checkpoint(path: Path, kind: Kind) -> Contents:
         root, step = path.parent, int(path.name)
     else:
         run = run_folder.RunFolder(path)
+        intact.verify_all(path)
+        hashes = {name: checksums.sha256(path / name) for name in checksums.read(path)}
         last = run.last_step()
         if last is None:
             raise InputError(f"{path}: holds no checkpoint")
         root, step = run.checkpoints, last
-    opened = checkpoint.open(root, step)
+    opened = checkpoint.open(root, step, verified=kind is Kind.RUN)
     return Contents(
         str(path),
         f"checkpoint of step {step}",
         dict(opened.tensors),
         {},
         [],
-        opened.about["sha256"],
+        hashes | opened.about["sha256"],
     )

@@ -18,7 +18,9 @@ from jax_transformer.storage import (
     atomic,
     checkpoint,
     checkpoint_stream,
+    checksums,
     read_back,
+    run_files,
     safetensors,
     t5x,
 )
@@ -29,7 +31,7 @@ from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
 
 _SIDE_FILES = tuple(f"tokenizer.{side}.json" for side in ("source", "target"))
-_RUN_FILES = (CONFIG, "checkpoints", folders.IN_RUN, *_SIDE_FILES)
+_RUN_FILES = (CONFIG, "checkpoints", folders.IN_RUN, *_SIDE_FILES, checksums.NAME)
 _TOKENIZER_FILES = (
     *_SIDE_FILES,
     *folders.TOKENIZER,
@@ -175,6 +177,8 @@ def write(
                 folder = temporary / (folders.IN_RUN if CONFIG in extra.files else "")
                 folders.write_files(folder, extra.files)
                 _compare_files(target, folder, extra.files)
+            if kind is Kind.RUN:
+                run_files.record(temporary)
         return _content_sha256(state, digests.result())
 
 
@@ -203,7 +207,9 @@ def _write_checkpoint(
         root = run / "checkpoints"
         atomic.remove(run)  # of a killed process that had the same number
         root.mkdir(parents=True)
-        checkpoint_stream.write(root, step, groups, about={})
+        # A new run has no data.json, by which it would be known
+        about = {"run": None} if kind is Kind.RUN else run_files.about_run(target)
+        checkpoint_stream.write(root, step, groups, about=about)
         # Its manifest has just been computed from the files
         scanned = checkpoint_stream.scan(checkpoint.open(root, step, verified=True), groups)
         arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}

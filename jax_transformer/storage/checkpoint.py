@@ -6,7 +6,6 @@ A checkpoint appears under its name complete or not at all. The groups of a trai
 :mod:`.checkpoint_stream` only.
 """
 
-import builtins
 import contextlib
 import hashlib
 import json
@@ -27,7 +26,8 @@ import numpy as np
 
 from jax_transformer import processes
 from jax_transformer.errors import CheckpointError, Refusal
-from jax_transformer.storage import atomic, orbax_arrays
+from jax_transformer.storage import atomic, checksums, orbax_arrays, run_files
+from jax_transformer.storage.checksums import sha256
 from jax_transformer.storage.tensors import TensorInfo
 
 Tree = TypeVar("Tree")
@@ -359,7 +359,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
     the manifest is read.
 
-    Raises CheckpointError if a byte of the manifest changed or it is of another step.
+    Raises CheckpointError if a byte of the manifest changed, or it is of another step or run.
     """
     path = folder / str(step) / MANIFEST
     try:
@@ -374,6 +374,11 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged (its SHA-256 is not the one that it ends with)")
     if content.get("step") != step:
         raise CheckpointError(f"{path}: is of step {content.get('step')}, not {step}")
+    if run_files.is_foreign(folder / str(step), content):
+        raise CheckpointError(
+            f"{path}: is of another run (its {run_files.DATA} is not the one in "
+            f"{checksums.NAME}) or of another folder"
+        )
     return content
 
 
@@ -389,18 +394,12 @@ def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
     for name in sorted(expected.keys() | existing.keys()):
         file = path / name
         if name not in existing:
-            raise CheckpointError(f"{file}: missing, so this checkpoint is incomplete")
+            raise CheckpointError(f"{file}: missing, and {MANIFEST} lists it")
         if name not in expected:
-            raise CheckpointError(f"{file}: not in the manifest, so this checkpoint was changed")
+            raise CheckpointError(f"{file}: not in {MANIFEST}, so it was added")
         if hashes[name] != expected[name]:
-            raise CheckpointError(f"{file}: damaged (its SHA-256 is not the manifest's)")
+            raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
     return content, before
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with builtins.open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

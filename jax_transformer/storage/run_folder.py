@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError
-from jax_transformer.storage import atomic, checkpoint
+from jax_transformer.storage import atomic, checkpoint, run_files
 from jax_transformer.storage.checkpoint import Checkpoint
 
 T = TypeVar("T")
@@ -30,11 +30,11 @@ class RunFolder:
 
     path: Path
 
-    config = property(lambda self: self.path / "config.json")
-    train_config = property(lambda self: self.path / "train_config.json")
+    config = property(lambda self: self.path / run_files.CONFIG)
+    train_config = property(lambda self: self.path / run_files.TRAIN_CONFIG)
     tokenizer = property(lambda self: self.path / "tokenizer.json")
-    data = property(lambda self: self.path / "data.json")
-    metrics = property(lambda self: self.path / "metrics.jsonl")
+    data = property(lambda self: self.path / run_files.DATA)
+    metrics = property(lambda self: self.path / run_files.METRICS)
     curves = property(lambda self: self.path / "curves.png")
     checkpoints = property(lambda self: self.path / "checkpoints")
     averaged = property(lambda self: self.path / "averaged")
@@ -111,9 +111,17 @@ class RunFolder:
         return {step: entry for step, entry in figures.items() if entry}
 
     def keep_metrics(self, step: int, *, validated: bool, averaged: bool) -> None:
-        """Drop the lines of metrics.jsonl after ``step``, and the validations of ``step`` that its
-        checkpoint does not have.
+        """Drop what metrics.jsonl has got since the checkpoint of ``step`` was saved, or its
+        average.
+
+        A checkpoint of version 0.1 does not record how much that is: the lines of later steps go,
+        and the validations of ``step`` that it does not have.
         """
+        covered = self._covered(step, averaged=averaged)
+        if covered is not None:
+            content = self.metrics.read_bytes() if self.metrics.exists() else b""
+            atomic.write_bytes(self.metrics, content[:covered])
+            return
         saved = {False: validated, True: averaged}  # True: averaged weights were validated
 
         def keep(entry: dict[str, Any]) -> bool:
@@ -125,6 +133,13 @@ class RunFolder:
             self.metrics,
             "".join(json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)),
         )
+
+    def _covered(self, step: int, *, averaged: bool) -> int | None:
+        """The bytes of metrics.jsonl when a checkpoint was saved; None if it does not record it."""
+        folder = self.averaged if averaged else self.checkpoints
+        with contextlib.suppress(CheckpointError):
+            return checkpoint.read_manifest(folder, step).get("metrics", {}).get("bytes")
+        return None
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""

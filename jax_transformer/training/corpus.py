@@ -27,7 +27,7 @@ from jax_transformer.data.options import DataOptions, DataSource, TooLong, Vocab
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import atomic
+from jax_transformer.storage import atomic, checksums
 from jax_transformer.storage.huggingface import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
@@ -319,7 +319,10 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
 
 
 def record(corpus: Corpus, folder: RunFolder) -> None:
-    """Write tokenizer, config.json and, last, data.json, unless the folder has them already."""
+    """Write tokenizer, config.json and, last, data.json, unless the folder has them already.
+
+    With the hash of the options that the run began with, data.json is of this run only.
+    """
     if folder.data.exists():
         return
     run_tokenizer.save_folder(corpus.tokenizer, folder.path)
@@ -328,4 +331,7 @@ def record(corpus: Corpus, folder: RunFolder) -> None:
     if source is not None and source.files:
         write_files(folder.path / IN_RUN, source.files)
     atomic.write_text(folder.config, corpus.config.portable.to_json())
-    atomic.write_text(folder.data, json.dumps(corpus.about, indent=2) + "\n")
+    about = dict(corpus.about)
+    if folder.train_config.exists():
+        about["options_sha256"] = checksums.sha256(folder.train_config)
+    atomic.write_text(folder.data, json.dumps(about, indent=2) + "\n")

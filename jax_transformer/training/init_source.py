@@ -25,6 +25,7 @@ from jax_transformer.generate import huggingface
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import intact
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
@@ -99,6 +100,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
     data = folders.configuration(Path(folder))
     if "model_type" in data:
         return _with_options(huggingface_config.from_config(data), options)
+    intact.verify(Path(folder))
     file = Path(folder) / folders.CONFIG
     return _with_options(parsed(file, TransformerConfig.from_json), options)
 

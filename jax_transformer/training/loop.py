@@ -17,7 +17,7 @@ from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, run_files
 from jax_transformer.storage.background import BackgroundSaver
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
@@ -186,6 +186,7 @@ class Run:
             with contextlib.suppress(Preempted):
                 about["figures"] = self._validate(state.weights, f"step {now}", {"step": now})
         self.logger.sync()
+        about |= run_files.about(self.folder.checkpoints / str(now))
         self.saver.save(self.folder.checkpoints, now, state, about=about, then=self._prune)
         self.logger.restart_clock()
         ended = "figures" in about and (now == self.options.steps or self._patience_ended())
@@ -241,6 +242,7 @@ class Run:
         name = f"average of {counted(len(steps), 'checkpoint')} ({', '.join(map(str, steps))})"
         figures = self._validate(averaged | others, name, {"step": now, "weights": "averaged"})
         about = {**environment(), "of": steps, "figures": figures}
+        about |= run_files.about(self.folder.averaged / str(now))
         checkpoint.save(
             self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about
         )

@@ -15,7 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import writing
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
-from jax_transformer.storage import atomic, kinds, pt, pt_writer, run_folder
+from jax_transformer.storage import atomic, intact, kinds, pt, pt_writer, run_folder
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import same
@@ -82,6 +82,7 @@ def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
         raise InputError(
             f"{folder.path}: not a run that can be resumed ({folder.train_config.name} is missing)"
         )
+    intact.verify(folder.path)
     return folder, int(path.name) if kind is Kind.STEP else None
 
 

@@ -8,7 +8,7 @@ from jax_transformer import processes
 from jax_transformer.architectures import registry
 from jax_transformer.config import codec
 from jax_transformer.errors import InputError, counted
-from jax_transformer.storage import atomic, checkpoint, run_folder
+from jax_transformer.storage import checkpoint, run_files, run_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, metrics_logger, run
@@ -54,8 +54,9 @@ def train(
             _warn_of_changes(options, folder, saved)
             processes.barrier("ready")
         if processes.first():
-            atomic.write_text(folder.train_config, codec.to_json(options))
+            run_files.replace(folder.path, run_files.TRAIN_CONFIG, codec.to_json(options))
             corpus.record(data, folder)
+            run_files.record(folder.path)
         processes.barrier("folder written")
 
         from jax_transformer.training import loop

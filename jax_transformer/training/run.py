@@ -6,14 +6,15 @@ import dataclasses
 import enum
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from jax_transformer import processes, signals
-from jax_transformer.errors import CheckpointError, ConfigError, LockedError, Preempted, Refusal
-from jax_transformer.storage import checkpoint, run_folder
+from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError, Preempted
+from jax_transformer.storage import checkpoint, intact, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training.optimizer_options import FROM_SCRATCH
 from jax_transformer.training.options import (
@@ -74,6 +75,7 @@ def _opened(options: TrainOptions, stack: ExitStack) -> RunFolder:
     """The folder, locked until ``stack`` is closed."""
     folder = _named(options, stack) if options.run is not None else _numbered(options, stack)
     folder.remove_unfinished()
+    intact.verify_metrics(folder.path)
     if options.resume is Resume.MUST and folder.last_step() is None:
         raise CheckpointError(
             f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
@@ -83,6 +85,7 @@ def _opened(options: TrainOptions, stack: ExitStack) -> RunFolder:
 
 def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
     folder = RunFolder(Path(options.run or ""))
+    intact.verify(folder.path)
     if folder.train_config.exists():
         if options.resume is Resume.NEVER:
             raise ConfigError(
@@ -132,11 +135,17 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
 
 
 def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
-    """True if the folder holds an unfinished run of the same options that can be read."""
+    """True if the folder holds an unfinished run of the same options that can be read.
+
+    Names a file of such a run that is damaged.
+    """
     try:
+        intact.verify(folder.path)
         refused, warned = option_changes(options, read_options(folder))
         return not refused and not warned and not finished(options, folder)
-    except Refusal:
+    except InputError as error:
+        if folder.last_step() is not None:
+            print(f"warning: {error}; this run is not continued", file=sys.stderr)
         return False
 
 

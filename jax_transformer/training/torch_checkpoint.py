@@ -23,7 +23,7 @@ from jax_transformer.convert.optimizer import Moments
 from jax_transformer.convert.optimizer_groups import ADAM, ADAMW
 from jax_transformer.errors import CheckpointError, ConfigError, InputError
 from jax_transformer.nn.embeddings import Frozen
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, run_files
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training import devices, optimizer, optimizer_state, step, trainable
 from jax_transformer.training.options import TrainOptions, read_options
@@ -250,5 +250,6 @@ def save(folder: RunFolder, state: TrainState) -> Path:
 
     Raises CheckpointError if it cannot be written.
     """
-    about = {**devices.environment(), "unrecorded": []}
+    run = run_files.about_run(folder.checkpoints / str(int(state.step)))
+    about = {**devices.environment(), "unrecorded": [], **run}
     return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

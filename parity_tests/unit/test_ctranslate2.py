@@ -267,9 +267,11 @@ def test_a_model_is_converted_once_for_each_quantization_and_weights(console, co
     translated(console, copy, *engine, "--quantization", "int8")
     translated(console, copy, *engine, "--weights", "100")
     assert len(list(converted.iterdir())) == 3
-    (path / "model.bin").write_bytes(b"nothing")
-    command = ("translate", "--run", copy, *engine)
-    console.refused(3, [path, "CTranslate2 cannot read it"], *command, stdin=b"the cat\n")
+    content = (path / "model.bin").read_bytes()
+    (path / "model.bin").write_bytes(content[:-1] + b"?")
+    _, out, err = console.say("translate", "--run", copy, *engine, stdin=b"the cat\n")
+    assert f"{path / 'model.bin'}: damaged" in err and "is converted again" in err and out
+    assert (path / "model.bin").read_bytes() == content
     shutil.rmtree(path)
 
 

@@ -9,6 +9,7 @@ import yaml
 from jax_transformer.config import codec
 from jax_transformer.convert import card
 from jax_transformer.data.options import DataOptions
+from jax_transformer.storage import run_files
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # noqa: F401
 
@@ -122,10 +123,8 @@ def test_a_card_names_the_base_model_and_no_local_path(
     path = run(
         theirs, tmp_path / "run", TrainOptions(init=init, data=DataOptions(dataset="/home/me/text"))
     )
-    config_file = path / "huggingface/config.json"
-    config_file.write_text(
-        json.dumps(T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path}))
-    )
+    named = T5 | ({} if name_or_path is None else {"_name_or_path": name_or_path})
+    run_files.replace(path, "huggingface/config.json", json.dumps(named))
     for out in ("with the card that there was", "without one"):
         text = exported(path, tmp_path / out)
         assert front_of(text).get("base_model") == base and "datasets" not in front_of(text)

@@ -15,6 +15,7 @@ from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
+from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.optimizer_options import (
@@ -114,7 +115,7 @@ def test_an_init_that_changed_before_the_first_checkpoint_is_refused(tuned, befo
     shutil.rmtree(again / "checkpoints")
     shutil.rmtree(other / "checkpoints" / "200")
     told_config = json.loads((again / "train_config.json").read_text()) | {"init": str(other)}
-    (again / "train_config.json").write_text(json.dumps(told_config))
+    run_files.replace(again, "train_config.json", json.dumps(told_config))
     result = runs.train("--run", again, *runs.with_option(arguments, "--init", other))
     assert (
         result.code == 2 and "the data changed since this run began (init_sha256 (" in result.err
@@ -166,7 +167,7 @@ def by_version_0_1(tuned, tmp_path) -> tuple[Path, list[str]]:
     shutil.copytree(folder, run)
     recorded = json.loads((run / "train_config.json").read_text())
     recorded["optimizer"] |= FROM_SCRATCH._asdict()
-    (run / "train_config.json").write_text(json.dumps(recorded))
+    run_files.replace(run, "train_config.json", json.dumps(recorded))
     at = arguments.index("--optimizer.learning-rate")
     return run, arguments[:at] + arguments[at + 4 :]
 
@@ -192,8 +193,8 @@ def test_a_rate_that_is_given_is_never_replaced_by_the_run_s(by_version_0_1, opt
 
 def test_a_run_of_another_rate_is_refused(by_version_0_1):
     run, arguments = by_version_0_1
-    path = run / "train_config.json"
-    path.write_text(path.read_text().replace("0.003", "0.002"))
+    recorded = (run / "train_config.json").read_text().replace("0.003", "0.002")
+    run_files.replace(run, "train_config.json", recorded)
     result = runs.train("--run", run, *arguments)
     assert result.code == 2 and "optimizer.learning_rate (0.002 -> 5e-05)" in result.err
 

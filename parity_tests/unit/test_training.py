@@ -65,6 +65,7 @@ def test_a_run_prints_only_its_path_on_stdout(finished):
         "curves.png",
         "checkpoints",
         ".lock",
+        "SHA256SUMS",
     }
     assert {path.name for path in run.iterdir()} == files
     assert checkpoint.steps(run / "checkpoints") == list(runs.CHECKPOINTS)

@@ -1,0 +1,107 @@
+"""Damage to the files of a run is noticed here, before any of them is used.
+
+Checkpoints of version 0.1 recorded nothing about the files next to them, so those of a run that has
+only such checkpoints are not checked.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import CheckpointError, InputError, Refusal
+from jax_transformer.storage import checkpoint, checksums, run_files
+
+
+def verify(run: Path) -> None:
+    """Raise InputError naming the first file, of those that SHA256SUMS lists or should list, that
+    is damaged, missing or added.
+    """
+    if any(problems(run)):  # twice: a run that starts may be replacing its options just now
+        for problem in problems(run):
+            raise InputError(problem)
+
+
+def verify_metrics(run: Path) -> None:
+    """Raise InputError if metrics.jsonl does not begin as the checkpoints record."""
+    for problem in metrics_problems(run):
+        raise InputError(problem)
+
+
+def verify_all(run: Path) -> None:
+    """Raise an error that names every file of the run that is damaged, missing or added:
+    CheckpointError if one is of a checkpoint, otherwise InputError.
+    """
+    damaged = list(_checkpoint_problems(run))
+    named = [*problems(run), *metrics_problems(run), *damaged]
+    if named:
+        error = (CheckpointError if damaged else InputError)("; ".join(named))
+        error.details = tuple(named)
+        raise error
+
+
+def problems(run: Path) -> Iterator[str]:
+    """Name every file that is damaged, missing or added."""
+    path = run / checksums.NAME
+    try:
+        sums = checksums.read(run)
+    except InputError as error:
+        yield f"{error}: put it back as it was"
+        return
+    if sums:
+        for change in checksums.changed(run, sums):
+            yield (
+                f"{change}: put it back as it was; if you meant the change, correct "
+                f"{checksums.NAME} with sha256sum"
+            )
+        for name in run_files.LISTED:
+            if name not in sums and (run / name).exists() and not _may_be_added(name, sums):
+                yield f"{run / name}: is not in {checksums.NAME}, so it was added: remove it"
+    elif path.exists() or any("run" in about for about in _manifests(run)):
+        yield f"{path}: missing or empty, and the run was saved with it: put it back"
+
+
+def _may_be_added(name: str, sums: checksums.Sums) -> bool:
+    """True for what a converted run does not have: often its tokenizer is copied there."""
+    groups = [
+        group
+        for group in (run_files.TRAINING, run_files.TOKENIZER, run_files.HUGGINGFACE)
+        if name in group
+    ]
+    listed = any(each in sums for group in groups for each in group)
+    return bool(groups) and not listed and run_files.DATA not in sums
+
+
+def metrics_problems(run: Path) -> Iterator[str]:
+    """Say that metrics.jsonl is damaged, if it does not begin as a checkpoint records."""
+    path = run / run_files.METRICS
+    recorded = [about["metrics"] for about in _manifests(run) if "metrics" in about]
+    content = path.read_bytes() if path.is_file() else b""
+    for each in recorded:
+        if hashlib.sha256(content[: each["bytes"]]).hexdigest() != each["sha256"]:
+            state = "damaged or edited" if path.is_file() else "missing"
+            yield (
+                f"{path}: {state} (its first {each['bytes']:,} bytes are not those that a "
+                "checkpoint was saved with): put it back as it was, or begin another run with "
+                f"--init {run}"
+            )
+            return
+
+
+def _checkpoint_problems(run: Path) -> Iterator[str]:
+    """Name a file of every checkpoint, averaged ones too, that is damaged."""
+    for folder in (run / name for name in run_files.CHECKPOINTS):
+        for step in checkpoint.steps(folder):
+            try:
+                checkpoint.verify(folder, step)
+            except Refusal as error:
+                yield str(error)
+
+
+def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:
+    """The manifests that can be read."""
+    for folder in (run / name for name in run_files.CHECKPOINTS):
+        for step in checkpoint.steps(folder):
+            with contextlib.suppress(Refusal):
+                yield checkpoint.read_manifest(folder, step)

@@ -1,0 +1,95 @@
+"""The files of a run next to its checkpoints, and their SHA-256.
+
+``SHA256SUMS`` lists those that are written once, or at each start. Each checkpoint records which
+run it is of, as the hash of data.json, and the length and hash of metrics.jsonl when it was saved.
+:mod:`.intact` compares.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.storage import atomic, checksums, huggingface
+
+CONFIG, DATA, TRAIN_CONFIG, METRICS = (
+    "config.json",
+    "data.json",
+    "train_config.json",
+    "metrics.jsonl",
+)
+CHECKPOINTS = ("checkpoints", "averaged")
+TRAINING = (TRAIN_CONFIG, DATA)
+_FOR_PEOPLE = (huggingface.CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+HUGGINGFACE = tuple(
+    f"{huggingface.IN_RUN}/{name}" for name in huggingface.EXTRA_FILES if name not in _FOR_PEOPLE
+)
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.source.json",
+    "tokenizer.target.json",
+    "languages.json",
+    *(f"{huggingface.IN_RUN}/{name}" for name in huggingface.TOKENIZER),
+)
+LISTED = tuple(dict.fromkeys((*TRAINING, *TOKENIZER, *HUGGINGFACE, CONFIG)))
+"""The files that SHA256SUMS lists, if a run has them. The last is one that every run has, so that
+the end of the list is never missed.
+"""
+
+
+def record(run: Path) -> None:
+    """List the files that a run has; those that are listed keep the SHA-256 that they had."""
+    before = checksums.read(run)
+    existing = [name for name in LISTED if (run / name).is_file()]
+    sums = {name: before.get(name) or [checksums.sha256(run / name)] for name in existing}
+    if sums != before:
+        checksums.write(run, sums)
+
+
+def replace(run: Path, name: str, text: str) -> None:
+    """Write a file of the run. Its old and its new content are both listed meanwhile, so that the
+    process may be killed at any moment.
+    """
+    sums, new = checksums.read(run), hashlib.sha256(text.encode()).hexdigest()
+    if sums.get(name) == [new]:
+        return
+    if name in sums:
+        checksums.write(run, sums | {name: [*sums[name], new]})
+    atomic.write_text(run / name, text)
+    if name in sums:
+        checksums.write(run, sums | {name: [new]})
+
+
+def about_run(path: Path) -> dict[str, Any]:
+    """The record of its run that the checkpoint ``path`` gets; empty if it is in no run that has
+    SHA256SUMS.
+    """
+    sums = _sums_around(path)
+    return {"run": _identity(sums), "folder": path.parent.name} if sums else {}
+
+
+def about(path: Path) -> dict[str, Any]:
+    """The record of its run and of metrics.jsonl that the checkpoint ``path`` gets in training."""
+    metrics = path.parent.parent / METRICS
+    content = metrics.read_bytes() if metrics.exists() else b""
+    covered = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {**about_run(path), "metrics": covered}
+
+
+def is_foreign(path: Path, about: Mapping[str, Any]) -> bool:
+    """True if the checkpoint ``path`` with this manifest was saved in another run, or is an average
+    in the place of a checkpoint.
+    """
+    sums = _sums_around(path) if "run" in about else {}
+    here = _identity(sums), path.absolute().parent.name
+    return bool(sums) and (about["run"], about.get("folder", here[1])) != here
+
+
+def _sums_around(path: Path) -> checksums.Sums:
+    folder = path.absolute().parent
+    return checksums.read(folder.parent) if folder.name in CHECKPOINTS else {}
+
+
+def _identity(sums: checksums.Sums) -> str | None:
+    """The SHA-256 of data.json, which no two runs share; None for a run that was converted."""
+    return next(iter(sums.get(DATA, ())), None)

@@ -1,0 +1,289 @@
+"""Damage to any file of a run is noticed by the commands that use it, and named."""
+
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_transformer import engines
+from jax_transformer.config import codec
+from jax_transformer.errors import CheckpointError, InputError
+from jax_transformer.storage import checkpoint, checksums, intact, run_files, run_folder
+from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.training import init_source
+from jax_transformer.training import run as training_run
+from jax_transformer.training.options import ModelOptions, read_options
+from parity_tests.unit import runs
+
+SMALL = {
+    "config.json": "{}",
+    "train_config.json": '{"steps": 2}',
+    "data.json": '{"widths": [4]}',
+    "tokenizer.json": "{}",
+}
+LINES = '{"step": 1}\n{"step": 2}\n'
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run with two checkpoints; a third line came after the second."""
+    return new_run(tmp_path / "run")
+
+
+def new_run(run: Path, **others: str) -> Path:
+    run.mkdir()
+    for name, text in (SMALL | others).items():
+        (run / name).write_text(text)
+    run_files.record(run)
+    for step in (1, 2):
+        (run / "metrics.jsonl").write_text("".join(LINES.splitlines(keepends=True)[:step]))
+        about = run_files.about(run / "checkpoints" / str(step))
+        checkpoint.save(run / "checkpoints", step, {"params": {"a": np.ones(3)}}, about=about)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3}\n')
+    return run
+
+
+def refusal(run: Path) -> str:
+    """The error that names everything, which is one line."""
+    with pytest.raises((InputError, CheckpointError)) as refused:
+        intact.verify_all(run)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_an_intact_run_is_accepted_by_sha256sum_too(run):
+    intact.verify_all(run)
+    listed = checksums.read(run)
+    assert sorted(listed) == sorted(SMALL)
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--strict", checksums.NAME], cwd=run, check=True)
+
+
+@pytest.mark.parametrize("name", [*SMALL, checksums.NAME])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another run's"])
+def test_damage_is_named(run, tmp_path, name, damage):
+    path = run / name
+    if damage == "flipped":
+        path.write_bytes(path.read_bytes().replace(b"{" if name in SMALL else b"c", b"z", 1))
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        other = new_run(tmp_path / "other", **dict.fromkeys(SMALL, "[]"))
+        path.write_bytes((other / name).read_bytes())
+    with pytest.raises(InputError) as refused:
+        intact.verify(run)
+    assert name in str(refused.value) and "put it back" in str(refused.value)
+
+
+@pytest.mark.parametrize("lines", range(4))
+def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
+    path = run / checksums.NAME
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(InputError, match=checksums.NAME):
+        intact.verify(run)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "\n", "0" * 64, f"{'0' * 64}  ../x\n", f"{'A' * 64}  config.json\n", "\0" * 80]
+)
+def test_a_damaged_line_of_the_sums_is_named(run, line):
+    path = run / checksums.NAME
+    path.write_text(path.read_text()[: None if line else -1] + line)
+    with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged"):
+        intact.verify(run)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.source.json", "huggingface/generation_config.json"])
+def test_an_added_file_that_would_be_read_is_named(run, name):
+    (run / "huggingface").mkdir()
+    (run / "notes.txt").write_text("")
+    (run / "huggingface/README.md").write_text("")
+    intact.verify_all(run)
+    (run / name).write_text("{}")
+    assert f"{name}: is not in {checksums.NAME}" in refusal(run)
+
+
+def test_a_run_without_sums_whose_checkpoints_record_nothing_is_not_checked(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    checkpoint.save(run / "checkpoints", 1, {"a": np.ones(1)}, about={})
+    (run / "config.json").write_text("{}")
+    intact.verify_all(run)
+    run_files.record(run)  # at its next start
+    (run / "config.json").write_text("{ }")
+    assert "config.json" in refusal(run)
+
+
+@pytest.mark.parametrize("killed_at", range(1, 5))
+def test_replacing_a_file_may_be_killed_at_any_moment(run, monkeypatch, killed_at):
+    calls = []
+
+    def dying(path: Path, content: bytes) -> None:
+        calls.append(path)
+        if len(calls) == killed_at:
+            raise KeyboardInterrupt
+        Path(path).write_bytes(content)
+
+    monkeypatch.setattr("jax_transformer.storage.atomic.write_bytes", dying)
+    if killed_at <= 3:
+        with pytest.raises(KeyboardInterrupt):
+            run_files.replace(run, "train_config.json", '{"steps": 4}')
+    else:
+        run_files.replace(run, "train_config.json", '{"steps": 4}')
+    intact.verify(run)
+    monkeypatch.undo()
+    run_files.replace(run, "train_config.json", '{"steps": 4}')
+    run_files.record(run)
+    intact.verify_all(run)
+    assert len(checksums.read(run)["train_config.json"]) == 1
+
+
+def test_recording_again_does_not_accept_damage(run):
+    (run / "config.json").write_text("{ }")
+    run_files.record(run)
+    assert "config.json: damaged" in refusal(run)
+
+
+@pytest.mark.parametrize("change", ["first", "second", "cut", "missing"])
+def test_damaged_metrics_are_named(run, change):
+    path = run / "metrics.jsonl"
+    intact.verify_metrics(run)
+    text = path.read_text()
+    if change == "missing":
+        path.unlink()
+    else:
+        changed = {"first": text.replace("1", "7"), "second": text.replace("2", "7")}
+        path.write_text(changed.get(change, LINES[:-1]))
+    for verify in (intact.verify_metrics, intact.verify_all):
+        with pytest.raises(InputError, match=r"metrics\.jsonl: (damaged|missing).*--init"):
+            verify(run)
+
+
+def test_metrics_after_the_last_checkpoint_are_not_covered_and_dropped(run):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1, "valid_loss": 0}\nnot JSON')
+    intact.verify_all(run)
+    RunFolder(run).keep_metrics(2, validated=True, averaged=False)
+    assert (run / "metrics.jsonl").read_text() == LINES
+
+
+def test_a_checkpoint_of_another_run_is_refused(run, tmp_path):
+    other = new_run(tmp_path / "other", **{"data.json": "[]"})
+    shutil.rmtree(run / "checkpoints/2")
+    shutil.copytree(other / "checkpoints/2", run / "checkpoints/2")
+    with pytest.raises(CheckpointError, match=r"checkpoints/2/manifest\.json: is of another run"):
+        checkpoint.open(run / "checkpoints", 2)
+    opened, damaged = run_folder.newest_intact(run / "checkpoints")
+    assert opened.step == 1 and len(damaged) == 1
+    shutil.copytree(run / "checkpoints/2", tmp_path / "elsewhere/2")
+    assert checkpoint.open(tmp_path / "elsewhere", 2).step == 2
+
+
+def test_a_checkpoint_in_the_place_of_an_average_is_refused(run):
+    shutil.copytree(run / "checkpoints/2", run / "averaged/2")
+    with pytest.raises(CheckpointError, match=r"averaged/2/manifest\.json: is of another run"):
+        checkpoint.open(run / "averaged", 2)
+
+
+def test_everything_that_is_damaged_is_named_at_once(run):
+    (run / "config.json").write_text("{ }")
+    (run / "data.json").unlink()
+    (run / "metrics.jsonl").write_text("")
+    (run / "checkpoints/1/manifest.json").unlink()
+    with pytest.raises(CheckpointError) as refused:
+        intact.verify_all(run)
+    names = ("data.json", "config.json", "metrics.jsonl", "checkpoints/1/manifest.json")
+    for name, detail in zip(names, refused.value.details, strict=True):
+        assert str(run / name) in detail and detail in str(refused.value)
+
+
+def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"12345")
+    checksums.write(tmp_path, {"model.bin": [checksums.sha256(tmp_path / "model.bin")]})
+    assert list(engines._damage(tmp_path)) == []
+    (tmp_path / "model.bin").write_bytes(b"12346")
+    assert "model.bin: damaged" in next(engines._damage(tmp_path))
+    (tmp_path / checksums.NAME).unlink()
+    assert "does not list model.bin" in next(engines._damage(tmp_path))
+
+
+# The commands
+
+
+@pytest.fixture
+def console(capsys, monkeypatch) -> runs.Console:
+    return runs.Console(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> runs.Trained:
+    with runs.as_a_user():
+        yield runs.trained(tmp_path_factory.getbasetemp())
+
+
+def test_commands_refuse_a_run_with_a_damaged_file(trained, console, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained.path, run)
+    commands = {
+        "train": ["train", "--run", run, *trained.arguments],
+        "translate": ["translate", "--run", run],
+        "inspect": ["inspect", run],
+        "convert": ["convert", run, tmp_path / "out.safetensors"],
+        "config": ["train", "--run", tmp_path / "new", "--config", run / "train_config.json"],
+    }
+    for name in (
+        "config.json",
+        "train_config.json",
+        "data.json",
+        "tokenizer.json",
+        "metrics.jsonl",
+    ):
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(content.replace(b"1", b"2", 1))
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+        readers = ("train", "inspect") if name == "metrics.jsonl" else commands
+        for command in readers:
+            console.refused(3, [run / name, "damaged"], *commands[command])
+        if name != "metrics.jsonl":
+            with pytest.raises(InputError, match=f"{name}: damaged"):  # what `estimate` reads
+                init_source.read_config(str(run), ModelOptions())
+        (run / name).write_bytes(content)
+        after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+        assert [
+            path
+            for path in before.keys() | after.keys()
+            if path.name not in (".lock", name) and before.get(path) != after.get(path)
+        ] == []
+    assert console.say("inspect", run)[0] == 0 and not (tmp_path / "new").exists()
+
+
+def test_an_edit_that_sums_list_is_accepted(trained, console, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained.path, run)
+    (run / "config.json").write_text((run / "config.json").read_text() + " ")
+    console.refused(3, ["sha256sum"], "inspect", run)
+    sums = checksums.read(run) | {"config.json": [checksums.sha256(run / "config.json")]}
+    checksums.write(run, sums)
+    assert console.say("inspect", run)[0] == 0
+
+
+def test_a_damaged_run_is_not_continued_by_number(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/text-001")
+    shutil.copytree(trained.path, run)
+    options = dataclasses.replace(read_options(RunFolder(run)), run=None, steps=300)
+    run_files.replace(run, "train_config.json", codec.to_json(options))
+    with training_run.open_run(options) as folder:
+        assert folder.path == run
+    (run / "tokenizer.json").write_text("{}")
+    with training_run.open_run(options) as folder:
+        assert folder.path == Path("runs/text-002")
+    err = capsys.readouterr().err
+    assert err.startswith("warning: runs/text-001/tokenizer.json: damaged")
+    assert "this run is not continued" in err
