@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 CAMPAIGNS = {
     "crash-controls": "benchmarks.crash_controls:CONTROLS",
     "crashes": "benchmarks.crashes:CRASHES",
+    "damages": "benchmarks.damages:CAMPAIGN",
     "mutants": "benchmarks.mutants:CAMPAIGN",
     "power-loss": "benchmarks.crashes:POWER_LOSS",
     "round-trips": "benchmarks.round_trips:CAMPAIGN",

@@ -2,6 +2,7 @@
 fail."""
 
 import argparse
+import functools
 import random
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import interruptions_controls, interruptions_runs, interruptions_verdict
+from benchmarks.damage_kinds import Damage, files
 from benchmarks.interruptions_chains import Reference
 from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Sandbox
 from jax_transformer.errors import CheckpointError
@@ -38,75 +40,39 @@ class Finding:
 # Damages
 
 
-class Damage:
-    """A way to damage the checkpoints of a folder.
+class CheckpointDamage(Damage):
+    """Ways to damage the checkpoints of a folder.
 
-    Called with the folder and the step, it returns the damaged steps and a description.
+    Each is called with the folder and the step, and returns the damaged steps and a description.
     """
 
-    def __init__(self, random_source: random.Random):
-        self.random = random_source
-
     def kinds(self) -> list[Callable[[Path, int], tuple[set[int], str]]]:
+        of_files = (self.flip, self.truncate, self.append, self.zero, self.delete)
         return [
-            self.flip,
-            self.truncate,
-            self.append,
-            self.zero,
-            self.delete,
-            self.add,
+            *(self._of_a_file(damage) for damage in of_files),
+            self.add_file,
             self.swap_within,
             self.swap_between,
             self.swap_folders,
         ]
 
-    def flip(self, folder: Path, step: int) -> tuple[set[int], str]:
-        path, content = self._file(folder, step)
-        bit = self.random.randrange(len(content) * 8)
-        content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
-        return {step}, f"bit {bit} of {path.name}"
+    def _of_a_file(self, damage: Callable[[Path], str]) -> Callable:
+        @functools.wraps(damage)
+        def damaged(folder: Path, step: int) -> tuple[set[int], str]:
+            return {step}, damage(self._file(folder, step))
 
-    def truncate(self, folder: Path, step: int) -> tuple[set[int], str]:
-        path, content = self._file(folder, step)
-        size = self.random.randrange(len(content))
-        path.write_bytes(content[:size])
-        return {step}, f"{path.name} cut to {size} bytes"
+        return damaged
 
-    def append(self, folder: Path, step: int) -> tuple[set[int], str]:
-        path, content = self._file(folder, step)
-        more = self.random.randbytes(self.random.randint(1, 100))
-        path.write_bytes(content + more)
-        return {step}, f"{len(more)} bytes after {path.name}"
-
-    def zero(self, folder: Path, step: int) -> tuple[set[int], str]:
-        path, content = self._file(folder, step)
-        start = self.random.randrange(len(content))
-        lost = bytes(len(content[start : start + 512]))
-        if content[start : start + 512] == lost:
-            return self.flip(folder, step)
-        content[start : start + 512] = lost
-        path.write_bytes(content)
-        return {step}, f"{len(lost)} zeros in {path.name}"
-
-    def delete(self, folder: Path, step: int) -> tuple[set[int], str]:
-        path = self.random.choice(_files(folder / str(step)))
-        path.unlink()
-        return {step}, f"{path.name} deleted"
-
-    def add(self, folder: Path, step: int) -> tuple[set[int], str]:
-        neighbour = self.random.choice(_files(folder / str(step)))
-        (neighbour.parent / "more").write_bytes(self.random.randbytes(8))
-        return {step}, f"a file next to {neighbour.name}"
+    def add_file(self, folder: Path, step: int) -> tuple[set[int], str]:
+        return {step}, self.add(self._file(folder, step).with_name("more"))
 
     def swap_within(self, folder: Path, step: int) -> tuple[set[int], str]:
-        one, _ = self._file(folder, step)
-        return {step}, self._swap(one, self._other(one, _files(folder / str(step))))
+        one = self._file(folder, step)
+        return {step}, self.swap(one, self._other(one, files(folder / str(step))))
 
     def swap_between(self, folder: Path, step: int) -> tuple[set[int], str]:
-        other = self._another(folder, step)
-        one, _ = self._file(folder, step)
-        return {step, other}, self._swap(one, self._other(one, _files(folder / str(other))))
+        other, one = self._another(folder, step), self._file(folder, step)
+        return {step, other}, self.swap(one, self._other(one, files(folder / str(other))))
 
     def swap_folders(self, folder: Path, step: int) -> tuple[set[int], str]:
         other, aside = self._another(folder, step), folder / "aside"
@@ -119,31 +85,22 @@ class Damage:
         assert not aside.exists()
         return {step, other}, f"folders {step} and {other} swapped"
 
-    def _file(self, folder: Path, step: int) -> tuple[Path, bytearray]:
-        path = self.random.choice(
-            [path for path in _files(folder / str(step)) if path.stat().st_size]
+    def _file(self, folder: Path, step: int) -> Path:
+        return self.random.choice(
+            [path for path in files(folder / str(step)) if path.stat().st_size]
         )
-        return path, bytearray(path.read_bytes())
 
     def _another(self, folder: Path, step: int) -> int:
         return self.random.choice([other for other in checkpoint.steps(folder) if other != step])
 
-    def _other(self, one: Path, files: list[Path]) -> Path:
-        return self.random.choice([path for path in files if path.read_bytes() != one.read_bytes()])
-
-    def _swap(self, one: Path, two: Path) -> str:
-        first, second = one.read_bytes(), two.read_bytes()
-        one.write_bytes(second)
-        two.write_bytes(first)
-        return f"{one.parent.name}/{one.name} and {two.parent.name}/{two.name} swapped"
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    def _other(self, one: Path, others: list[Path]) -> Path:
+        return self.random.choice(
+            [path for path in others if path.read_bytes() != one.read_bytes()]
+        )
 
 
 def _contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in _files(folder) if not path.name.startswith(".")}
+    return {path: path.read_bytes() for path in files(folder) if not path.name.startswith(".")}
 
 
 def damages(
@@ -154,7 +111,7 @@ def damages(
     sandbox = Sandbox(finished, reference.arguments, compiled)
     work = Path(tempfile.mkdtemp(prefix="damages-", dir=work))
     random_source = random.Random(f"{options.seed} damages")
-    kinds = Damage(random_source).kinds()
+    kinds = CheckpointDamage(random_source).kinds()
     for number in range(options.damages):
         copy = work / "damaged"
         shutil.copytree(sandbox.run / "checkpoints", copy)
