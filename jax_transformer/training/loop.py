@@ -241,6 +241,7 @@ class Run:
         others = {name: array for name, array in state.weights.items() if name not in averaged}
         name = f"average of {counted(len(steps), 'checkpoint')} ({', '.join(map(str, steps))})"
         figures = self._validate(averaged | others, name, {"step": now, "weights": "averaged"})
+        self.logger.sync()  # the line of a saved average is not written again
         about = {**environment(), "of": steps, "figures": figures}
         about |= run_files.about(self.folder.averaged / str(now))
         checkpoint.save(
