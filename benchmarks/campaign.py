@@ -35,6 +35,7 @@ CAMPAIGNS = {
     "crash-controls": "benchmarks.crash_controls:CONTROLS",
     "crashes": "benchmarks.crashes:CRASHES",
     "damages": "benchmarks.damages:CAMPAIGN",
+    "fuzz": "benchmarks.fuzz:CAMPAIGN",
     "mutants": "benchmarks.mutants:CAMPAIGN",
     "power-loss": "benchmarks.crashes:POWER_LOSS",
     "round-trips": "benchmarks.round_trips:CAMPAIGN",

@@ -4,14 +4,31 @@ A message is one line that names the file and line, or the key, and says what to
 also derive from the built-in error that a user of the library would expect to catch.
 """
 
+LONGEST_MESSAGE = 2000
+
 
 class Refusal(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Its message may quote a file of unknown origin: as text it is printable, on one line and of at
+    most 2,000 characters.
+    """
 
     exit_code = 1
     """Exit code of the command line."""
     details: tuple[str, ...] = ()
     """Everything that is wrong, if the message has only the beginning of a long list."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > LONGEST_MESSAGE:
+            text = f"{text[: LONGEST_MESSAGE - 3]}..."
+        return text if text.isprintable() else "".join(map(_printable, text))[:LONGEST_MESSAGE]
+
+
+def _printable(character: str) -> str:
+    """A character, escaped if it cannot be printed on one line."""
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 class DifferentError(Refusal):

@@ -25,6 +25,7 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
     Alias,
     Each,
@@ -201,6 +202,8 @@ def _vocabularies(vocab: Mapping[str, Any]) -> Vocabularies:
     if vocab.get("src_feats") or vocab.get("data_task", "seq2seq") != "seq2seq":
         raise InputError("vocab: features of the source, or a language model, are not supported")
     begin = vocab.get("decoder_start_token") or "<s>"
+    if not isinstance(begin, str):
+        raise InputError(f"vocab: decoder_start_token is {shown(begin)}, and no text")
     sides = []
     for side in ("src", "tgt"):
         tokens = vocab.get(side)

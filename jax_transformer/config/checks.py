@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CUDNN_WIDTH = 256
 """The widest head of cuDNN's attention; before Hopper it is 128."""
+MOST_LAYERS = 1000
+"""Layers of a stack: a configuration of unknown origin is described layer by layer."""
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -55,6 +57,8 @@ def check_sizes(config: "TransformerConfig") -> None:
             value = getattr(stack, field)
             if value is not None and value < least:
                 raise ConfigError(f"{name}.{field}={value} must be at least {least}")
+        if stack.layers > MOST_LAYERS:
+            raise ConfigError(f"{name}.layers={stack.layers} must be at most {MOST_LAYERS:,}")
         if config.head_dim is None and config.d_model % config.heads(stack):
             which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
             raise ConfigError(

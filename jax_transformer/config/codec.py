@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from jax_transformer.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_EXACT = 2**53
+"""Whole numbers below are floating-point numbers too."""
 
 
 def to_json(value: Any) -> str:
@@ -24,7 +26,7 @@ def from_json(cls: type[T], text: str) -> T:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}") from None
     return from_dict(cls, data)
 
@@ -116,7 +118,7 @@ def _decode(kind: Any, value: Any, where: str, checked: bool) -> Any:
                 f"{where}={value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
             )
         return kind(value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < _EXACT:
         return float(value)
     if type(value) is not kind:
         quotes = (

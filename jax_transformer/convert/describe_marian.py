@@ -161,5 +161,5 @@ def _ids(model: Model, side: int) -> dict[str, int]:
     if path.suffix != ".spm":
         return marian.read_vocabulary(path)
     loaded = piece_vocabulary.load_sentencepiece(path, path.read_bytes())
-    pieces = piece_vocabulary.take_apart(loaded)
+    pieces = piece_vocabulary.take_apart(path, loaded)
     return {piece: number for number, (piece, _) in enumerate(pieces.scored)}

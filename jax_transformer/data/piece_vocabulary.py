@@ -230,8 +230,19 @@ class Pieces:
     """``UNIGRAM`` or ``BPE``, or another number."""
 
 
-def take_apart(model: SentencePieceModel) -> Pieces:
-    """Return the parts of a model as the library writes it, without what else a file holds."""
+def take_apart(path: Path, model: SentencePieceModel) -> Pieces:
+    """Return the parts of a model as the library writes it, without what else a file holds.
+
+    Raises InputError naming the file for a piece that is no text, or a field that is no field.
+    """
+    try:
+        return _parts(model)
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        reason = shown(str(error), 120)
+        raise InputError(f"{path}: not a SentencePiece model that can be read: {reason}") from None
+
+
+def _parts(model: SentencePieceModel) -> Pieces:
     scored: list[tuple[str, float]] = []
     by_type: dict[int, list[str]] = {_CONTROL: [], _USER_DEFINED: []}
     charsmap, algorithm = None, UNIGRAM

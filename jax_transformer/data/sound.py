@@ -14,6 +14,8 @@ from jax_transformer.errors import InputError
 
 _RATES = (4_000, 192_000)
 _MOST_CHANNELS = 32
+_MOST_PHASES = 16_000
+"""The filter that changes a sampling rate has twenty times as many numbers."""
 _BLOCK = 1 << 16  # frames that are read at once
 _WIDTHS = (1, 2, 3, 4)  # bytes of a sample
 
@@ -53,6 +55,11 @@ def _samples(path: str | Path, file: wave.Wave_read, size: int) -> Float[np.ndar
     if not _RATES[0] <= rate <= _RATES[1]:
         raise InputError(
             f"{path}: has {rate} samples a second: {_RATES[0]:,} to {_RATES[1]:,} are read"
+        )
+    if Fraction(SAMPLE_RATE, rate).denominator > _MOST_PHASES:
+        raise InputError(
+            f"{path}: has {rate} samples a second, which has no simple ratio to {SAMPLE_RATE:,}:"
+            " convert it first"
         )
     if frames * channels * width > size:
         raise InputError(

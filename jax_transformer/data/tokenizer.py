@@ -33,7 +33,8 @@ class Tokenizer:
     characters.
     """
 
-    def __init__(self, model: tokenizers.Tokenizer) -> None:
+    def __init__(self, model: tokenizers.Tokenizer, path: str | Path = "tokenizer") -> None:
+        """``path`` is the file of the model, for messages."""
         vocabulary = model.get_vocab(with_added_tokens=True)
         missing = [text for text in (PAD, EOS) if text not in vocabulary]
         if missing:
@@ -44,7 +45,7 @@ class Tokenizer:
         # A file made elsewhere may ask for these; lengths are decided where batches are built
         model.no_truncation()
         model.no_padding()
-        self._model = model
+        self._model, self._path = model, path
         self.pad_id, self.eos_id = vocabulary[PAD], vocabulary[EOS]
         # Without a token of its own for that, a target begins with padding, as in Marian and T5
         self.bos_id = vocabulary.get(BOS, self.pad_id)
@@ -103,14 +104,14 @@ class Tokenizer:
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line, without special tokens."""
-        return self._model.encode(line, add_special_tokens=False).ids
+        with guarded(self._path):
+            return self._model.encode(line, add_special_tokens=False).ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return :meth:`encode` of each line, on all cores."""
-        return [
-            encoding.ids
-            for encoding in self._model.encode_batch_fast(list(lines), add_special_tokens=False)
-        ]
+        with guarded(self._path):
+            encodings = self._model.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def fewest_tokens(self, line: str) -> int:
         """Return a lower bound of the number of tokens, without encoding.
@@ -131,7 +132,8 @@ class Tokenizer:
 
         Ids that end within a character give U+FFFD.
         """
-        return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+        with guarded(self._path):
+            return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def tokens(self) -> dict[int, str]:
         """Return the text of every token by its id, as the vocabulary spells it."""
@@ -181,7 +183,7 @@ class Tokenizer:
         except UnicodeDecodeError as error:
             raise errors.InputError(f"{path}: not a tokenizer file: not valid UTF-8") from error
         with guarded(path):
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), path)
 
 
 @contextlib.contextmanager

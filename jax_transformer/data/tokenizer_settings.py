@@ -182,15 +182,20 @@ def _id(folder: Path, value: Any) -> int:
 def _token(folder: Path, value: Any) -> AddedToken:
     """A token that is text, or an object that says how it is matched in text."""
     match value:
-        case str():
+        case str() if _is_text(value):
             return AddedToken(value, special=True, normalized=False)
-        case {"content": str() as content, **options}:
+        case {"content": str() as content, **options} if _is_text(content):
             flags = {name: options.get(name, False) for name in ("lstrip", "rstrip", "single_word")}
             special = options.get("special", True)
             flags |= {"special": special, "normalized": options.get("normalized", not special)}
             if all(isinstance(flag, bool) for flag in flags.values()):
                 return AddedToken(content, **flags)
     raise InputError(f"{folder}: a special token is {shown(value)}, not text")
+
+
+def _is_text(value: str) -> bool:
+    """False for half of a surrogate pair, which JSON can write and no character is."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _special_token(

@@ -52,7 +52,7 @@ def vocabularies(
         return arranged, arranged
     if algorithm is Algorithm.REBUILT_PIECES:
         ((name, model),) = models.items()
-        pieces = piece_vocabulary.take_apart(model)
+        pieces = piece_vocabulary.take_apart(folder / name, model)
         fast = fast_vocabulary.from_pieces(folder / name, pieces, settings)
         return fast, fast
     return _piece_vocabularies(list(models.values()), contents, settings)
@@ -111,7 +111,7 @@ def _arranged_vocabulary(
     assert layout is not None and languages is not None, "of every recipe with ARRANGED_PIECES"
     codes = [languages.token.format(code) for code in _language_set(languages, settings)]
     texts = {role: token.content for role, token in settings.special_tokens.items()}
-    arranged = layout.arrange(piece_vocabulary.take_apart(model).scored, texts, codes)
+    arranged = layout.arrange(piece_vocabulary.take_apart(path, model).scored, texts, codes)
     ids = {text: i for i, (text, _) in enumerate(arranged)}
     # A special token that has no place is unknown, but still never cut
     ids = dict.fromkeys(texts.values(), ids[texts["unk_token"]]) | ids

@@ -66,7 +66,7 @@ class _Values(NamedTuple):
         value = self.data.get(key, default)
         if value is None or _is(value, kind):
             return value
-        if kind is float and _is(value, int):
+        if kind is float and _is(value, int) and abs(value) < 2**53:
             return float(value)
         article = "an" if kind is int else "a"
         raise InputError(f"{self.where}: {key}={value!r} is not {article} {kind.__name__}")

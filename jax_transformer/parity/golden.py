@@ -123,8 +123,10 @@ def load(path: str | Path) -> Golden:
         version, hashes = description["version"], description["sha256"]
         seed, order = description["seed"], description["order"]
         source, versions = description["source"], description["versions"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its description as a golden cannot be read: {error!r}") from None
+    if not isinstance(hashes, dict) or not isinstance(order, dict):
+        raise InputError(f"{path}: its description as a golden cannot be read: sha256 or order")
     if version != VERSION:
         raise InputError(
             f"{path}: is a golden of version {version}, this program reads version {VERSION}:"

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
 from jax_transformer.serve.limits import Limits
+from jax_transformer.storage.untrusted import shown
 
 OPTIONS = frozenset(
     """num_beams num_return_sequences max_new_tokens length_penalty beam_scorer early_stopping
@@ -57,7 +58,7 @@ def parse(body: bytes, defaults: GenerationConfig, limits: Limits) -> Translatio
     fields = _json_object(body)
     known = sorted({*_FIELDS, *NAMES})
     if unknown := [name for name in fields if name not in known]:
-        names = ", ".join(f"{name!r}{nearest(name, known)}" for name in unknown[:12])
+        names = ", ".join(f"{shown(name)}{nearest(name[:80], known)}" for name in unknown[:12])
         raise RequestError(422, f"unknown field {names}")
     parsed = TranslationRequest(
         _lines(fields, limits),

@@ -365,7 +365,7 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     try:
         text = path.read_text()
         content = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("sha256"), dict):
         raise CheckpointError(f"{path}: not a manifest: it names no hashes")

@@ -161,7 +161,7 @@ def _parsed_line(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         return entry if isinstance(entry["step"], int) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -170,7 +170,7 @@ def parsed(path: Path, parse: Callable[[str], T]) -> T:
     text = _text(path)
     try:
         return parse(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: {error}") from None
 
 

@@ -56,12 +56,7 @@ def read_json(path: Path, *, longest: int = LONGEST_JSON) -> Any:
     """Read a JSON file. Raises UnsafeFileError if it has more than ``longest`` bytes, and as
     :func:`parse_json`.
     """
-    check_readable(path)
-    with open(path, "rb") as file:
-        content = file.read(longest + 1)
-    if len(content) > longest:
-        raise UnsafeFileError(f"{path}: refused: JSON of {path.stat().st_size:,} bytes")
-    return parse_json(path, content)
+    return parse_json(path, read_bytes(path, longest))
 
 
 def parse_json(path: Path, content: bytes) -> Any:

@@ -44,6 +44,10 @@ INVALID = [
         "encoder.layers=0 must be at least 1",
     ),
     (
+        dict(encoder=dataclasses.replace(LESSON10.encoder, layers=1001)),
+        "encoder.layers=1001 must be at most 1,000",
+    ),
+    (
         dict(decoder=dataclasses.replace(LESSON10.decoder, layers=-2)),
         "decoder.layers=-2 must be at least 1",
     ),

@@ -284,18 +284,3 @@ def test_limits_on_counts_hold(path, monkeypatch):
     path.write_bytes(hostile.file(b"}"))
     with pytest.raises(UnsafeFileError, match="4 members, more than 3"):
         pt.read(path)
-
-
-@pytest.mark.parametrize("fault", [False, True])
-def test_the_fuzz_command_reports_every_other_exception(fault: bool, tmp_path, monkeypatch, capsys):
-    from benchmarks import fuzz_files
-
-    if fault:  # simulate a reader that does not expect invalid UTF-8
-        monkeypatch.setattr(pickled._Machine, "text", lambda _, raw: raw.decode("utf-8"))
-    monkeypatch.setattr(
-        sys, "argv", ["fuzz_files.py", "--seconds", "2", "--keep", str(tmp_path / "kept")]
-    )
-    assert fuzz_files.main() == int(fault)
-    captured = capsys.readouterr()
-    assert ("UnicodeDecodeError" in captured.err) == (tmp_path / "kept").exists() == fault
-    assert "| pt |" in captured.out and (fault or "\n0 findings" in captured.out)

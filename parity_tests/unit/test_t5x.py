@@ -454,15 +454,3 @@ def test_other_indexes_are_refused(tree, message, tmp_path, capsys):
     (tmp_path / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
     assert cli.main(["inspect", str(tmp_path)]) == 3
     assert message in capsys.readouterr().err
-
-
-def test_the_fuzz_command_finds_nothing_and_reports_a_careless_reader(
-    tmp_path, monkeypatch, capsys
-):
-    from benchmarks import fuzz_t5x
-
-    arguments = ["--count", "10", "--seed", "2", "--keep", str(tmp_path / "kept")]
-    assert fuzz_t5x.main(arguments) == 0
-    monkeypatch.setattr(zarr, "_lengths", lambda path, data, name: tuple(data[name]))
-    assert fuzz_t5x.main(arguments) == 1
-    assert "zarray: Type" in capsys.readouterr().err and (tmp_path / "kept").exists()
