@@ -32,13 +32,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 CAMPAIGNS = {
+    "checkpoint-damages": "benchmarks.interruptions:DAMAGES",
+    "controls": "benchmarks.interruptions:CONTROLS",
     "crash-controls": "benchmarks.crash_controls:CONTROLS",
     "crashes": "benchmarks.crashes:CRASHES",
     "damages": "benchmarks.damages:CAMPAIGN",
+    "failures": "benchmarks.failures:FAILURES",
     "fuzz": "benchmarks.fuzz:CAMPAIGN",
+    "kills": "benchmarks.interruptions:KILLS",
     "mutants": "benchmarks.mutants:CAMPAIGN",
     "power-loss": "benchmarks.crashes:POWER_LOSS",
+    "resumes": "benchmarks.resumes:RESUMES",
     "round-trips": "benchmarks.round_trips:CAMPAIGN",
+    "signals": "benchmarks.interruptions:SIGNALS",
 }
 """The module and attribute of each campaign."""
 LONGEST = 1200.0

@@ -1,344 +1,182 @@
-"""Interrupt training at many points and compare each result bit for bit with an uninterrupted run.
+"""The campaigns ``kills``, ``signals``, ``controls`` and ``checkpoint-damages``.
 
-See docs/reliability.md.
-
-``python benchmarks/interruptions.py --kills 200 --terms 50 --damages 500``; exit code 1 if
-any promise is broken. Linux.
+Training is interrupted in every phase, and each result compared bit for bit with an uninterrupted
+run. See docs/reliability.md. Linux.
 """
 
-import argparse
+import atexit
 import dataclasses
+import functools
 import json
-import os
-import platform
-import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import interruptions_chains, interruptions_damage, interruptions_runs
+from benchmarks import (
+    interruptions_controls,
+    interruptions_damage,
+    interruptions_runs,
+    interruptions_verdict,
+)
+from benchmarks.campaign import Campaign, Case
 from benchmarks.interruptions_chains import Chain, Reference
-from benchmarks.interruptions_damage import Finding
 from benchmarks.interruptions_fork import ForkServer
-from benchmarks.interruptions_runs import BEFORE_OPTIONS, COMMON, PHASES, SETTINGS, SHARDED, Sandbox
+from benchmarks.interruptions_resident import Resident
+from benchmarks.interruptions_runs import SETTINGS, SHARDED, Sandbox, Starter
 from benchmarks.interruptions_verdict import Outcome
-from jax_transformer.storage import atomic
 
-KINDS = ("kills", "terms", "failures")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-
-
-def references_of(
-    options: argparse.Namespace, work: Path, compiled: Path, server: ForkServer
-) -> list[Reference]:
-    """The references of the work folder; they are recorded if it is new."""
-    path = work / f"references-{options.processes}.json"
-    if not path.exists():
-        references = record_references(work, compiled, options.processes, server)
-        atomic.write_text(path, json.dumps([dataclasses.asdict(each) for each in references]))
-    return [Reference(**fields) for fields in json.loads(path.read_text())]
+EVERY = 10
+"""One of so many chains has two processes, and another one begins without compiled programs."""
+COMPILED = "compiled"
+RESIDENT = "resident"
 
 
-def record_references(
-    work: Path, compiled: Path, processes: int, server: ForkServer
-) -> list[Reference]:
-    """A run of each setting, done twice; exits if the two differ.
-
-    The first compiles everything, in interpreters of its own; the second finds it compiled, in
-    forked processes.
-    """
-    flags, references = interruptions_runs.write_text(work), []
-    for name, settings in SETTINGS.items():
-        if processes > 1 and name == SHARDED:
-            settings += f" --mesh.fsdp {processes}"
-        runs = []
-        for turn, forks in (("cold", None), ("warm", server)):
-            folder = interruptions_runs.reference_folder(work, processes, name, turn)
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            arguments = [*flags, *COMMON.split(), *settings.split()]
-            sandbox = Sandbox(folder, arguments, compiled, processes, forks)
-            result = sandbox.start()
-            if result.code:
-                raise SystemExit(
-                    f"the uninterrupted run ends with exit code {result.code}:\n"
-                    f"{result.err[-2000:]}"
-                )
-            runs.append(Reference.from_run(name, sandbox, result))
-        differing = interruptions_runs.differences(sandbox.run, runs[0].contents)
-        if differing:
-            raise SystemExit(f"two uninterrupted runs differ: {'; '.join(differing[:5])}")
-        early = {phase: runs[0].durations[phase] for phase in BEFORE_OPTIONS}
-        references.append(dataclasses.replace(runs[1], durations=runs[1].durations | early))
-    return references
+# What all chains share
 
 
-def chains(
-    options: argparse.Namespace,
-    references: list[Reference],
-    work: Path,
-    compiled: Path,
-    server: ForkServer,
-) -> list[Chain]:
-    """All chains, or the one of ``--only``; the kinds take turns."""
-    chains = []
-    for kind in KINDS:
-        counts = interruptions_chains.lengths(getattr(options, kind), options.seed, kind)
-        for number, count in enumerate(counts):
-            reference = references[number % len(references)]
-            if options.only in (None, f"{kind}-{number}"):
-                chain = Chain(
-                    kind,
-                    number,
-                    options.seed,
-                    count,
-                    reference,
-                    work,
-                    compiled,
-                    options.processes,
-                    server,
-                )
-                chains.append((number / len(counts), chain))
-    return [chain for _, chain in sorted(chains, key=lambda each: each[0])]
-
-
-def interrupt(
-    options: argparse.Namespace,
-    references: list[Reference],
-    work: Path,
-    compiled: Path,
-    server: ForkServer,
-) -> list[Outcome]:
-    """Run the chains that ``--results`` does not have yet, ``--jobs`` at a time."""
-    done = recorded(options)
-    todo = [
-        chain
-        for chain in chains(options, references, work, compiled, server)
-        if (chain.kind, chain.number) not in done
-    ]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for chain in as_completed([pool.submit(chain.outcomes) for chain in todo]):
-            outcomes = chain.result()
-            for outcome in outcomes:
-                verdict = "NOT EQUAL" if outcome.wrong else "equal"
-                log(
-                    f"{outcome.kind}-{outcome.chain}: {outcome.what} in phase {outcome.phase}:"
-                    f" {verdict}"
-                )
-            if outcomes:
-                done[outcomes[0].kind, outcomes[0].chain] = outcomes
-                record(options, outcomes)
-    return [outcome for _, outcomes in sorted(done.items()) for outcome in outcomes]
-
-
-# The file of results: a line for each interruption
-
-
-def run_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that decide the chains of a campaign."""
-    counts = {kind: getattr(options, kind) for kind in KINDS}
-    return {**counts, "seed": options.seed, "processes": options.processes}
-
-
-def recorded(options: argparse.Namespace) -> dict[tuple[str, int], list[Outcome]]:
-    """The interruptions of earlier starts of the same campaign, by chain."""
-    done: dict[tuple[str, int], list[Outcome]] = {}
-    if options.results is not None and options.results.exists():
-        for line in options.results.read_text().splitlines():
-            content = json.loads(line)
-            if content.pop("of") == run_of(options):
-                outcome = Outcome(**content)
-                done.setdefault((outcome.kind, outcome.chain), []).append(outcome)
-    return done
-
-
-def record(options: argparse.Namespace, outcomes: list[Outcome]) -> None:
-    """Append a chain to the results."""
-    if options.results is not None:
-        lines = [{"of": run_of(options), **dataclasses.asdict(outcome)} for outcome in outcomes]
-        with open(options.results, "a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
-# Report
-
-
-def table(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield a table: interruptions by phase, and the number of runs that did not end equal."""
-    yield "| phase | " + " | ".join(KINDS) + " | not equal |"
-    yield "|---" * (len(KINDS) + 2) + "|"
-    for phase in (*PHASES, "all"):
-        here = [outcome for outcome in outcomes if phase in (outcome.phase, "all")]
-        counts = [sum(outcome.kind == kind for outcome in here) for kind in KINDS]
-        wrong = sum(bool(outcome.wrong) for outcome in here)
-        yield f"| {phase} | {' | '.join(map(str, counts))} | {wrong or 'none'} |"
-
-
-def remarks(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield figures that the table does not have."""
-    calls = [
-        outcome
-        for outcome in outcomes
-        if outcome.kind == "kills" and outcome.what.startswith("kill at ")
-    ]
-    harmless = sum(outcome.harmless for outcome in outcomes)
-    unhandled = [outcome for outcome in outcomes if outcome.by_default]
-    yield f"Of the kills, {len(calls)} replaced a system call, the others by the clock."
-    yield f"{harmless} failed calls were harmless: the run went on to its end."
-    yield (
-        f"{len(unhandled)} signals met no handler: the options were not read yet, the run was over,"
-        " or it was the second signal."
-    )
-    stops = [
-        outcome.seconds
-        for outcome in outcomes
-        if outcome.kind == "terms" and not outcome.by_default
-    ]
-    if stops:
-        median = sorted(stops)[len(stops) // 2]
-        yield (
-            f"From a signal to the end of the process it took {median:.1f} s (median),"
-            f" {max(stops):.1f} s at most."
-        )
-
-
-def reproduction(outcomes: list[Outcome], options: argparse.Namespace) -> Iterator[str]:
-    """Yield the faults, chain by chain, and the command that reproduces each."""
-    for name in dict.fromkeys(
-        f"{outcome.kind}-{outcome.chain}" for outcome in outcomes if outcome.wrong
-    ):
-        here = [outcome for outcome in outcomes if f"{outcome.kind}-{outcome.chain}" == name]
-        yield f"\n{name}: " + ", ".join(f"{outcome.what} in {outcome.phase}" for outcome in here)
-        yield from (
-            f"  {line}" for line in next(outcome.wrong for outcome in here if outcome.wrong)[:8]
-        )
-        counts = " ".join(f"--{kind} {getattr(options, kind)}" for kind in KINDS)
-        yield (
-            f"  again: python benchmarks/interruptions.py --seed {options.seed} {counts}"
-            f" --damages 0 --only {name}"
-        )
-
-
-def machine() -> dict[str, Any]:
-    """The machine and the versions."""
-    versions = {
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in PACKAGES},
-    }
-    return {
-        "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": versions,
-    }
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, count, text in (
-        ("kills", 200, "SIGKILLs"),
-        ("terms", 50, "SIGTERMs and Ctrl-Cs"),
-        ("failures", 50, "system calls that fail"),
-        ("damages", 500, "damaged checkpoints"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=count, help=text)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--processes", type=int, default=1, help="processes of each run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only", metavar="KIND-NUMBER", help="one chain, as kills-17, of the same counts"
-    )
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        help="a folder to work in, which is kept (default: a temporary one)",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        help="append a line for each interruption, and go on after those that are there",
-    )
-    return parser.parse_args()
-
-
-def campaign(options: argparse.Namespace, work: Path) -> int:
-    """Run everything and return the exit code."""
-    began = time.monotonic()
-    compiled = work / "compiled"
+@functools.cache
+def server_of(compiled: Path) -> ForkServer:
+    """The server of this process that forks the runs."""
     server = ForkServer(interruptions_runs.environment(compiled))
-    try:
-        references = references_of(options, work, compiled, server)
-        outcomes = interrupt(options, references, work, compiled, server)
-    finally:
-        server.close()
-    controls: list[Finding] = []
-    damages: list[Finding] = []
-    if options.only is None and options.processes == 1:
-        parts: list[tuple[list[Finding], Callable]] = [
-            (controls, interruptions_damage.controls),
-            (damages, interruptions_damage.damages),
-        ]
-        for findings, part in parts:
-            for finding in part(options, references[0], work, compiled):
-                findings.append(finding)
-                log(finding.line())
-    wrong = any(outcome.wrong for outcome in outcomes) or any(
-        finding.wrong for finding in controls + damages
+    atexit.register(server.close)
+    return server
+
+
+@functools.cache
+def resident_of(compiled: Path) -> Resident:
+    """The starter of this process whose runs share one process."""
+    return Resident(server_of(compiled), interruptions_runs.environment(compiled))
+
+
+def prepare(folder: Path) -> None:
+    """Record the references: of runs in a process that stays, in one of their own, and in two."""
+    compiled = folder / COMPILED
+    server, resident = server_of(compiled), resident_of(compiled)
+    for name, starters in {
+        RESIDENT: (resident, resident),  # the first compiles everything
+        "1": (None,),
+        "2": (server, server),
+    }.items():
+        references = [recorded(folder, name, setting, starters) for setting in SETTINGS]
+        text = json.dumps([dataclasses.asdict(each) for each in references])
+        references_path(folder, name).write_text(text)
+    resident.close()
+
+
+def recorded(
+    folder: Path, name: str, setting: str, starters: Sequence[Starter | None]
+) -> Reference:
+    """A run of a setting, the last of several that must be equal."""
+    processes = 1 if name == RESIDENT else int(name)
+    flags = SETTINGS[setting]
+    if processes > 1 and setting == SHARDED:
+        flags += f" --mesh.fsdp {processes}"
+    arguments = interruptions_runs.train_flags(flags)
+    runs = []
+    for turn, server in enumerate(starters):
+        path = reference_folder(folder, name, setting, turn)
+        sandbox = Sandbox(path, arguments, folder / COMPILED, processes, server)
+        sandbox.create()
+        result = sandbox.start()
+        if wrong := interruptions_verdict.clean_end(result):
+            raise RuntimeError(wrong[0])
+        runs.append(Reference.from_run(setting, sandbox, result))
+        if runs[0].contents != runs[-1].contents:
+            differing = interruptions_runs.differences(sandbox.run, runs[0].contents)
+            raise RuntimeError(f"two uninterrupted runs differ: {'; '.join(differing[:5])}")
+    return runs[-1]
+
+
+def reference_folder(folder: Path, name: str, setting: str, turn: int) -> Path:
+    """The folder of an uninterrupted run."""
+    return folder / f"whole-{name}-{setting}-{turn}"
+
+
+def references_path(folder: Path, name: str) -> Path:
+    return folder / f"references-{name}.json"
+
+
+@functools.cache
+def references_of(shared: Path, name: str) -> list[Reference]:
+    """The references of runs of ``1`` or ``2`` processes, or of one that stays."""
+    return [Reference(**each) for each in json.loads(references_path(shared, name).read_text())]
+
+
+# Cases
+
+
+def kills(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """SIGKILL, by the clock or in place of a system call."""
+    yield from interrupted("kills", shared, scratch, seed, number, server_of(shared / COMPILED))
+
+
+def signals(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """SIGTERM and Ctrl-C, one fifth of them twice, mostly in a process that stays."""
+    server = resident_of(shared / COMPILED)
+    yield from interrupted("terms", shared, scratch, seed, number, server)
+
+
+def interrupted(
+    kind: str, shared: Path, scratch: Path, seed: int, number: int, server: Starter
+) -> Iterator[Case]:
+    """A chain of interruptions, which begins without compiled programs or has two processes in one
+    case of :data:`EVERY` each."""
+    processes, compiled = 1, shared / COMPILED
+    if number % EVERY == EVERY - 1:
+        processes, server = 2, server_of(compiled)
+    elif number % EVERY == EVERY // 2 - 1:
+        server, compiled = server_of(compiled), scratch / COMPILED
+    name = RESIDENT if isinstance(server, Resident) else str(processes)
+    references = references_of(shared, name)
+    reference = references[(number + number // EVERY) % len(references)]
+    chain = Chain(kind, number, seed, reference, scratch, compiled, processes, server)
+    for outcome in chain.outcomes():
+        yield case_of(outcome, processes)
+
+
+def case_of(outcome: Outcome, processes: int) -> Case:
+    """The line of the results for an interruption."""
+    code = "killed" if outcome.code in interruptions_verdict.KILLED else f"exit code {outcome.code}"
+    facts = {
+        "processes": processes,
+        "seconds": round(outcome.seconds, 3),
+        "by default": outcome.by_default,
+    }
+    what = f"{outcome.what} in {outcome.phase}"
+    return Case(outcome.phase, code, what, tuple(outcome.wrong), facts=facts)
+
+
+def controls(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """A run that is stopped between two validations and continued: correctly it must end equal,
+    wrongly in any one way it must not."""
+    del seed
+    names = [None, *interruptions_controls.CONTROLS]
+    name, reference = names[number % len(names)], references_of(shared, "1")[0]
+    compiled = shared / COMPILED
+    source = interruptions_damage.stop(reference, scratch, compiled)
+    sandbox = Sandbox(source, reference.arguments, compiled, 1, server_of(compiled))
+    result = sandbox.start(control=name)
+    differing = interruptions_runs.differences(sandbox.run, reference.contents)
+    wrong = interruptions_verdict.clean_end(result)
+    if bool(differing) != bool(name):
+        wrong.append("; ".join(differing[:5]) or "the comparison did not notice it")
+    yield Case(name or "no fault", "different" if differing else "equal", "", tuple(wrong))
+
+
+def damages(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
+    """Damaged checkpoints, which are noticed when they are opened, or by a run that resumes."""
+    reference = references_of(shared, "1")[0]
+    finished = reference_folder(shared, "1", reference.name, 0)
+    finding = interruptions_damage.damaged(
+        finished, reference, scratch, shared / COMPILED, seed, number
     )
-    missing = (
-        sum(getattr(options, kind) for kind in KINDS) - len(outcomes) if options.only is None else 0
-    )
-    lines = [
-        *table(outcomes),
-        "",
-        *remarks(outcomes),
-        *interruptions_damage.summary(controls, damages),
-        *reproduction(outcomes, options),
-    ]
-    if missing:
-        lines.append(f"{missing} interruptions did not happen: their runs ended before")
-    print("\n".join(lines))
-    if options.json:
-        parts_json = {"interruptions": outcomes, "controls": controls, "damages": damages}
-        content = {
-            name: [dataclasses.asdict(each) for each in records]
-            for name, records in parts_json.items()
-        }
-        minutes = round((time.monotonic() - began) / 60, 1)
-        options.json.write_text(
-            json.dumps(
-                {**machine(), "seed": options.seed, "minutes": minutes, "report": lines, **content},
-                indent=1,
-            )
-            + "\n"
-        )
-    return 1 if wrong or missing else 0
+    group = "met by a run" if finding.in_run else "opened"
+    outcome = "not noticed" if finding.wrong else "noticed"
+    yield Case(group, outcome, f"{finding.what}: {finding.where}", tuple(finding.wrong))
 
 
-def main() -> int:
-    options = parse()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # as in the children, before JAX is imported
-    if options.work is not None:
-        options.work.mkdir(parents=True, exist_ok=True)
-        return campaign(options, options.work.absolute())
-    work = Path(tempfile.mkdtemp(prefix="interruptions-"))
-    code = campaign(options, work)
-    print(f"broken promises: see {work}" if code else "all as promised", file=sys.stderr)
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+KILLS = Campaign("training is killed, and continued to the same end", prepare, kills, 3, 300)
+SIGNALS = Campaign(
+    "SIGTERM and Ctrl-C stop training, which continues to the same end", prepare, signals, 10, 300
+)
+CONTROLS = Campaign("a run that continues wrongly ends differently", prepare, controls, 6, 6)
+DAMAGES = Campaign("no damaged checkpoint is loaded", prepare, damages, 40, 800)

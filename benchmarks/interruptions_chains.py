@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import interruptions_child, interruptions_runs, interruptions_verdict
 from benchmarks.interruptions_fork import ForkServer
+from benchmarks.interruptions_resident import Resident
 from benchmarks.interruptions_runs import (
     BEFORE_OPTIONS,
     EVAL_EVERY,
@@ -29,7 +30,6 @@ REPEATED = (
     "prune",
 )  # the phases of every validation; only averaging comes after the last of them
 LONGEST = 7  # interruptions of one chain
-COLD = 10  # every tenth chain begins without compiled programs, and keeps its own
 ATTEMPTS = 4  # starts per requested interruption: some runs end before it comes
 
 
@@ -55,7 +55,7 @@ class Reference:
             phases, [*phases[1:], (result.ended, "")], strict=True
         ):
             spans.setdefault(phase, []).append(over - began)
-        words = [word.removeprefix("call ") for _, word in result.words if word.startswith("call ")]
+        words = [word.split()[1] for _, word in result.words if word.startswith("call ")]
         calls = {call: words.count(call) for call in interruptions_child.CALLS.values()}
         return cls(
             name,
@@ -66,17 +66,8 @@ class Reference:
         )
 
 
-def lengths(count: int, seed: int, kind: str) -> list[int]:
-    """The number of interruptions of each chain, ``count`` in total."""
-    random_source, counts = random.Random(f"{seed} {kind}"), []
-    while count:
-        counts.append(min(count, random_source.randint(1, LONGEST)))
-        count -= counts[-1]
-    return counts
-
-
 class Chain:
-    """Interrupt runs of one setting until the requested number of interruptions has happened.
+    """Interrupt runs of one setting until the drawn number of interruptions has happened.
 
     Seed, kind and number decide everything.
     """
@@ -86,24 +77,22 @@ class Chain:
         kind: str,
         number: int,
         seed: int,
-        count: int,
         reference: Reference,
-        work: Path,
+        folder: Path,
         compiled: Path,
-        processes: int = 1,
-        server: ForkServer | None = None,
+        processes: int,
+        server: ForkServer | Resident,
     ):
-        self.kind, self.number, self.count, self.reference = kind, number, count, reference
+        self.kind, self.number, self.reference = kind, number, reference
         self.random = random.Random(f"{seed} {kind} {number}")
-        self.folder = work / f"{kind}-{number}"
-        self.compiled = self.folder / "compiled" if number % COLD == COLD - 1 else compiled
-        self.starts = ATTEMPTS * count
+        self.count = self.random.randint(1, LONGEST)
+        self.folder, self.compiled = folder, compiled
+        self.starts = ATTEMPTS * self.count
         self.processes, self.server = processes, server
 
     def outcomes(self) -> list[Outcome]:
         """All interruptions, in order. If something is wrong, the folder is kept for inspection."""
         outcomes: list[Outcome] = []
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a campaign that was stopped
         run = 0
         while len(outcomes) < self.count and self.starts > 0:
             sandbox = Sandbox(
@@ -113,13 +102,12 @@ class Chain:
                 self.processes,
                 self.server,
             )
-            sandbox.folder.mkdir(parents=True)
+            sandbox.create()
             run += 1
             outcomes += self._run(sandbox, self.count - len(outcomes))
             if any(outcome.wrong for outcome in outcomes):
                 return outcomes
             shutil.rmtree(sandbox.folder)
-        shutil.rmtree(self.folder)
         return outcomes
 
     def _run(self, sandbox: Sandbox, count: int) -> list[Outcome]:
@@ -149,7 +137,7 @@ class Chain:
                 outcomes.append(outcome)
             if not outcome or outcome.wrong:
                 return result
-            # Finished, or the failed call was harmless: another start must change nothing
+            # Finished: another start must change nothing
             if result.code == 0:
                 break
         return sandbox.start()
@@ -159,9 +147,6 @@ class Chain:
     def _draw(self, sandbox: Sandbox) -> tuple[SignalTime | None, dict[str, Any]]:
         """The time of the next signal, or the system call that fails next."""
         ahead = 1 - max(checkpoint.steps(sandbox.run / "checkpoints"), default=0) / STEPS
-        if self.kind == "failures":
-            does = self.random.choice([*interruptions_child.ERRORS, interruptions_child.FULL])
-            return None, {**self._call(ahead), "does": does, "lasting": self.random.random() < 0.5}
         if self.kind == "kills" and self.random.random() < 0.5:
             return None, self._call(ahead)
         return self._moment(ahead), {}
@@ -179,8 +164,8 @@ class Chain:
                 phase
                 for phase in PHASES
                 if (ahead or phase not in (*REPEATED, "compile"))
-                # several processes wait minutes for one that is late
-                and (self.processes == 1 or phase not in BEFORE_OPTIONS)
+                # several processes wait minutes for one that is late, and one that stays has begun
+                and (phase not in BEFORE_OPTIONS or self._begins_alone())
             ]
         )
         times = max(1, round(ahead * STEPS / EVAL_EVERY)) if phase in REPEATED else 1
@@ -197,3 +182,6 @@ class Chain:
             (first, first) if again else (first,),
             self.random.uniform(0, 0.3),
         )
+
+    def _begins_alone(self) -> bool:
+        return self.processes == 1 and isinstance(self.server, ForkServer)

@@ -12,6 +12,7 @@ import functools
 import importlib.abc
 import json
 import os
+import re
 import resource
 import runpy
 import signal
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from benchmarks import interruptions_controls
@@ -54,6 +55,8 @@ class Task:
     """The descriptor that takes a line ``TIME WORD`` for each phase that begins and each call."""
     call: str | None = None
     """A system call that is replaced by a fault."""
+    site: str | None = None
+    """Only calls from this place in the code count, see :func:`site_of`; None for all."""
     number: int = 1
     """The number of that call, counted from 1."""
     does: str = KILL
@@ -69,11 +72,16 @@ class Task:
 class Pipe:
     """Reports phases and calls to the parent."""
 
-    def __init__(self, descriptor: int):
-        self.descriptor, self.phase = descriptor, ""
+    def __init__(self, task: Task):
+        self.aim(task)
+
+    def aim(self, task: Task | None) -> None:
+        """Report for this task from now on; nothing if None."""
+        self.task, self.phase, self.updates = task, "", 0
 
     def report(self, word: str) -> None:
-        os.write(self.descriptor, f"{time.monotonic()} {word}\n".encode())
+        if self.task is not None:
+            os.write(self.task.pipe, f"{time.monotonic()} {word}\n".encode())
 
     def begin(self, phase: str) -> None:
         if phase != self.phase:
@@ -130,8 +138,13 @@ class Watch:
     """Counts the calls that change the run folder, and makes the chosen one fail or kills the
     process."""
 
-    def __init__(self, task: Task, pipe: Pipe, folder: str):
-        self.task, self.pipe, self.folder, self.seen = task, pipe, folder, 0
+    def __init__(self, pipe: Pipe):
+        self.pipe = pipe
+        self.aim()
+
+    def aim(self) -> None:
+        """Count from 0 again, in the current folder."""
+        self.folder, self.seen = os.getcwd(), 0
 
     def install(self) -> None:
         sync = os.fsync
@@ -149,35 +162,58 @@ class Watch:
         ):
             return
         path = arguments[0]
-        if isinstance(path, (str, os.PathLike)) and self._absolute(
-            event, path, arguments
-        ).startswith(self.folder):
-            self._count(CALLS[event], os.fspath(path))
+        if isinstance(path, (str, os.PathLike)):
+            absolute = self._absolute(event, path, arguments)
+            if absolute.startswith(self.folder):
+                self._count(CALLS[event], os.fspath(path), os.path.relpath(absolute, self.folder))
 
     def _absolute(self, event: str, path: str | os.PathLike, arguments: tuple[Any, ...]) -> str:
         folder = arguments[DIR_FD[event]] if event in DIR_FD else -1
         where = os.getcwd() if folder < 0 else os.readlink(f"/proc/self/fd/{folder}")
         return os.path.normpath(os.path.join(where, path))
 
-    def _count(self, call: str, path: str) -> None:
-        self.pipe.report(f"call {call}")
-        if call != self.task.call:
+    def _count(self, call: str, path: str, relative: str) -> None:
+        task, site = self.pipe.task, site_of(sys._getframe(1), relative)
+        if task is None:
+            return
+        self.pipe.report(f"call {call} {site}")
+        if call != task.call or task.site not in (None, site):
             return
         self.seen += 1
-        if self.seen == self.task.number or (self.task.lasting and self.seen > self.task.number):
+        if self.seen == task.number or (task.lasting and self.seen > task.number):
             self.pipe.report(f"fault {call}")
-            self._fail(path)
+            _fail(task.does, path)
 
-    def _fail(self, path: str) -> None:
-        if self.task.does == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.task.does == FULL:
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (FULL_AT, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-            )
-        else:
-            number = getattr(errno, self.task.does)
-            raise OSError(number, os.strerror(number), path)
+
+def _fail(does: str, path: str) -> None:
+    if does == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif does == FULL:
+        limit_files(FULL_AT)
+    else:
+        number = getattr(errno, does)
+        raise OSError(number, os.strerror(number), path)
+
+
+def limit_files(size: int | None) -> None:
+    """Let no file of this process grow above so many bytes; None: as before."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most if size is None else size, most))
+
+
+def site_of(frame: FrameType | None, path: str) -> str:
+    """The place of a call: our innermost function, or Orbax's, and the kind of file."""
+    kind = re.sub("[0-9a-f]{16,}", "HEX", Path(path).name)
+    kind = re.sub("[0-9]+", "N", kind)
+    functions = {}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        for package in ("/jax_transformer/", "/orbax/"):
+            if package in file:
+                functions.setdefault(package, f"{Path(file).stem}.{frame.f_code.co_qualname}")
+        frame = frame.f_back
+    function = next((functions[p] for p in ("/jax_transformer/", "/orbax/") if p in functions), "")
+    return f"{function}:{kind}".replace(" ", "_")
 
 
 # Phases
@@ -205,12 +241,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
+def phases(pipe: Pipe) -> dict[str, Callable[[Any], None]]:
     """The changes to each module: its functions that are phases are wrapped."""
 
     def change_loop(loop: Any) -> None:
-        if task.control:
-            loop.start = interruptions_controls.resume_wrongly(loop.start, task.control)
+        if pipe.task is not None and pipe.task.control:
+            loop.start = interruptions_controls.resume_wrongly(loop.start, pipe.task.control)
         pipe.wrap(loop, "start", "state", "state")
         pipe.wrap(loop.Run, "_steps", "compile", "steps")
         pipe.wrap(loop.Run, "_validate", "validation")
@@ -221,7 +257,7 @@ def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
         pipe.wrap(checkpoint, "prune", "prune")
 
     def change_step(step: Any) -> None:
-        step.TrainStep.__call__ = counted(step.TrainStep.__call__, pipe, task)
+        step.TrainStep.__call__ = counted(step.TrainStep.__call__, pipe)
 
     training = "jax_transformer.training"
     return {
@@ -236,7 +272,11 @@ def phases(pipe: Pipe, task: Task) -> dict[str, Callable[[Any], None]]:
 
 def draw_nothing(curves: Any) -> None:
     """Write a few bytes for the picture of the curves."""
-    curves.figure = lambda entries, title: Picture()
+    curves.figure = no_figure
+
+
+def no_figure(entries: Any, title: str) -> "Picture":
+    return Picture()
 
 
 class Picture:
@@ -246,17 +286,15 @@ class Picture:
         Path(path).write_bytes(b"curves")
 
 
-def counted(call: Callable, pipe: Pipe, task: Task) -> Callable:
+def counted(call: Callable, pipe: Pipe) -> Callable:
     """``call``, which ends the phase ``compile`` after the first update."""
-    updates = 0
 
     def update(*arguments: Any) -> Any:
-        nonlocal updates
         result = call(*arguments)
-        updates += 1
+        pipe.updates += 1
         if pipe.phase != "save":  # steps go on while a checkpoint is written
             pipe.begin("steps")
-        if updates == task.updates:
+        if pipe.task is not None and pipe.updates == pipe.task.updates:
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
@@ -267,8 +305,8 @@ def main() -> None:
     root = Path(__file__).resolve().parent.parent
     sys.path[0] = str(root)
     task, arguments = Task(**json.loads(sys.argv[1])), sys.argv[2:]
-    pipe = prepare(task, arguments)
-    sys.meta_path.insert(0, AfterImport(phases(pipe, task)))
+    pipe, _ = prepare(task)
+    sys.meta_path.insert(0, AfterImport(phases(pipe)))
     sys.argv = ["jax_transformer", *arguments]
     runpy.run_module("jax_transformer", run_name="__main__", alter_sys=True)
 
@@ -278,14 +316,18 @@ def forked(arguments: list[str], fields: dict[str, Any] | None) -> None:
     from jax_transformer import cli
 
     if fields is not None:
-        task = Task(**fields)
-        pipe = prepare(task, arguments)
-        for name, change in phases(pipe, task).items():
-            change(sys.modules[name])
+        pipe, _ = prepare(Task(**fields))
+        wrap(pipe)
     draw_nothing(sys.modules["jax_transformer.training.curves"])
     write_programs()
     sys.argv = ["jax_transformer", *arguments]
     cli.process()
+
+
+def wrap(pipe: Pipe) -> None:
+    """Report the phases of the modules, all of which are imported."""
+    for name, change in phases(pipe).items():
+        change(sys.modules[name])
 
 
 def write_programs() -> None:
@@ -305,9 +347,9 @@ def write_programs() -> None:
     compiler.distributed = SimpleNamespace(global_state=Writer())  # type: ignore[assignment]
 
 
-def prepare(task: Task, arguments: list[str]) -> Pipe:
+def prepare(task: Task) -> tuple[Pipe, Watch]:
     """Watch handlers of signals and system calls."""
-    pipe = Pipe(task.pipe)
+    pipe = Pipe(task)
     handler = signal.signal
 
     def signal_handler(number: int, action: Any) -> Any:
@@ -318,8 +360,9 @@ def prepare(task: Task, arguments: list[str]) -> Pipe:
 
     signal.signal = signal_handler  # type: ignore[assignment]
     pipe.begin("imports")
-    Watch(task, pipe, str(Path(arguments[arguments.index("--run") + 1]).absolute())).install()
-    return pipe
+    watch = Watch(pipe)
+    watch.install()
+    return pipe, watch
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Negative controls of interruptions.py: wrong ways to resume that the comparison must notice."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 
 def resume_wrongly(start: Callable, control: str) -> Callable:
@@ -12,6 +14,22 @@ def resume_wrongly(start: Callable, control: str) -> Callable:
         return state if saved is None else CONTROLS[control](state)
 
     return started
+
+
+@contextlib.contextmanager
+def wrong_resume(control: str) -> Iterator[None]:
+    """A block in which runs of this process resume wrongly."""
+    import jax
+
+    from jax_transformer.data import batches
+    from jax_transformer.training import loop
+
+    with (  # what a control changes gets its former value back
+        mock.patch.object(loop, "start", resume_wrongly(loop.start, control)),
+        mock.patch.object(jax.random, "key", jax.random.key),
+        mock.patch.object(batches, "train_stream", batches.train_stream),
+    ):
+        yield
 
 
 def other_dropout(state: Any) -> Any:

@@ -1,23 +1,21 @@
-"""Damages and negative controls of interruptions.py: faults are noticed, the comparison can
-fail."""
+"""Damages to the checkpoints of a run: each is noticed, in the checkpoint that has it."""
 
-import argparse
 import functools
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import interruptions_controls, interruptions_runs, interruptions_verdict
+from benchmarks import interruptions_runs, interruptions_verdict
 from benchmarks.damage_kinds import Damage, files
 from benchmarks.interruptions_chains import Reference
 from benchmarks.interruptions_runs import EVAL_EVERY, LOG_EVERY, RUN, STEPS, Sandbox
 from jax_transformer.errors import CheckpointError
 from jax_transformer.storage import checkpoint, run_folder
 
-THROUGH_TRAIN = 12  # damages that a run resumes from
+THROUGH_TRAIN = 40  # one damage of so many is met by a run that resumes
+ALL_DAMAGED = 10 * THROUGH_TRAIN  # and in one of so many every checkpoint is damaged
 # Between two lines of metrics and two validations, so that a line is half measured
 STOPPED_AT = STEPS - EVAL_EVERY - LOG_EVERY - 1
 
@@ -31,10 +29,6 @@ class Finding:
     in_run: bool = False
     """True if a run met it."""
     wrong: list[str] = field(default_factory=list)
-
-    def line(self) -> str:
-        verdict = "WRONG: " + "; ".join(self.wrong) if self.wrong else "as promised"
-        return f"{self.what} ({self.where}): {verdict}"
 
 
 # Damages
@@ -103,35 +97,22 @@ def _contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files(folder) if not path.name.startswith(".")}
 
 
-def damages(
-    options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
-) -> Iterator[Finding]:
-    """Damage the checkpoints of a finished run ``count`` times, then resume from a few of them."""
-    finished = interruptions_runs.reference_folder(work, 1, reference.name, "warm")
-    sandbox = Sandbox(finished, reference.arguments, compiled)
-    work = Path(tempfile.mkdtemp(prefix="damages-", dir=work))
-    random_source = random.Random(f"{options.seed} damages")
+def damaged(
+    finished: Path, reference: Reference, folder: Path, compiled: Path, seed: int, number: int
+) -> Finding:
+    """Damage a copy of a finished run's checkpoints, or those of a run that then resumes."""
+    random_source = random.Random(f"{seed} damages {number}")
     kinds = CheckpointDamage(random_source).kinds()
-    for number in range(options.damages):
-        copy = work / "damaged"
-        shutil.copytree(sandbox.run / "checkpoints", copy)
-        yield refused(
-            kinds[number % len(kinds)], copy, random_source.choice(checkpoint.steps(copy))
-        )
-        shutil.rmtree(copy)
-    if options.damages:
-        stopped = stop(reference, work, compiled)
-        for number in range(THROUGH_TRAIN):
-            source = stopped if number % 3 else sandbox.folder
-            yield resumed(
-                kinds[number % 7],
-                reference,
-                source,
-                Sandbox(work / f"met-{number}", reference.arguments, compiled),
-            )
-        yield all_damaged(
-            kinds[0], stopped, Sandbox(work / "all-damaged", reference.arguments, compiled)
-        )
+    if number % THROUGH_TRAIN:
+        copy = folder / "damaged"
+        shutil.copytree(finished / RUN / "checkpoints", copy)
+        step = random_source.choice(checkpoint.steps(copy))
+        return refused(kinds[number % len(kinds)], copy, step)
+    source = finished if number % 3 else stop(reference, folder, compiled)
+    sandbox = Sandbox(folder / "met", reference.arguments, compiled)
+    if number % ALL_DAMAGED == 0:
+        return all_damaged(kinds[0], source, sandbox)
+    return resumed(random_source.choice(kinds[:7]), reference, source, sandbox)
 
 
 def refused(damage: Callable, folder: Path, step: int) -> Finding:
@@ -163,10 +144,10 @@ def refused(damage: Callable, folder: Path, step: int) -> Finding:
 def stop(reference: Reference, work: Path, compiled: Path) -> Path:
     """The folder of a run that SIGTERM stopped between two validations and two lines of metrics."""
     sandbox = Sandbox(work / "stopped", reference.arguments, compiled)
-    sandbox.folder.mkdir()
+    sandbox.create()
     result = sandbox.start(updates=STOPPED_AT)
     if result.code != 75 or max(checkpoint.steps(sandbox.run / "checkpoints")) % EVAL_EVERY == 0:
-        raise SystemExit(
+        raise RuntimeError(
             f"SIGTERM at step {STOPPED_AT} did not stop the run there: exit code {result.code}\n"
             f"{result.err[-2000:]}"
         )
@@ -214,39 +195,3 @@ def all_damaged(damage: Callable, source: Path, sandbox: Sandbox) -> Finding:
     if before != _contents(sandbox.run):
         finding.wrong.append("the folder was changed")
     return finding
-
-
-# Controls
-
-
-def controls(
-    options: argparse.Namespace, reference: Reference, work: Path, compiled: Path
-) -> Iterator[Finding]:
-    """Resume a stopped run: correctly it ends equal, wrongly in any one way it must not."""
-    del options
-    work = Path(tempfile.mkdtemp(prefix="controls-", dir=work))
-    source = stop(reference, work, compiled)
-    for name in (None, *interruptions_controls.CONTROLS):
-        folder = work / (name or "none").replace(" ", "-")
-        sandbox = Sandbox(folder, reference.arguments, compiled)
-        shutil.copytree(source, sandbox.folder)
-        result = sandbox.start(control=name)
-        differing = interruptions_runs.differences(sandbox.run, reference.contents)
-        finding = Finding(name or "no fault", f"{len(differing)} differences")
-        finding.wrong = interruptions_verdict.clean_end(result)
-        if bool(differing) != bool(name):
-            finding.wrong.append("; ".join(differing[:5]) or "the comparison did not notice it")
-        yield finding
-
-
-def summary(controls: list[Finding], damages: list[Finding]) -> Iterator[str]:
-    """Lines for the end of the campaign's report."""
-    yield ""
-    yield from (f"Control: {finding.line()}" for finding in controls)
-    for in_run, promise in (
-        (False, "were noticed"),
-        (True, "that a run met had the promised end"),
-    ):
-        here = [finding for finding in damages if finding.in_run is in_run]
-        yield f"{sum(not finding.wrong for finding in here)} of {len(here)} damages {promise}."
-    yield from (f"  {finding.line()}" for finding in damages if finding.wrong)

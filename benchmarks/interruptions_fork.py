@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -83,8 +83,11 @@ class Forked:
         cwd: Path,
         environment: Mapping[str, str],
         pipe: int | None,
+        process: "Forked | None" = None,
     ):
+        """``process`` runs the command, if that has no process of its own."""
         self.returncode: int | None = None
+        self._process = process
         self._lock = threading.Lock()
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
@@ -102,8 +105,12 @@ class Forked:
         """The exit code as of Popen; None while the process runs."""
         with self._lock:
             if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
-                self.returncode = int(self._connection.recv(64))
-                self._connection.send(b"seen")  # now the server lets go of the process's number
+                code = self._connection.recv(64)
+                if not code and self._process is not None:  # it has died
+                    self.returncode = self._process.wait(READY)
+                else:
+                    self.returncode = int(code)
+                    self._connection.send(b"seen")  # now the server lets go of the number
             return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -142,33 +149,64 @@ def _read(descriptor: int) -> str:
 # In the server
 
 
-def requests(path: str) -> Iterator[tuple[list[str], dict[str, Any] | None]]:
-    """Yield arguments and task in every forked process, once; the server itself never ends."""
+class Request(NamedTuple):
+    """A command that is to run."""
+
+    arguments: list[str]
+    task: dict[str, Any] | None
+    cwd: str
+    environment: dict[str, str]
+    descriptors: list[int]
+    """Standard output and error, and the pipe of the task."""
+
+
+def listen(path: str) -> socket.socket:
+    """A socket at ``path``, which appears when it answers."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.new")
     listener.listen(64)
     os.rename(f"{path}.new", path)
+    return listener
+
+
+def received(connection: socket.socket) -> Request:
+    """The request of a connection."""
+    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    arguments, task, cwd, environment = json.loads(message)
+    if task is not None:
+        task["pipe"] = descriptors[2]
+    return Request(arguments, task, cwd, environment, descriptors)
+
+
+def requests(path: str) -> Iterator[Request]:
+    """Yield the request in every forked process, once; the server itself never ends."""
+    listener = listen(path)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers need no wait
     while True:
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
             continue
+        _die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         listener.close()
-        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-        arguments, task, cwd, environment = json.loads(message)
+        request = received(connection)
         child = os.fork()
-        if child:
-            for descriptor in descriptors:
+        if not child:
+            _die_with_parent()
+        else:
+            for descriptor in request.descriptors:
                 os.close(descriptor)
             _keep(child, connection)
         connection.close()
-        _become(descriptors, cwd, environment)
-        if task is not None:
-            task["pipe"] = descriptors[2]
-        yield arguments, task
+        become(request)
+        yield request
         return
+
+
+def _die_with_parent() -> None:
+    """Have this process killed when the one that started it ends: nothing is left of a campaign."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _keep(child: int, connection: socket.socket) -> None:
@@ -183,32 +221,34 @@ def _keep(child: int, connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(descriptors: list[int], cwd: str, environment: dict[str, str]) -> None:
+def become(request: Request) -> None:
     """Have the standard streams, the folder and the environment of a process of its own."""
-    for number, descriptor in enumerate(descriptors[:2], 1):
+    for number, descriptor in enumerate(request.descriptors[:2], 1):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.chdir(cwd)
+    os.chdir(request.cwd)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(request.environment)
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", environment["JAX_COMPILATION_CACHE_DIR"])
+    cache = request.environment["JAX_COMPILATION_CACHE_DIR"]
+    jax.config.update("jax_compilation_cache_dir", cache)
 
 
 def main() -> None:
-    from benchmarks import interruptions_child
+    from benchmarks import interruptions_child, interruptions_resident
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
+    _die_with_parent()
     for name in MODULES:
         importlib.import_module(name)
     from orbax.checkpoint import v1  # noqa: F401
 
     gc.collect()
     gc.freeze()
-    for arguments, task in requests(sys.argv[1]):
-        interruptions_child.forked(arguments, task)
+    for request in requests(sys.argv[1]):
+        if request.arguments[0] == interruptions_resident.SERVE:
+            interruptions_resident.serve(request.arguments[1])
+        interruptions_child.forked(request.arguments, request.task)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs of interruptions.py: a tiny model on tiny text in processes of its own, and their
+"""Runs that are interrupted: a tiny model on tiny text in processes of its own, and their
 digests."""
 
 import hashlib
@@ -11,17 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.interruptions_fork import Forked, ForkServer
+from benchmarks.interruptions_fork import Forked
 from parity_tests import compiling
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "interruptions_child.py"
-STEPS, EVAL_EVERY, LOG_EVERY = 40, 8, 3
+STEPS, EVAL_EVERY, LOG_EVERY = 20, 5, 3
 PHASES = (
     "interpreter",
     "imports",
@@ -41,9 +41,9 @@ PHASES = (
 """
 BEFORE_OPTIONS = ("interpreter", "imports")
 COMMON = (
-    "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.encoder-layers 1 "
-    "--model.decoder-layers 1 --model.max-length 40 "
-    "--data.vocab-size 300 --data.tokens-per-batch 128 "
+    "--model.preset t5 --model.d-model 8 --model.num-heads 2 --model.d-ff 16 "
+    "--model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 16 "
+    "--data.vocab-size 300 --data.tokens-per-batch 128 --eval-pairs 2 "
     "--optimizer.warmup-steps 10 --optimizer.learning-rate 0.01 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every {LOG_EVERY} --average 3"
 )
@@ -64,7 +64,7 @@ RUN = "run"
 def write_text(folder: Path) -> list[str]:
     """Write four files of text and return the flags that name them."""
     words = dict(zip(ENGLISH.split(), GERMAN.split(), strict=True))
-    random_source, flags = random.Random(0), []
+    random_source = random.Random(0)
     for split, count in (("train", 60), ("valid", 8)):
         lines = [
             [random_source.choice(list(words)) for _ in range(random_source.randint(1, 6))]
@@ -74,15 +74,24 @@ def write_text(folder: Path) -> list[str]:
             ("source", lines),
             ("target", [[words[word] for word in line] for line in lines]),
         ):
-            path = folder / f"{split}.{side}"
-            path.write_text("".join(" ".join(line) + "\n" for line in text), encoding="utf-8")
-            flags += [f"--data.{split}-{side}", str(path)]
-    return flags
+            content = "".join(" ".join(line) + "\n" for line in text)
+            (folder / f"{split}.{side}").write_text(content, encoding="utf-8")
+    return text_flags(folder)
 
 
-def reference_folder(work: Path, processes: int, name: str, turn: str) -> Path:
-    """The folder of an uninterrupted run of a setting."""
-    return work / f"whole-{processes}-{name}-{turn}"
+def text_flags(folder: Path) -> list[str]:
+    """The flags that name the files of :func:`write_text`."""
+    files = [(split, side) for split in ("train", "valid") for side in ("source", "target")]
+    return [
+        word
+        for split, side in files
+        for word in (f"--data.{split}-{side}", str(folder / f"{split}.{side}"))
+    ]
+
+
+def train_flags(setting: str) -> list[str]:
+    """The flags of the run of a setting, on the text in its folder."""
+    return [*text_flags(Path()), *COMMON.split(), *setting.split()]
 
 
 @dataclass(frozen=True)
@@ -136,21 +145,41 @@ class ProcessResult:
         return (self.phase(fault[0]), fault[1].removeprefix("fault ")) if fault else None
 
 
+class Starter(Protocol):
+    """Starts commands: a server that forks a process for each, or one that stays."""
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        task: Mapping[str, Any] | None,
+        cwd: Path,
+        environment: Mapping[str, str],
+        pipe: int | None = None,
+    ) -> Forked: ...
+
+
 @dataclass(frozen=True)
 class Sandbox:
     """A folder in which the same command is started until the run has ended.
 
-    The run is always called ``run``, so that all messages are equal.
+    Its paths are relative to this folder, so that all files and messages are equal.
     """
 
     folder: Path
     arguments: Sequence[str]
+    """Added to ``command``."""
     compiled: Path
     """The cache of compiled programs."""
     processes: int = 1
     """Processes that train together; any of them may be the one that is interrupted."""
-    server: ForkServer | None = None
+    server: Starter | None = None
     """Forks the processes; interpreters are started if None, and to interrupt their imports."""
+    command: Sequence[str] = ("train", "--run", RUN)
+
+    def create(self) -> None:
+        """Create the folder, with the text that the arguments name."""
+        self.folder.mkdir(parents=True)
+        write_text(self.folder)
 
     @property
     def run(self) -> Path:
@@ -165,10 +194,8 @@ class Sandbox:
         """
         reader, writer = os.pipe()
         variables = environment(self.compiled)
-        if self.processes > 1:  # collectives of CPUs wait half a minute for one that compiles
-            variables["XLA_FLAGS"] = compiling.FLAGS
-        train = ["train", "--run", RUN, *self.arguments]
-        commands = [[*train, *flags] for flags in distributed(self.processes)]
+        command = [*self.command, *self.arguments]
+        commands = [[*command, *flags] for flags in distributed(self.processes)]
         result = ProcessResult(0, "", "", [])
         start = self._fork if self._forks(signal_time) else self._open
         process = start(commands.pop(target), variables, writer, task)
@@ -241,6 +268,8 @@ def environment(compiled: Path) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        # collectives of CPUs wait half a minute for a process that compiles
+        "XLA_FLAGS": compiling.FLAGS,
     }
 
 

@@ -40,13 +40,13 @@ class Outcome:
     """The signals, or the call and its fault."""
     phase: str
     """The phase of the run at that time."""
-    harmless: bool = False
-    """True if a call failed and the run went on to its end."""
     by_default: bool = False
     """True if a signal came while there was no handler, or was the second one.
 
     That is before the options are read, or after the end of the run.
     """
+    code: int = 0
+    """The exit code of the process."""
     seconds: float = 0.0
     """Time from the first signal to the end of the process."""
     wrong: list[str] = field(default_factory=list)
@@ -64,7 +64,6 @@ def judge(
             chain,
             f"{task.get('does', interruptions_child.KILL)} at {call}",
             phase,
-            harmless=result.code == 0,
         )
     elif result.sent and not (result.code == 0 and kind == "kills"):
         at = result.sent[0][0]
@@ -77,12 +76,11 @@ def judge(
         )
     else:
         return None
+    outcome.code = result.code
     if result.hung:
         complaints = iter([_hung(result)])
     elif result.code in KILLED:
         complaints = _lost_complaints(result) if kind == "kills" else iter(["it was killed"])
-    elif kind == "failures":
-        complaints = _failure_complaints(result)
     else:
         outcome.by_default = not result.handled(result.sent[-1][0])
         complaints = _signal_complaints(sandbox, result, outcome)
@@ -118,7 +116,10 @@ def _other_complaints(result: ProcessResult, *more: int) -> Iterator[str]:
             yield f"another process ended with exit code {code}, not {result.code}\n{err[-2000:]}"
 
 
-def _failure_complaints(result: ProcessResult) -> Iterator[str]:
+def failure_complaints(result: ProcessResult) -> Iterator[str]:
+    """Problems of a process in which a call has failed."""
+    if result.hung:
+        yield _hung(result)
     yield from _other_complaints(result, LostProcessError.exit_code)
     if result.code not in (0, *REFUSALS):
         yield f"exit code {result.code} after a call that failed"

@@ -1,27 +1,28 @@
 """The interruption campaign: damage is detected, chains are reproducible, a small one passes."""
 
-import argparse
-import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import (
-    interruptions,
-    interruptions_chains,
+    failures,
+    interruptions_child,
     interruptions_damage,
+    interruptions_runs,
     interruptions_verdict,
+    resumes,
 )
-from benchmarks.interruptions_chains import Chain
+from benchmarks.interruptions_chains import Chain, Reference
+from benchmarks.interruptions_fork import ForkServer
 from benchmarks.interruptions_runs import ProcessResult, Sandbox
-from benchmarks.interruptions_verdict import Outcome
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import checkpoint, run_folder
 from parity_tests.unit.runs import ROOT
 
 RESUMES = "the same command continues from there"
@@ -36,11 +37,14 @@ def checkpoints(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "kind", [kind.__name__ for kind in interruptions_damage.Damage(random.Random(0)).kinds()]
-)
+def kinds_of_damage(seed: str) -> dict[str, Callable]:
+    kinds = interruptions_damage.CheckpointDamage(random.Random(seed)).kinds()
+    return {kind.__name__: kind for kind in kinds}
+
+
+@pytest.mark.parametrize("kind", kinds_of_damage(""))
 def test_every_kind_of_damage_is_detected(checkpoints, tmp_path, kind):
-    damage = getattr(interruptions_damage.Damage(random.Random(kind)), kind)
+    damage = kinds_of_damage(kind)[kind]
     for number in range(3):
         copy = tmp_path / str(number)
         shutil.copytree(checkpoints, copy)
@@ -65,37 +69,48 @@ def test_accepted_damage_is_reported(checkpoints, tmp_path, monkeypatch):
     ]
 
 
-def test_the_chains_of_a_seed_have_the_requested_number_of_interruptions():
-    first, again, other = (interruptions_chains.lengths(200, seed, "kills") for seed in (0, 0, 1))
-    assert first == again != other
-    assert sum(first) == 200
+def drawn(kind: str, number: int, seed: int, folder: Path) -> list[tuple]:
+    """The first signals and calls of a chain in which nothing is saved."""
+    durations = {phase: [1.0] for phase in interruptions_runs.PHASES}
+    reference = Reference("ema", [], {}, durations, {"open": 9, "fsync": 4})
+    server = ForkServer.__new__(ForkServer)  # which starts nothing
+    chain = Chain(kind, number, seed, reference, folder, folder, 1, server)
+    return [(chain.count, *chain._draw(Sandbox(folder, [], folder))) for _ in range(5)]
 
 
-def test_a_campaign_goes_on_after_the_chains_of_its_results(tmp_path, monkeypatch):
-    started = []
+@pytest.mark.parametrize("kind", ["kills", "terms"])
+def test_a_chain_is_decided_by_its_seed_and_number(tmp_path, kind):
+    first, again = (drawn(kind, 3, 0, tmp_path) for _ in range(2))
+    assert first == again
+    assert first != drawn(kind, 4, 0, tmp_path)
+    assert first != drawn(kind, 3, 1, tmp_path)
 
-    def outcomes(chain):
-        started.append((chain.kind, chain.number))
-        return [Outcome(chain.kind, chain.number, "SIGKILL", "steps")] * chain.count
 
-    monkeypatch.setattr(Chain, "outcomes", outcomes)
-    counts = {"kills": 20, "terms": 5, "failures": 5}
-    options = argparse.Namespace(
-        **counts, seed=0, processes=1, jobs=1, only=None, results=tmp_path / "results"
-    )
-    first = interruptions.interrupt(options, [None], tmp_path, tmp_path, None)
-    assert len(first) == 30 and {kind for kind, _ in started[:3]} == counts.keys()
-    lines = options.results.read_text().splitlines(keepends=True)
-    assert len(lines) == 30
-    lost = json.loads(lines[0])
-    options.results.write_text("".join(line for line in lines if json.loads(line) != lost))
-    started.clear()
-    again = interruptions.interrupt(options, [None], tmp_path, tmp_path, None)
-    assert started == [(lost["kind"], lost["chain"])] and again == first
-    started.clear()
-    options.processes = 2
-    assert interruptions.interrupt(options, [None], tmp_path, tmp_path, None) == first
-    assert len(started) > 3
+def test_a_place_is_our_innermost_function_and_the_kind_of_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    name = "step-17-0123456789abcdef01"
+    place = run_folder.parsed(path, lambda _: interruptions_child.site_of(sys._getframe(), name))
+    assert place == "run_folder.parsed:step-N-HEX"
+
+
+def test_a_conversion_that_changed_something_is_reported():
+    before = {"run/config.json": "1", "a.safetensors": "2"}
+    after = {"a.safetensors": "3", "out": "4", ".out.partial": "5"}
+    changes = [
+        "a.safetensors: changed",
+        "out: left behind",
+        "run/config.json: changed",
+    ]
+    assert list(failures.changed(before, after, cleans=True)) == changes
+    assert ".out.partial: left behind" in failures.changed(before, after, cleans=False)
+    assert list(failures.changed(before, before, cleans=False)) == []
+
+
+def test_a_resume_is_not_stopped_at_a_validation():
+    stops = [resumes.stop_after(step) for step in range(1, resumes.STEPS)]
+    assert all(stop % resumes.EVAL_EVERY or stop == resumes.STEPS for stop in stops)
+    assert all(stop > step for step, stop in enumerate(stops, 1))
 
 
 def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResult:
@@ -165,15 +180,10 @@ def test_a_signal_has_the_right_verdict(checkpoints, result, wrong):
 
 
 @pytest.mark.slow
-def test_a_small_campaign_passes(tmp_path):
-    counts = "--kills 4 --terms 3 --failures 3 --damages 20".split()
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "interruptions.py"),
-        *counts,
-        "--work",
-        str(tmp_path / "work"),
-    ]
-    process = subprocess.run(command, capture_output=True, text=True)
+@pytest.mark.parametrize("name", ["signals", "kills", "controls", "checkpoint-damages", "failures"])
+def test_a_small_campaign_passes(tmp_path, name):
+    command = [sys.executable, str(ROOT / "benchmarks" / "campaign.py"), name, "--count", "4"]
+    process = subprocess.run(
+        [*command, "--work", str(tmp_path / "work")], cwd=tmp_path, capture_output=True, text=True
+    )
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "not equal" in process.stdout
