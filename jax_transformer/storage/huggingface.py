@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import safetensors, untrusted
+from jax_transformer.storage import atomic, safetensors, untrusted
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
@@ -237,10 +237,13 @@ def write(
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names into a folder, which is created if needed."""
+    """Write files by their names into a folder, which is created if needed. They are on the disk
+    when this returns.
+    """
     path.mkdir(exist_ok=True)
     for name, content in files.items():
-        (path / name).write_bytes(content)
+        atomic.write_bytes(path / name, content)
+    atomic.sync(path.parent)
 
 
 def is_written(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Damage to any file of a run is noticed by the commands that use it, and named."""
 
 import dataclasses
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 from jax_transformer import engines
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, InputError
-from jax_transformer.storage import checkpoint, checksums, intact, run_files, run_folder
+from jax_transformer.storage import (
+    checkpoint,
+    checksums,
+    huggingface,
+    intact,
+    run_files,
+    run_folder,
+)
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training import run as training_run
@@ -142,6 +150,21 @@ def test_replacing_a_file_may_be_killed_at_any_moment(run, monkeypatch, killed_a
     run_files.record(run)
     intact.verify_all(run)
     assert len(checksums.read(run)["train_config.json"]) == 1
+
+
+def test_files_next_to_the_weights_are_on_the_disk_when_they_are_listed(tmp_path, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    folder = tmp_path / "huggingface"
+    huggingface.write_files(folder, {"config.json": b"{}", "spiece.model": b"0"})
+    written = [tmp_path, folder, folder / "config.json", folder / "spiece.model"]
+    assert {path.stat().st_ino for path in written} <= synced
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "spiece.model"]
 
 
 def test_recording_again_does_not_accept_damage(run):
