@@ -24,6 +24,7 @@ from parity_tests.unit import runs
 
 ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.values())
 TIED = next(case for case in CASES if case.name == "small")
+USUAL = ("deep_dive", "blog2023", "small")
 
 
 def convert(source, destination, config_file=None, **more) -> conversion.Outcome:
@@ -33,7 +34,13 @@ def convert(source, destination, config_file=None, **more) -> conversion.Outcome
     )
 
 
-@pytest.mark.parametrize("case", [*ONE_EACH, TIED], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case.name in USUAL else pytest.mark.slow)
+        for case in (*ONE_EACH, TIED)
+    ],
+)
 def test_files_of_torch_round_trip_and_are_checked_against_the_twin(case, tmp_path):
     both = pair(case.config)
     state = both.torch.state_dict()

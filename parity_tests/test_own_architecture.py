@@ -205,6 +205,7 @@ def test_the_command_line_converts_compares_trains_and_translates(
         "back.pt", weights_only=True)["words.weight"])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_another_process_trains_a_preset_of_the_file(spec, tmp_path):
     """In a separate process, from another folder than the package's, as for a user."""
     options = "--model.preset my_translator --model.d-model 16 --model.num-heads 2 --model.d-ff 16"

@@ -12,7 +12,7 @@ from jax_transformer.storage import atomic
 from jax_transformer.storage.untrusted import shown
 
 NAME = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
+_LINE = r"([0-9a-f]{64})  (\S+)"
 
 Sums = Mapping[str, Collection[str]]
 """The SHA-256 that a file may have, by its name: two while it is replaced."""
@@ -31,14 +31,14 @@ def read(folder: Path) -> dict[str, list[str]]:
     path = folder / NAME
     try:
         text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     sums: dict[str, list[str]] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
-        match = _LINE.fullmatch(line)
+        match = re.fullmatch(_LINE, line)
         if not match or number == len(lines) or ".." in PurePosixPath(match[2]).parts:
             raise InputError(f"{path}: line {number} is damaged: {shown(line)}")
         sums.setdefault(match[2], []).append(match[1])

@@ -25,7 +25,7 @@ def _as_a_user():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("blog2023", "part2_encoder") else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "part2_encoder" else pytest.mark.slow)
         for name in FAITHFUL
     ],
 )

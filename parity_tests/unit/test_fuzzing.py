@@ -3,11 +3,13 @@
 import io
 import json
 import os
+import resource
 import sys
 import time
 import wave
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,12 +182,15 @@ def test_the_watcher_reports_a_slow_reader(tmp_path, monkeypatch):
     assert _watched(slow, tmp_path).startswith("time: ")
 
 
-def test_memory_is_traced_when_the_process_grows(tmp_path):
+def test_memory_is_traced_when_the_process_grows(tmp_path, monkeypatch):
     arrays = []
     read = lambda content: arrays.append(bytearray(len(content) * 10**6))  # noqa: E731
     target = Target(lambda _: read, lambda: ())
     watcher = Watcher(target, tmp_path)
+    most = [10**9]
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=most[0]))
     assert watcher.judge(b"").wrong == ""
+    most[0] += 10**6
     assert watcher.judge(b"a" * 30).wrong.startswith("memory: 30,0")
 
 

@@ -2,6 +2,7 @@
 those of blocks one after another, and the same names.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -44,6 +45,14 @@ WAYS = {"scan": SCAN, "remat": dict(remat="full"), "both": SCAN | dict(remat="fu
 MINIMAL = {"minimal": dict(remat="minimal"), "scan, minimal": SCAN | dict(remat="minimal")}
 
 
+def some(names: Iterable[str], *usual: str) -> list:
+    """The names as parameters, of which those that do not begin with these words are slow."""
+    return [
+        pytest.param(name, marks=() if name.split(":")[0] in usual else pytest.mark.slow)
+        for name in names
+    ]
+
+
 def config_of(model: str, **changes) -> transformer.TransformerConfig:
     return tiny(**(MODELS[model] | RATES | dict(d_model=6, d_ff=5) | changes))
 
@@ -57,7 +66,7 @@ def arrays_of(config: transformer.TransformerConfig) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in random_arrays(config).items()}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some(MODELS, "deep_dive", "T5", "LongT5"))
 def test_the_loss_is_that_of_the_unrolled_model(model):
     """With dropout at every site, so that masks of another layer would change it."""
     config = config_of(model)
@@ -73,7 +82,7 @@ def loss_and_gradients(config: transformer.TransformerConfig) -> tuple[jax.Array
     return jax.jit(jax.value_and_grad(partial(loss_of, config)))(arrays_of(config))
 
 
-@pytest.mark.parametrize("way", WAYS | MINIMAL)
+@pytest.mark.parametrize("way", some(WAYS | MINIMAL, "scan", "remat"))
 def test_loss_and_gradients_are_those_of_the_unrolled_model(way):
     config = config_of("post-norm")
     value, gradients = loss_and_gradients(config)

@@ -350,7 +350,7 @@ def test_the_loss_of_an_ensemble_is_that_of_its_mean_probabilities(tmp_path):
         assert evaluation.loss(translator, pairs)[0] == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float64", marks=pytest.mark.slow)])
 def test_another_precision(precision, tmp_path, capsys, monkeypatch):
     lines, stdin = ["one", "two"], b"one\ntwo\n"
     with runs.as_a_user():
