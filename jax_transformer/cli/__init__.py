@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone: write nothing more, even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ValueError) as error:
+        # jaxlib makes a ValueError of an exception that comes while it compares static arguments
+        if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):
+            raise
         print("jax-transformer: stopped at once", file=sys.stderr)
         return 128 + signal.SIGINT
     except OSError as error:  # a full disk, a folder without write permission

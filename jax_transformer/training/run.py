@@ -306,6 +306,12 @@ class Stop:
             yield
             if self.asked:  # the exception was lost, for example in a finalizer
                 raise Preempted(message)
+        except Exception as error:
+            # A library may have made another of it: jaxlib a ValueError, if it was comparing
+            # static arguments
+            if self.asked and not isinstance(error, Preempted):
+                raise Preempted(message) from error
+            raise
         finally:
             self._at_once = None
 

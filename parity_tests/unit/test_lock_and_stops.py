@@ -6,8 +6,10 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
+from jax_transformer import cli
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.storage import run_folder
 from jax_transformer.training import run
@@ -129,6 +131,43 @@ def test_a_stop_request_swallowed_by_a_finalizer_still_ends_the_work(capsys):
         went_on = True
     assert went_on
     assert capsys.readouterr().err == ""
+
+
+class SignalledIfCompared:
+    """A static argument during whose first comparison a signal comes."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __hash__(self):
+        return 0
+
+    def __eq__(self, other):
+        if self.numbers:
+            signal.raise_signal(self.numbers.pop())
+        return self.numbers is other.numbers
+
+
+def compare_static_arguments(number):
+    function, numbers = jax.jit(lambda x, _: x, static_argnums=1), [number]
+    for _ in range(2):
+        function(1.0, SignalledIfCompared(numbers))
+
+
+def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work():
+    with (
+        run.stop_requests() as stop,
+        pytest.raises(Preempted, match="nothing yet"),
+        stop.at_once("nothing yet"),
+    ):
+        compare_static_arguments(signal.SIGTERM)
+        raise AssertionError("reached")
+
+
+def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda _: compare_static_arguments(signal.SIGINT))
+    assert cli.main([]) == 130
+    assert capsys.readouterr().err == "jax-transformer: stopped at once\n"
 
 
 def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):
