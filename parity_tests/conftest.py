@@ -32,6 +32,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
+gc.disable()  # until the tests are collected: their modules and libraries stay
+
 _KEPT = 2000
 """Largest number of compiled programs in memory: about three gigabytes."""
 _compiled = 0
@@ -49,12 +51,17 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 def _programs_of_a_few_files():
     """Clear the compiled programs once there are too many: together they would take gigabytes.
 
-    The C library keeps their memory, which is in small pieces, unless it is told to return it.
+    The C library keeps their memory, which is in small pieces, unless it is told to return it. The
+    garbage collector leaves aside what a module has left, which are the traced programs.
     """
     global _compiled
     yield
+    gc.freeze()
     if _compiled > _KEPT:
         jax.clear_caches()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         if sys.platform == "linux":
             getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
         _compiled = 0
@@ -66,9 +73,9 @@ def pytest_collection_finish():
     Tracing makes many objects and few cycles: with Python's own settings a twelfth of the suite's
     time is looking for them.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

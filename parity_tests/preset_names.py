@@ -1,8 +1,18 @@
 """Names of presets that tests run on."""
 
+import pytest
+
 import jax_transformer as jt
 
 TEXT = [name for name in jt.preset_names() if jt.preset(name).mel_bins is None]
 """Presets of models that read text."""
 ALL = [*TEXT, "whisper_tiny"]
 """All presets; one size of Whisper stands for the others, which share every line of code."""
+
+
+def repaired_slow(names: list[str]) -> list:
+    """The names as parameters of a test to which a repaired document adds nothing but time."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name.endswith("_repaired") else ())
+        for name in names
+    ]

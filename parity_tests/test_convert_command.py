@@ -24,7 +24,7 @@ from parity_tests.unit import runs
 
 ONE_EACH = list({case.config.architecture: case for case in reversed(CASES)}.values())
 TIED = next(case for case in CASES if case.name == "small")
-USUAL = ("deep_dive", "blog2023", "small")
+USUAL = ("deep_dive", "small")
 
 
 def convert(source, destination, config_file=None, **more) -> conversion.Outcome:

@@ -23,7 +23,9 @@ def _as_a_user():
         yield
 
 
-@pytest.mark.parametrize("name", ["marian", "mbart50", "t5"])
+@pytest.mark.parametrize(
+    "name", ["marian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mbart50", "t5"))]
+)
 def test_evaluate_gives_the_scores_of_transformers(name, tmp_path, capsys):
     folder, lines = tmp_path / "model", tmp_path / "valid"
     module = save_model(name, folder)

@@ -362,7 +362,7 @@ OTHER_OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     "name",
-    ["adam", "sgd", pytest.param("without momentum", marks=pytest.mark.slow)],
+    ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "without momentum"))],
 )
 def test_adam_and_sgd_change_frameworks_too(name: str, tmp_path: Path):
     """PyTorch, JAX, PyTorch, against PyTorch all the way; every conversion back is exact."""

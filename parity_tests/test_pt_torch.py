@@ -207,7 +207,10 @@ def random_plain(draw: random.Random) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100))],
+)
 def test_files_of_torch_are_read_equal(seed: int, tmp_path):
     """Protocol 2 (PyTorch's own) is compared with torch.load, and the other protocols, which it
     reads only in part, with protocol 2.

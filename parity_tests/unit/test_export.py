@@ -57,7 +57,7 @@ def check(config: TransformerConfig) -> None:
     export_search(config, jt.generate.beam, beam_size=2)
 
 
-@pytest.mark.parametrize("preset", preset_names.TEXT)
+@pytest.mark.parametrize("preset", preset_names.repaired_slow(preset_names.TEXT))
 def test_step_and_searches_are_lowered_for_every_platform(preset):
     check(helpers.tiny(preset, num_layers=1))
 

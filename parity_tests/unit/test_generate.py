@@ -475,7 +475,11 @@ def test_a_row_s_beam_does_not_depend_on_other_rows():
 # Ensembles
 
 
-@pytest.mark.parametrize("config", [PRE_NORM, UNCACHED["not causal"]], ids=["cache", "no cache"])
+@pytest.mark.parametrize(
+    "config",
+    [PRE_NORM, pytest.param(UNCACHED["not causal"], marks=pytest.mark.slow)],
+    ids=["cache", "no cache"],
+)
 def test_an_ensemble_of_one_model_with_itself_is_the_model(config):
     model, source = loud(config, 0), sources(config, 0)
     for decode in (

@@ -56,7 +56,7 @@ def over_all_tokens(model: jt.Transformer, x: np.ndarray, valid: np.ndarray) -> 
 
 
 @pytest.mark.parametrize("span", SPANS)
-@pytest.mark.parametrize("length", [2, 8])
+@pytest.mark.parametrize("length", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_local_attention_is_full_attention_under_its_mask(span, length):
     config = config_of(span)
     model = random_model(config)

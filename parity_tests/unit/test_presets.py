@@ -11,6 +11,7 @@ import jax_transformer as jt
 from jax_transformer import transformer
 from jax_transformer.architectures import registry
 from jax_transformer.nn.embeddings import Frozen
+from parity_tests import preset_names
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
@@ -98,7 +99,13 @@ def test_every_preset_has_its_documented_number_of_parameters():
     }
 
 
-@pytest.mark.parametrize("name", jt.preset_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in preset_names.ALL else pytest.mark.slow)
+        for name in jt.preset_names()
+    ],
+)
 def test_every_preset_is_built_at_full_size_from_abstract_shapes(name):
     before = {id(array) for array in jax.live_arrays()}
     model = transformer.abstract(jt.preset(name))

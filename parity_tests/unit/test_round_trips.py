@@ -18,7 +18,7 @@ INDEPENDENT = dict(
 )
 
 
-@pytest.mark.parametrize("configurations", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("configurations", [30, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_round_trip_is_byte_equal_for_many_configurations(tmp_path, configurations):
     """They cover every architecture and dtype; half of them have all sizes equal."""
     seen = []

@@ -69,8 +69,8 @@ def test_an_end_token_is_followed_by_padding():
     [
         {},
         dict(temperature=1.7),
-        dict(top_k=4),
-        dict(top_p=0.8),
+        pytest.param(dict(top_k=4), marks=pytest.mark.slow),
+        pytest.param(dict(top_p=0.8), marks=pytest.mark.slow),
         dict(temperature=2.0, top_k=6, top_p=0.7),
     ],
 )
