@@ -37,6 +37,7 @@ PAGES = {
     "mesh": "the layout on several devices",
     "updates": "accumulated updates, averages, and the lines of metrics",
     "runs": "a resumed run: its checkpoints, which are kept and averaged, and its metrics",
+    "intact": "damage to the files of a run that is not noticed, and signals at bad moments",
     "batches": "the order of pairs, pairs left over, and the arrays of a batch",
     "text": "reading text, its normalisation, and lengths",
     "lines": "sampling, n-best lists, and the weighting of evaluation",
