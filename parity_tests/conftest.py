@@ -34,8 +34,9 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 gc.disable()  # until the tests are collected: their modules and libraries stay
 
-_KEPT = 2000
-"""Largest number of compiled programs in memory: about three gigabytes."""
+_KEPT = 700
+"""Largest number of compiled programs in memory: about two gigabytes. To end a program takes longer
+the more there are."""
 _compiled = 0
 
 
