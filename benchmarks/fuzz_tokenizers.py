@@ -13,6 +13,7 @@ from benchmarks.fuzzing import InputFile, Read, Target, file_reader
 from jax_transformer.data import piece_vocabulary, run_tokenizer, tokenizer_files
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
+from jax_transformer.storage import huggingface, run_files
 from parity_tests import tokenizer_models
 
 _LINE = "It's 10:30, Größe 3!"
@@ -109,8 +110,8 @@ def _settings_seeds() -> Iterator[bytes]:
 
 
 def _read_languages(folder: Path) -> Read:
-    tokenizer_models.write(folder / run_tokenizer.HUGGINGFACE_FOLDER, tokenizer_models.marian())
-    file = InputFile(folder / run_tokenizer.LANGUAGES_FILE)
+    tokenizer_models.write(folder / huggingface.IN_RUN, tokenizer_models.marian())
+    file = InputFile(folder / run_files.LANGUAGES_FILE)
 
     def read(content: bytes) -> None:
         file.put(content)

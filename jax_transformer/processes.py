@@ -101,7 +101,7 @@ def joined(options: DistributedOptions) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if may_be_lost(error):  # then JAX ends this process when it knows
+        if may_be_lost(error) or may_be_lost(error.__cause__):  # JAX ends this process if so
             time.sleep(2 * options.heartbeat_timeout)
         _report(error)
         raise
@@ -116,7 +116,7 @@ def leave() -> None:
             jax.distributed.shutdown()
 
 
-def may_be_lost(error: Exception) -> bool:
+def may_be_lost(error: BaseException | None) -> bool:
     """True for an error that the death of another process may have caused."""
     import jax
 

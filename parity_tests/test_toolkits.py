@@ -408,6 +408,7 @@ def test_a_namespace_is_a_dict_of_its_attributes(tmp_path):
         (b"]" + hostile.name("argparse", "Namespace") + b"a", "as a value"),
         (NAMESPACE + b"}K\x01K\x02sb", "attributes that have no names"),
         (NAMESPACE + b"]b", "attributes that have no names"),
+        (NAMESPACE + b"}" + ITEM + b"sb}" + ITEM + b"sb", "attributes that are set twice"),
         (NAMESPACE + ITEM + b"s", "something is put into a value"),
         (NAMESPACE + b"q\x01}" + hostile.text("self") + b"h\x01sb", "containers within containers"),
     ],

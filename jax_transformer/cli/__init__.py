@@ -42,18 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone: write nothing more, even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, ValueError) as error:
-        # jaxlib makes a ValueError of an exception that comes while it compares static arguments
-        if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):
-            raise
-        print("jax-transformer: stopped at once", file=sys.stderr)
-        return 128 + signal.SIGINT
     except OSError as error:  # a full disk, a folder without write permission
         if debug:
             raise
         name = error.filename or "input or output"
         print(f"jax-transformer: {name}: {error.strerror or error}", file=sys.stderr)
         return InputError.exit_code
+    except (KeyboardInterrupt, ValueError) as error:
+        # jaxlib makes a ValueError of an exception that comes while it compares static arguments
+        if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):
+            raise
+        print("jax-transformer: stopped at once", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def process(*before: str) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jax_transformer import signals
 from jax_transformer.data import parallel_text
+from jax_transformer.errors import Refusal
 from jax_transformer.storage import atomic
 
 WAIT = 0.1
@@ -137,4 +138,9 @@ def interruptible() -> Iterator[threading.Event]:
     # A shell starts what runs in the background with SIGINT ignored, and so it stays
     heeded = [n for n in signals.STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
     with signals.handled(interrupt, raising=KeyboardInterrupt, numbers=heeded):
-        yield asked
+        try:
+            yield asked
+        except ValueError as error:  # jaxlib makes it of an exception while it compares arguments
+            if asked.is_set() and not isinstance(error, Refusal):
+                raise KeyboardInterrupt from error
+            raise

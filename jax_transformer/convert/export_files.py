@@ -12,7 +12,7 @@ from jax_transformer.generate import huggingface as generation
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import untrusted
+from jax_transformer.storage import run_files, untrusted
 from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION
 from jax_transformer.storage.tensors import Note, is_float
 
@@ -88,11 +88,9 @@ def _with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
 
 def tokenizer_files(source: Pretrained) -> dict[str, bytes]:
     """Return the tokenizer's files of a run or of a Hugging Face folder, unchanged, by name."""
-    from jax_transformer.data import run_tokenizer
-
     paths = {name: path for name, path in source.extra_files.items() if name in folders.TOKENIZER}
     if source.path.is_dir():
-        names = (run_tokenizer.SHARED_FILE, *run_tokenizer.SIDE_FILES)
+        names = (run_files.SHARED_FILE, *run_files.SIDE_FILES)
         own = {name: source.path / name for name in names}
         paths = {name: path for name, path in own.items() if path.is_file()} or paths
     return folders.contents(paths)
@@ -100,11 +98,9 @@ def tokenizer_files(source: Pretrained) -> dict[str, bytes]:
 
 def not_exported(source: Pretrained) -> tuple[Note, ...]:
     """List the two vocabularies of a run, for which transformers has no file."""
-    from jax_transformer.data import run_tokenizer
-
     names = [
         name
-        for name in run_tokenizer.SIDE_FILES
+        for name in run_files.SIDE_FILES
         if source.path.is_dir() and (source.path / name).is_file()
     ]
     return tuple(
@@ -122,9 +118,9 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
 
     The tokenizer in these files appends the end token itself.
     """
-    from jax_transformer.data import run_tokenizer, tokenizer
+    from jax_transformer.data import tokenizer
 
-    path = source.path / run_tokenizer.SHARED_FILE
+    path = source.path / run_files.SHARED_FILE
     if source.path.is_file() or not path.is_file():
         return {}
     own = tokenizer.Tokenizer.load(path)
@@ -155,6 +151,6 @@ def _tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes
     }
     data = untrusted.read_json(path) | {"post_processor": ends_line}
     return {
-        run_tokenizer.SHARED_FILE: folders.to_json(data),
+        run_files.SHARED_FILE: folders.to_json(data),
         "tokenizer_config.json": folders.to_json(settings),
     }

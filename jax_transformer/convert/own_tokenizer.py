@@ -6,27 +6,30 @@ from typing import Any
 
 from jax_transformer.architectures.toolkit import Vocabularies
 from jax_transformer.errors import InputError
+from jax_transformer.storage import run_files
 from jax_transformer.storage.untrusted import shown
 
 
-def files(vocabularies: Vocabularies) -> Mapping[str, bytes]:
-    """Return ``tokenizer.source.json`` and ``tokenizer.target.json``.
+def files(title: str, vocabularies: Vocabularies) -> Mapping[str, bytes]:
+    """Return ``tokenizer.source.json`` and ``tokenizer.target.json`` of the checkpoint ``title``.
 
     Every token has the id that it has in the checkpoint. Those that begin, end and pad a line get
     this project's names.
 
     Raises InputError if another token has such a name.
     """
-    from jax_transformer.data import run_tokenizer
+    contents = {}
+    for name, side in zip(run_files.SIDE_FILES, ("source", "target"), strict=True):
+        ends = side == "target" or vocabularies.source_ends
+        try:
+            tokens = getattr(vocabularies, side)
+            contents[name] = _tokenizer(vocabularies, tokens, ends=ends)
+        except InputError as error:
+            raise InputError(f"{title}: the {side} vocabulary {error}") from None
+    return contents
 
-    sides = (vocabularies.source, vocabularies.target)
-    return {
-        name: _tokenizer(vocabularies, tokens, ends=side or vocabularies.source_ends)
-        for side, (name, tokens) in enumerate(zip(run_tokenizer.SIDE_FILES, sides, strict=True))
-    }
 
-
-def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: bool | int) -> bytes:
+def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: bool) -> bytes:
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
 
@@ -37,7 +40,7 @@ def _tokenizer(vocabularies: Vocabularies, tokens: tuple[str, ...], *, ends: boo
         names[vocabularies.bos] = tokenizer.BOS
     clash = [name for old, name in names.items() if old != name and name in tokens]
     if clash:
-        raise InputError(f"the vocabulary has a token {shown(clash[0])}, which has a role here")
+        raise InputError(f"has a token {shown(clash[0])}, which has a role here")
     ids = {names.get(token, token): number for number, token in enumerate(tokens)}
     model: Any = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=vocabularies.unknown))
     model.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")

@@ -267,7 +267,8 @@ def _files(
     if layout is not None and model is not None:
         return {t5x.CONFIG: t5x_config.to_gin(model.config, layout).encode()}
     if source.vocabularies is not None:
-        return own_tokenizer.files(source.vocabularies) if kind in (Kind.RUN, *DEPLOYED) else {}
+        needed = kind in (Kind.RUN, *DEPLOYED)
+        return own_tokenizer.files(source.title, source.vocabularies) if needed else {}
     if source.marian is not None:
         return describe_marian.files(source, source.marian, kind, target, request.dtype)
     if kind is Kind.HUGGINGFACE and model is not None:

@@ -30,10 +30,9 @@ from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
 
-_SIDE_FILES = tuple(f"tokenizer.{side}.json" for side in ("source", "target"))
-_RUN_FILES = (CONFIG, "checkpoints", folders.IN_RUN, *_SIDE_FILES, checksums.NAME)
+_RUN_FILES = (CONFIG, "checkpoints", folders.IN_RUN, *run_files.SIDE_FILES, checksums.NAME)
 _TOKENIZER_FILES = (
-    *_SIDE_FILES,
+    *run_files.SIDE_FILES,
     *folders.TOKENIZER,
 )
 _CTRANSLATE2_FILES = (

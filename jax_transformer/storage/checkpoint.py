@@ -150,7 +150,8 @@ class Checkpoint:
 
 def open(folder: Path, step: int, *, verified: bool = False) -> Checkpoint:
     """The checkpoint of ``step``, verified against its manifest unless another process has
-    ``verified`` it. Raises CheckpointError naming the file that is damaged.
+    ``verified`` it. Raises CheckpointError naming the file that is damaged, or InputError if it is
+    SHA256SUMS of the run.
     """
     path = folder.absolute() / str(step)  # Orbax takes no relative path
     if verified:
@@ -258,8 +259,6 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
         raise
     except Exception as error:  # a full disk reaches us from Orbax in many forms
         remove_unfinished(folder)
-        if processes.may_be_lost(error):
-            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = (lines or [type(error).__name__])[0]
         raise CheckpointError(
@@ -359,7 +358,8 @@ def read_manifest(folder: Path, step: int) -> dict[str, Any]:
     """The facts that :func:`save` recorded ``about`` a checkpoint, with its step and hashes. Only
     the manifest is read.
 
-    Raises CheckpointError if a byte of the manifest changed, or it is of another step or run.
+    Raises CheckpointError if a byte of the manifest changed, or it is of another step or run, and
+    InputError if SHA256SUMS of the run, which tells this, is damaged.
     """
     path = folder / str(step) / MANIFEST
     try:
@@ -386,20 +386,38 @@ def verify(folder: Path, step: int) -> tuple[dict[str, Any], Identity]:
     """Verify every file of a checkpoint against its manifest. Returns the manifest and the files'
     identity.
 
-    Raises CheckpointError naming the first file that is missing, changed or not in the manifest.
+    Raises CheckpointError naming the first file that is missing, changed or not in the manifest,
+    and what :func:`read_manifest` raises.
     """
     content, path = read_manifest(folder, step), folder / str(step)
-    expected, existing, before = content["sha256"], dict(_files(path)), _identity_of(path)
+    before = _identity_of(path)
+    for problem in _damage(path, content["sha256"]):
+        raise CheckpointError(problem)
+    return content, before
+
+
+def problems(folder: Path, step: int) -> list[str]:
+    """Name every file of a checkpoint that is missing, changed or not in the manifest; empty if it
+    was removed meanwhile. Raises InputError as :func:`read_manifest`.
+    """
+    try:
+        found = [*_damage(folder / str(step), read_manifest(folder, step)["sha256"])]
+    except CheckpointError as error:
+        found = [str(error)]
+    return found if step in steps(folder) else []
+
+
+def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
+    existing = dict(_files(path))
     hashes = _hashes({name: file for name, file in existing.items() if name in expected})
     for name in sorted(expected.keys() | existing.keys()):
         file = path / name
         if name not in existing:
-            raise CheckpointError(f"{file}: missing, and {MANIFEST} lists it")
-        if name not in expected:
-            raise CheckpointError(f"{file}: not in {MANIFEST}, so it was added")
-        if hashes[name] != expected[name]:
-            raise CheckpointError(f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})")
-    return content, before
+            yield f"{file}: missing, and {MANIFEST} lists it"
+        elif name not in expected:
+            yield f"{file}: not in {MANIFEST}, so it was added"
+        elif hashes[name] != expected[name]:
+            yield f"{file}: damaged (its SHA-256 is not the one in {MANIFEST})"
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:

@@ -39,7 +39,8 @@ def read(folder: Path) -> dict[str, list[str]]:
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
         match = re.fullmatch(_LINE, line)
-        if not match or number == len(lines) or ".." in PurePosixPath(match[2]).parts:
+        outside = match and (match[2].startswith("/") or ".." in PurePosixPath(match[2]).parts)
+        if not match or number == len(lines) or outside:
             raise InputError(f"{path}: line {number} is damaged: {shown(line)}")
         sums.setdefault(match[2], []).append(match[1])
     return sums

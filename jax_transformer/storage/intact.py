@@ -13,6 +13,9 @@ from typing import Any
 from jax_transformer.errors import CheckpointError, InputError, Refusal
 from jax_transformer.storage import checkpoint, checksums, run_files
 
+_SHOWN = 6
+"""Problems that a message names; all are in the error's details."""
+
 
 def verify(run: Path) -> None:
     """Raise InputError naming the first file, of those that SHA256SUMS lists or should list, that
@@ -34,9 +37,11 @@ def verify_all(run: Path) -> None:
     CheckpointError if one is of a checkpoint, otherwise InputError.
     """
     damaged = list(_checkpoint_problems(run))
-    named = [*problems(run), *metrics_problems(run), *damaged]
+    small = list(problems(run)) and list(problems(run))  # twice, as in `verify`
+    named = [*small, *metrics_problems(run), *damaged]
     if named:
-        error = (CheckpointError if damaged else InputError)("; ".join(named))
+        more = [f"and {len(named) - _SHOWN} more, which --json lists"] * (len(named) > _SHOWN)
+        error = (CheckpointError if damaged else InputError)("; ".join(named[:_SHOWN] + more))
         error.details = tuple(named)
         raise error
 
@@ -64,13 +69,10 @@ def problems(run: Path) -> Iterator[str]:
 
 def _may_be_added(name: str, sums: checksums.Sums) -> bool:
     """True for what a converted run does not have: often its tokenizer is copied there."""
-    groups = [
-        group
-        for group in (run_files.TRAINING, run_files.TOKENIZER, run_files.HUGGINGFACE)
-        if name in group
-    ]
-    listed = any(each in sums for group in groups for each in group)
-    return bool(groups) and not listed and run_files.DATA not in sums
+    groups = (run_files.TRAINING, run_files.TOKENIZER, run_files.HUGGINGFACE)
+    group = next((group for group in groups if name in group), ())
+    listed = any(each in sums for each in group)
+    return bool(group) and not listed and run_files.DATA not in sums
 
 
 def metrics_problems(run: Path) -> Iterator[str]:
@@ -90,13 +92,11 @@ def metrics_problems(run: Path) -> Iterator[str]:
 
 
 def _checkpoint_problems(run: Path) -> Iterator[str]:
-    """Name a file of every checkpoint, averaged ones too, that is damaged."""
-    for folder in (run / name for name in run_files.CHECKPOINTS):
-        for step in checkpoint.steps(folder):
-            try:
-                checkpoint.verify(folder, step)
-            except Refusal as error:
-                yield str(error)
+    """Name every file of the checkpoints, averaged ones too, that is damaged."""
+    with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
+        for folder in (run / name for name in run_files.CHECKPOINTS):
+            for step in checkpoint.steps(folder):
+                yield from checkpoint.problems(folder, step)
 
 
 def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:

@@ -228,6 +228,8 @@ class _Machine:
         if self.stack and type(self.stack[-1]) is Attributes:
             if type(state) is not dict or not all(type(name) is str for name in state):
                 raise self.refused("attributes that have no names")
+            if self.stack[-1]:  # a few bytes would copy them all again
+                raise self.refused("attributes that are set twice")
             self.stack[-1].update(state)
             return
         self.top(dict)

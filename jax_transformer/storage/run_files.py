@@ -1,7 +1,8 @@
 """The files of a run next to its checkpoints, and their SHA-256.
 
 ``SHA256SUMS`` lists those that are written once, or at each start. Each checkpoint records which
-run it is of, as the hash of data.json, and the length and hash of metrics.jsonl when it was saved.
+run it is of, as the hash of data.json, which only runs of the same text and first options share,
+and the length and hash of metrics.jsonl when it was saved.
 :mod:`.intact` compares.
 """
 
@@ -18,6 +19,10 @@ CONFIG, DATA, TRAIN_CONFIG, METRICS = (
     "train_config.json",
     "metrics.jsonl",
 )
+SHARED_FILE = "tokenizer.json"
+SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+LANGUAGES_FILE = "languages.json"
+"""The languages that a Hugging Face tokenizer was loaded with."""
 CHECKPOINTS = ("checkpoints", "averaged")
 TRAINING = (TRAIN_CONFIG, DATA)
 _FOR_PEOPLE = (huggingface.CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
@@ -25,10 +30,9 @@ HUGGINGFACE = tuple(
     f"{huggingface.IN_RUN}/{name}" for name in huggingface.EXTRA_FILES if name not in _FOR_PEOPLE
 )
 TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer.source.json",
-    "tokenizer.target.json",
-    "languages.json",
+    SHARED_FILE,
+    *SIDE_FILES,
+    LANGUAGES_FILE,
     *(f"{huggingface.IN_RUN}/{name}" for name in huggingface.TOKENIZER),
 )
 LISTED = tuple(dict.fromkeys((*TRAINING, *TOKENIZER, *HUGGINGFACE, CONFIG)))
@@ -65,7 +69,7 @@ def about_run(path: Path) -> dict[str, Any]:
     SHA256SUMS.
     """
     sums = _sums_around(path)
-    return {"run": _identity(sums), "folder": path.parent.name} if sums else {}
+    return {"run": _identity(sums), "folder": path.absolute().parent.name} if sums else {}
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -91,5 +95,5 @@ def _sums_around(path: Path) -> checksums.Sums:
 
 
 def _identity(sums: checksums.Sums) -> str | None:
-    """The SHA-256 of data.json, which no two runs share; None for a run that was converted."""
+    """The SHA-256 of data.json; None for a run that was converted."""
     return next(iter(sums.get(DATA, ())), None)

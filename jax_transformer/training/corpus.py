@@ -321,7 +321,8 @@ def check(corpus: Corpus, folder: RunFolder) -> None:
 def record(corpus: Corpus, folder: RunFolder) -> None:
     """Write tokenizer, config.json and, last, data.json, unless the folder has them already.
 
-    With the hash of the options that the run began with, data.json is of this run only.
+    It has the hash of the options that the run began with, by which it differs from those of most
+    other runs: see :mod:`jax_transformer.storage.run_files`.
     """
     if folder.data.exists():
         return

@@ -233,6 +233,9 @@ class Run:
         now = int(state.step)
         steps = run.to_average(self.options, self.folder.figures())
         if now in checkpoint.steps(self.folder.averaged):
+            if processes.first():  # it may have ended before it did this
+                checkpoint.remove_unfinished(self.folder.averaged)
+                checkpoint.prune(self.folder.averaged, [now])
             steps = []
         steps = processes.from_first("checkpoints to average", steps)
         if not steps:

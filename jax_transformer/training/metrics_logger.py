@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -110,8 +109,7 @@ class MetricsLogger:
     def sync(self) -> None:
         """Flush metrics.jsonl to the disk."""
         if processes.first() and self.folder.metrics.exists():
-            with open(self.folder.metrics, "rb") as file:
-                os.fsync(file.fileno())
+            atomic.sync(self.folder.metrics)
 
     def close(self) -> None:
         """End the progress bar and the trackers."""

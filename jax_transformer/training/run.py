@@ -137,7 +137,7 @@ def _numbered(options: TrainOptions, stack: ExitStack) -> RunFolder:
 def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
     """True if the folder holds an unfinished run of the same options that can be read.
 
-    Names a file of such a run that is damaged.
+    Warns of a folder that holds a checkpoint and cannot be read, with the file that is damaged.
     """
     try:
         intact.verify(folder.path)

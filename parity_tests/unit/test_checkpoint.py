@@ -520,12 +520,25 @@ def test_a_damaged_checkpoint_is_named_with_the_one_tried_instead(tmp_path, caps
     assert error.endswith("; step 203 (last) is tried instead\n")
 
 
-def test_the_death_of_another_process_is_no_error_of_the_disk(tmp_path, monkeypatch):
-    """JAX then ends this process, and its exit code is that of a lost process."""
+@pytest.mark.parametrize("reason", ["Gloo all-reduce failed", "RESOURCE_EXHAUSTED: no memory"])
+def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkeypatch, reason):
+    """JAX then ends this process, whose exit code is that of a lost process, within twice the
+    heartbeat. If it does not, the error is one line.
+    """
+    waited = []
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "barrier", lambda name: None)
-    error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError), checkpoint.new(tmp_path, 3, about={}) as folder:
+    monkeypatch.setattr(processes, "_report", lambda error: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **options: None)
+    monkeypatch.setattr(jax.config, "update", lambda *option: None)
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    options = processes.DistributedOptions("nowhere:1", 2, 0, heartbeat_timeout=7)
+    with (
+        pytest.raises(errors.CheckpointError, match=rf"3: could not be written \({reason}"),
+        processes.joined(options),
+        checkpoint.new(tmp_path, 3, about={}) as folder,
+    ):
         folder.mkdir()
-        raise error
+        raise jax.errors.JaxRuntimeError(reason)
+    assert waited == ([14] if "Gloo" in reason else [])
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import inspect
+import io
 import shutil
 import subprocess
 import sys
@@ -330,6 +331,14 @@ LOADED = (
     "import sys; packages = {name.split('.')[0] for name in sys.modules}; "
     "print(sorted(packages & {'jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers'}))"
 )
+
+
+def test_an_error_of_the_system_that_is_a_value_error_too_is_one_line(console, monkeypatch):
+    def run(_):
+        raise io.UnsupportedOperation("fileno")
+
+    monkeypatch.setattr(cli, "_run", run)
+    assert console.say("inspect") == (3, "", "jax-transformer: input or output: fileno\n")
 
 
 def test_an_error_exits_although_a_thread_waits():

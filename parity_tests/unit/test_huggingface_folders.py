@@ -19,9 +19,8 @@ from jax_transformer import pretrained, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
-from jax_transformer.data import run_tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.storage import huggingface, kinds, lazy, pt, safetensors
+from jax_transformer.storage import huggingface, kinds, lazy, pt, run_files, safetensors
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 
@@ -330,10 +329,10 @@ def test_force_replaces_an_export_and_nothing_that_holds_more(theirs, tmp_path):
 
 def test_two_vocabularies_are_not_exported_and_the_plan_says_so(theirs, tmp_path):
     convert(copied(theirs, tmp_path / "bare", **{"spiece.model": None}), tmp_path / "run")
-    for name in run_tokenizer.SIDE_FILES:
+    for name in run_files.SIDE_FILES:
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
-    assert {note.name for note in prepared.plan.dropped} == set(run_tokenizer.SIDE_FILES)
+    assert {note.name for note in prepared.plan.dropped} == set(run_files.SIDE_FILES)
     assert not set(prepared.extra_files.files) & set(huggingface.TOKENIZER)
 
 

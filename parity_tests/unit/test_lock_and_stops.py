@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jax_transformer import cli
+from jax_transformer.cli import streams
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.storage import run_folder
 from jax_transformer.training import run
@@ -168,6 +169,13 @@ def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, 
     monkeypatch.setattr(cli, "_run", lambda _: compare_static_arguments(signal.SIGINT))
     assert cli.main([]) == 130
     assert capsys.readouterr().err == "jax-transformer: stopped at once\n"
+
+
+def test_a_ctrl_c_that_jaxlib_turns_into_another_error_ends_a_translation():
+    with pytest.raises(KeyboardInterrupt), streams.interruptible():
+        compare_static_arguments(signal.SIGTERM)
+    with pytest.raises(ValueError, match="no signal"), streams.interruptible():
+        raise ValueError("no signal")
 
 
 def test_a_second_ctrl_c_swallowed_by_a_finalizer_still_interrupts(capsys):

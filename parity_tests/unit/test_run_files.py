@@ -98,13 +98,25 @@ def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "\n", "0" * 64, f"{'0' * 64}  ../x\n", f"{'A' * 64}  config.json\n", "\0" * 80]
+    "line",
+    [
+        "",
+        "\n",
+        "0" * 64,
+        f"{'0' * 64}  ../x\n",
+        f"{'0' * 64}  /etc/hostname\n",
+        f"{'A' * 64}  config.json\n",
+        "\0" * 80,
+    ],
 )
 def test_a_damaged_line_of_the_sums_is_named(run, line):
     path = run / checksums.NAME
     path.write_text(path.read_text()[: None if line else -1] + line)
     with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged"):
         intact.verify(run)
+    with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged") as refused:
+        intact.verify_all(run)  # and not as damage of the checkpoints
+    assert len(refused.value.details) == 1
 
 
 @pytest.mark.parametrize("name", ["tokenizer.source.json", "huggingface/generation_config.json"])
@@ -224,6 +236,47 @@ def test_everything_that_is_damaged_is_named_at_once(run):
     names = ("data.json", "config.json", "metrics.jsonl", "checkpoints/1/manifest.json")
     for name, detail in zip(names, refused.value.details, strict=True):
         assert str(run / name) in detail and detail in str(refused.value)
+
+
+def test_many_damaged_files_are_all_in_the_details(run):
+    arrays = [path for path in (run / "checkpoints/2").rglob("*") if path.is_file()]
+    arrays = [path for path in arrays if path.name != "manifest.json"]
+    for path in arrays:
+        path.write_bytes(path.read_bytes() + b"0")
+    with pytest.raises(CheckpointError) as refused:
+        intact.verify_all(run)
+    assert len(arrays) > 6 and len(refused.value.details) == len(arrays)
+    assert str(refused.value).endswith(f"and {len(arrays) - 6} more, which --json lists")
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(run, monkeypatch):
+    read_manifest = checkpoint.read_manifest
+
+    def removing(folder, step):
+        if step == 1:
+            shutil.rmtree(folder / "1", ignore_errors=True)
+        return read_manifest(folder, step)
+
+    monkeypatch.setattr(checkpoint, "read_manifest", removing)
+    intact.verify_all(run)
+
+
+def test_a_checkpoint_may_be_saved_by_a_relative_path(run, monkeypatch):
+    monkeypatch.chdir(run / "checkpoints")
+    about = run_files.about_run(Path("7"))
+    assert about["folder"] == "checkpoints" and not run_files.is_foreign(Path("7"), about)
+
+
+def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder(tmp_path):
+    (tmp_path / "huggingface").mkdir()
+    for name in ("config.json", "huggingface/config.json"):
+        (tmp_path / name).write_text("{}")
+    run_files.record(tmp_path)
+    (tmp_path / "huggingface/tokenizer.json").write_text("{}")
+    intact.verify(tmp_path)
+    (tmp_path / "huggingface/generation_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"generation_config\.json: is not in SHA256SUMS"):
+        intact.verify(tmp_path)
 
 
 def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jax_transformer import errors
 from jax_transformer.data import run_tokenizer, tokenizer
+from jax_transformer.storage import run_files
 
 NO_DEADLINE = hypothesis.settings(deadline=None)  # the machine may be busy
 LINES = [
@@ -293,7 +294,7 @@ def test_a_folder_has_one_or_two_tokenizers(tmp_path):
     )
 
 
-@pytest.mark.parametrize("missing", run_tokenizer.SIDE_FILES)
+@pytest.mark.parametrize("missing", run_files.SIDE_FILES)
 def test_a_folder_with_one_of_two_tokenizers_names_the_other(tmp_path, missing):
     run_tokenizer.save_folder(tokenizer.TokenizerPair(SOURCE, TARGET), tmp_path)
     (tmp_path / missing).unlink()
