@@ -25,7 +25,7 @@ MUTANTS = [
         _CHECKSUMS,
         "elif sha256(path) not in listed:",
         "elif sha256(path) not in sum(map(list, sums.values()), []):",
-        (_DAMAGE, f"{_IN_RUN_FILES}::test_recording_again_does_not_accept_damage"),
+        (f"{_IN_RUN_FILES}::test_two_files_that_were_exchanged_are_named",),
         met="two files exchanged",
     ),
     Mutant(

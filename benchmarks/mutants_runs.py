@@ -195,10 +195,10 @@ MUTANTS = [
         met="an order the wrong way round",
     ),
     Mutant(
-        "a second quarantine overwrites the first",
+        "a second quarantine has the name of another step's",
         _RUN_FOLDER,
-        '(f"damaged-{step}" if number == 1 else f"damaged-{step}.{number}")',
-        '(f"damaged-{step}")',
+        'else f"damaged-{step}.{number}")',
+        'else f"damaged-{step}{number}")',
         (f"{_IN_CHECKPOINT}::test_a_quarantined_checkpoint_is_skipped_and_not_deleted",),
         met="a name that exists",
     ),

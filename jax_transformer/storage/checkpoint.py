@@ -401,10 +401,10 @@ def problems(folder: Path, step: int) -> list[str]:
     was removed meanwhile. Raises InputError as :func:`read_manifest`.
     """
     try:
-        found = [*_damage(folder / str(step), read_manifest(folder, step)["sha256"])]
+        named = [*_damage(folder / str(step), read_manifest(folder, step)["sha256"])]
     except CheckpointError as error:
-        found = [str(error)]
-    return found if step in steps(folder) else []
+        named = [str(error)]
+    return named if step in steps(folder) else []
 
 
 def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """One process in a run folder, and the effects of signals on it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -158,17 +159,20 @@ def compare_static_arguments(number):
 def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work():
     with (
         run.stop_requests() as stop,
-        pytest.raises(Preempted, match="nothing yet"),
+        pytest.raises((Preempted, ValueError)) as ended,
         stop.at_once("nothing yet"),
     ):
         compare_static_arguments(signal.SIGTERM)
         raise AssertionError("reached")
+    assert str(ended.value) == "nothing yet" and isinstance(ended.value, Preempted)
 
 
 def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_run", lambda _: compare_static_arguments(signal.SIGINT))
-    assert cli.main([]) == 130
-    assert capsys.readouterr().err == "jax-transformer: stopped at once\n"
+    code = None
+    with contextlib.suppress(ValueError):
+        code = cli.main([])
+    assert code == 130 and capsys.readouterr().err == "jax-transformer: stopped at once\n"
 
 
 def test_a_ctrl_c_that_jaxlib_turns_into_another_error_ends_a_translation():

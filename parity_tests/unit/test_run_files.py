@@ -89,6 +89,14 @@ def test_damage_is_named(run, tmp_path, name, damage):
     assert name in str(refused.value) and "put it back" in str(refused.value)
 
 
+def test_two_files_that_were_exchanged_are_named(run):
+    contents = [(run / name).read_bytes() for name in ("config.json", "data.json")]
+    for name, content in zip(("data.json", "config.json"), contents, strict=True):
+        (run / name).write_bytes(content)
+    message = refusal(run)
+    assert "config.json: damaged" in message and "data.json: damaged" in message
+
+
 @pytest.mark.parametrize("lines", range(4))
 def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
     path = run / checksums.NAME
