@@ -21,7 +21,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import config_file
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, UnsafeFileError
 from jax_transformer.generate import huggingface as generation
-from jax_transformer.generate import speech
+from jax_transformer.generate import huggingface_speech
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.parity import golden
 from jax_transformer.serve import requests
@@ -105,7 +105,7 @@ def _read_speech(name: str) -> Callable[[Path], Read]:
 
         def read(content: bytes) -> None:
             file.put(content)
-            speech.read(folder, config)
+            huggingface_speech.read(folder, config)
 
         return read
 
@@ -117,6 +117,7 @@ def _speech_seeds() -> Iterator[bytes]:
     values |= {"task_to_id": {"transcribe": 4, "translate": 5}, "no_timestamps_token_id": 6}
     values |= {"max_initial_timestamp_index": 5, "forced_decoder_ids": [[1, 3], [2, None]]}
     yield json.dumps(values | {"max_length": 448, "return_timestamps": False}).encode()
+    yield json.dumps(values | {"language": "en", "task": "translate"}).encode()
 
 
 def _feature_seeds() -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Transcription: sound in, text out, by a model that reads spectrograms."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,13 @@ from jaxtyping import Array, Float
 from jax_transformer import pretrained, translation
 from jax_transformer.data import log_mel, sound
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import decoding, prepare, speech
+from jax_transformer.generate import (
+    decoding,
+    generation_config,
+    huggingface_speech,
+    prepare,
+    speech,
+)
 from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.shapes import Features
@@ -76,8 +82,9 @@ class Transcriber:
 
         ``precision`` is the dtype to compute in; None is that of the files. ``options`` change the
         folder's settings of generation (``beam_size=5``). Errors are those of
-        :func:`jax_transformer.pretrained.open`.
+        :func:`jax_transformer.pretrained.open`, and ConfigError for options without an effect.
         """
+        _check_options(options)
         opened = pretrained.open(path, weights)
         if opened.config is None or opened.config.mel_bins is None:
             raise ConfigError(
@@ -86,38 +93,46 @@ class Transcriber:
         file = opened.extra_files.get(folders.CONFIG)
         if file is None:
             raise InputError(f"{opened.path}: has no config.json of a Hugging Face folder")
-        config = speech.read(file.parent, opened.config)
+        config = huggingface_speech.read(file.parent, opened.config)
         config = replace(config, generation=config.generation.overridden(options))
         tokenizer = opened.tokenizer()
         return cls(translation.load_model(opened, precision), tokenizer, config)
 
     def __call__(
         self,
-        source: str | Path | Float[np.ndarray, " n"],
+        source: str | Path | np.ndarray,
         *,
         language: str | None = None,
-        task: str = "transcribe",
-        timestamps: bool = False,
+        task: str | None = None,
+        timestamps: bool | None = None,
     ) -> Transcript:
-        """The transcript of a WAV file, or of samples at 16 kHz.
+        """The transcript of a WAV file, or of samples (n,) at 16 kHz between -1 and 1.
 
         Args:
-            source: the file or the samples.
-            language: a code (``de``); None detects it in the first window.
-            task: ``transcribe``, or ``translate`` to English.
-            timestamps: return the times of phrases. Sound over a window has them in any case.
+            source: the file or the samples, floating-point numbers.
+            language: a code (``de``) or an English name (``german``); None is the folder's,
+                otherwise it is detected in the first window.
+            task: ``transcribe``, or ``translate`` to English; None is the folder's, otherwise
+                ``transcribe``.
+            timestamps: return the times of phrases; None is as the folder says, otherwise False.
+                Sound over a window has them in any case.
 
         Raises:
-            InputError: the file cannot be read.
+            InputError: the file cannot be read, or the samples are no sound.
             ConfigError: the model does not have the language or the task, or knows no times.
         """
-        if isinstance(source, str | Path):
-            source = sound.read(source)
-        windows = _Windows(source, self.model)
+        samples = sound.read(source) if isinstance(source, str | Path) else _checked(source)
+        windows = _Windows(samples, self.model)
+        timestamps = self.config.timestamps if timestamps is None else timestamps
         timestamps = timestamps or windows.several
-        code, token = self._language(windows, language)
+        request = [
+            self._detected(windows) if token is None else token
+            for token in self.config.request(language, task)
+        ]
+        codes = {index: code for code, index in self.config.languages.items()}
+        code = codes.get(request[0]) if request else None
         start = self._start_id
-        prompt = np.array([self.config.prompt(start, token, task, timestamps=timestamps)], np.int32)
+        prompt = np.array([self.config.prompt(start, request, timestamps=timestamps)], np.int32)
         segments, tokens = [], []
         for phrase in self._phrases(windows, prompt, timestamps):
             tokens += phrase.tokens
@@ -129,19 +144,13 @@ class Transcriber:
         start = self.config.generation.decoder_start_token_id
         return self.model.config.bos_id if start is None else start
 
-    def _language(self, windows: "_Windows", language: str | None) -> tuple[str | None, int | None]:
-        """The code and the token of the language, which is detected if it is not given."""
-        if language is not None:
-            return language, self.config.language_id(language)
-        if not self.config.languages:
-            return None, None
-        codes = list(self.config.languages)
-        ids = np.array([self.config.languages[code] for code in codes])
+    def _detected(self, windows: "_Windows") -> int:
+        """The token of the likeliest language in the first window."""
+        ids = np.array([*self.config.languages.values()])
         start = jnp.full((1, 1), self._start_id, jnp.int32)
         structure, arrays = self.split_model.structure, self.split_model.arrays
         scores = np.asarray(_first_logits(structure, arrays, windows.at(0), start))[0, ids]
-        best = int(scores.argmax())
-        return codes[best], int(ids[best])
+        return int(ids[scores.argmax()])
 
     def _phrases(
         self, windows: "_Windows", prompt: np.ndarray, timestamps: bool
@@ -170,6 +179,28 @@ class Transcriber:
             eos_token_id=self.model.config.eos_id if eos_id is None else eos_id,
             constraints=replace(settings.constraints, timestamps=rules),
         )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of generation that would change nothing."""
+    changes = generation_config.canonical(options)
+    if changes.get("num_return_sequences", 1) != 1:
+        count = changes["num_return_sequences"]
+        raise ConfigError(f"num_return_sequences={count}: a transcript is one text; leave it out")
+    if "forced_bos_token_id" in changes:
+        raise ConfigError("forced_bos_token_id: the first tokens are those of language and task")
+
+
+def _checked(samples: np.ndarray) -> Float[np.ndarray, " n"]:
+    """The samples. Raises InputError unless they are finite floating-point numbers (n,)."""
+    if not np.issubdtype(samples.dtype, np.floating) or samples.ndim != 1:
+        raise InputError(
+            f"samples are floating-point numbers (n,) between -1 and 1, not {samples.dtype}"
+            f" {samples.shape}"
+        )
+    if not len(samples) or not np.isfinite(samples).all():
+        raise InputError("samples: are not finite" if len(samples) else "samples: hold no sound")
+    return samples
 
 
 class _Phrase(NamedTuple):

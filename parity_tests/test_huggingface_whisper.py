@@ -21,14 +21,16 @@ import torch
 import transformers
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 from transformers.models.whisper import feature_extraction_whisper
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import jax_transformer as jt
 from jax_transformer import transcription
+from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import Request
 from jax_transformer.data import log_mel
-from jax_transformer.errors import InputError
-from jax_transformer.generate import timestamps
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.generate import huggingface_speech, language_names, timestamps
 from jax_transformer.generate.generation_config import TimestampRules
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
@@ -314,16 +316,176 @@ def test_what_cannot_be_done_is_refused_in_one_line(name, folder: Path, tmp_path
     assert not (tmp_path / "new").exists()
 
 
+# Settings of the folder
+
+
+def changed(folder: Path, place: Path, **settings: Any) -> Path:
+    """Return a copy of a folder with other settings of generation."""
+    shutil.copytree(folder, place)
+    data = json.loads((place / "generation_config.json").read_text())
+    (place / "generation_config.json").write_text(json.dumps(data | settings))
+    return place
+
+
+@pytest.mark.filterwarnings("ignore:Passing .encoder_no_repeat_ngram_size")
+def test_a_folder_decides_language_task_and_times_and_never_samples(folder: Path, tmp_path: Path):
+    samples = speech(0.7)
+    asked = jt.Transcriber.load(folder)(samples, language="de", task="translate", timestamps=True)
+    plain = jt.Transcriber.load(folder)(samples)
+    settings = {"language": "German", "task": "translate", "return_timestamps": True}
+    sampling = {"do_sample": True, "temperature": 5.0, "top_k": 9, "top_p": 0.9}
+    others = {"encoder_no_repeat_ngram_size": 2, "num_beams": 2, "num_return_sequences": 2}
+    place = changed(folder, tmp_path / "own", **settings, **sampling, **others)
+    transcriber = jt.Transcriber.load(place, num_beams=1)
+    assert transcriber(samples) == asked != plain
+    expected = theirs(place, samples, num_beams=1, num_return_sequences=1)["segments"][0]
+    assert list(asked.tokens) == [i for each in expected for i in each["tokens"].tolist()]
+    again = transcriber(samples, language=plain.language, task="transcribe", timestamps=False)
+    assert again == plain
+    assert transcriber.config.generation.constraints.encoder_no_repeat_ngram_size == 0
+
+
+DE, YUE, TRANSLATE, TRANSCRIBE = "<|de|>", "<|yue|>", "<|translate|>", "<|transcribe|>"
+# name: settings of generation_config.json, of config.json, and arguments of a call
+PROMPTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "language and task": ({"language": "de", "task": "translate"}, {}, {}),
+    "a language": ({"language": DE}, {}, {}),
+    "a language's name": ({"language": "Mandarin"}, {}, {"language": "Cantonese"}),
+    "a task": ({"task": "translate"}, {}, {}),
+    "another language than the folder's": ({"language": "de"}, {}, {"language": "yue"}),
+    "forced tokens": ({"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]}, {}, {}),
+    "a forced task": ({"forced_decoder_ids": [[1, None], [2, TRANSLATE]]}, {}, {}),
+    "forced in config.json": ({}, {"forced_decoder_ids": [[1, YUE], [2, TRANSLATE]]}, {}),
+    "forced in both": (
+        {"forced_decoder_ids": [[1, DE], [2, TRANSCRIBE], [3, "<|notimestamps|>"]]},
+        {"forced_decoder_ids": [[1, YUE]]},
+        {},
+    ),
+    "forced tokens and a call's task": (
+        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]]},
+        {},
+        {"task": "transcribe"},
+    ),
+    "forced tokens and a folder's language": (
+        {"forced_decoder_ids": [[1, DE], [2, TRANSLATE]], "language": "yue"},
+        {},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [False, True])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_are_those_of_generate(name: str, times: bool, folder: Path, tmp_path: Path):
+    """The language that transformers detects stands for the one that is detected here."""
+    own, model, call = PROMPTS[name]
+    words = transformers.WhisperTokenizer.from_pretrained(folder)
+    ids, detected = words.convert_tokens_to_ids, 10**6
+
+    def resolved(settings: dict[str, Any]) -> dict[str, Any]:
+        pairs = settings.get("forced_decoder_ids", [])
+        pairs = [[place, token and ids(token)] for place, token in pairs]
+        return settings | ({"forced_decoder_ids": pairs} if pairs else {})
+
+    lang_to_id = {token: ids(token) for token in ("<|en|>", DE, YUE)} | {"<|zh|>": 3}
+    place = changed(
+        folder, tmp_path / "own", **resolved(own), lang_to_id=lang_to_id, return_timestamps=times
+    )
+    file = place / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | resolved(model)))
+    config = transformers.WhisperConfig.from_pretrained(place)
+    generation = transformers.GenerationConfig.from_pretrained(place)
+    whisper = transformers.WhisperForConditionalGeneration
+    asked = {"language": None, "task": None} | call
+    whisper._set_language_and_task(**asked, is_multilingual=None, generation_config=generation)
+    theirs = whisper._retrieve_init_tokens(
+        types.SimpleNamespace(device="cpu", detect_language=lambda **_: torch.tensor([detected])),
+        None,
+        batch_size=1,
+        generation_config=generation,
+        config=config,
+        num_segment_frames=WINDOW,
+        kwargs={},
+    )
+    settings = huggingface_speech.read(place, huggingface_config.from_config(config.to_dict()))
+    request = [detected if i is None else i for i in settings.request(*asked.values())]
+    prompt = settings.prompt(ids("<|startoftranscript|>"), request, timestamps=settings.timestamps)
+    assert list(prompt) == theirs[0].tolist()
+
+
+def test_names_of_languages_are_those_of_the_tokenizer():
+    assert language_names.CODES == TO_LANGUAGE_CODE
+
+
 def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_path: Path):
-    for file, key, value in (
-        ("generation_config.json", "condition_on_prev_tokens", True),
-        ("generation_config.json", "lang_to_id", ["de"]),
-        ("generation_config.json", "no_timestamps_token_id", 10**6),
-        ("generation_config.json", "forced_decoder_ids", [[2, 5]]),
-        ("preprocessor_config.json", "hop_length", 80),
+    whisper, features = "generation_config.json", "preprocessor_config.json"
+    for file, key, value, message in (
+        (whisper, "condition_on_prev_tokens", True, ""),
+        (whisper, "logprob_threshold", 0.0, "=0.0 is not supported"),
+        (whisper, "no_speech_threshold", 0, "=0 is not supported"),
+        (whisper, "lang_to_id", ["de"], ""),
+        (whisper, "lang_to_id", {"<|de|>": 99_999}, ": '<|de|>' is 99999"),
+        (whisper, "lang_to_id", {"<|de|>": -3}, ": '<|de|>' is -3"),
+        (whisper, "task_to_id", {"translate": True}, ": 'translate' is True"),
+        (whisper, "no_timestamps_token_id", 10**6, ""),
+        (whisper, "forced_decoder_ids", [[2, 5]], ""),
+        (whisper, "max_length", 0, "=0 leaves no room"),
+        (whisper, "min_length", 4, "=4 counts the prompt"),
+        (whisper, "language", ["de"], r"=\['de'\] is not of type str"),
+        (whisper, "return_timestamps", 1, "=1 is not of type bool"),
+        (features, "hop_length", 80, ""),
     ):
-        place = shutil.copytree(folder, tmp_path / key)
-        data = json.loads((place / file).read_text())
-        (place / file).write_text(json.dumps(data | {key: value}))
-        with pytest.raises(InputError, match=f"{file}: {key}"):
-            jt.Transcriber.load(place)
+        with pytest.raises(InputError, match=f"{file}: {key}{message}"):
+            read_with(folder, tmp_path, file, key, value)
+
+
+def test_a_language_or_a_task_that_the_folder_does_not_have_is_refused(
+    folder: Path, tmp_path: Path
+):
+    file = "generation_config.json"
+    for key, value, message in (
+        ("language", "fr", "unknown language 'fr'"),
+        ("task", "sing", "unknown task 'sing'"),
+        ("task_to_id", None, "has lang_to_id and no task_to_id"),
+    ):
+        with pytest.raises(InputError, match=f"{file}: {message}"):
+            read_with(folder, tmp_path, file, key, value)
+
+
+def read_with(folder: Path, place: Path, file: str, key: str, value: Any) -> None:
+    """Read the settings of a folder with another value in one of its files."""
+    for name in ("config.json", "generation_config.json", "preprocessor_config.json"):
+        data = json.loads((folder / name).read_text())
+        (place / name).write_text(json.dumps(data | ({key: value} if name == file else {})))
+    config = json.loads((folder / "config.json").read_text())
+    huggingface_speech.read(place, huggingface_config.from_config(config))
+
+
+def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
+    for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
+        read_with(folder, tmp_path, "generation_config.json", key, value)
+
+
+def test_options_without_an_effect_are_refused(folder: Path):
+    for options, message in (
+        ({"n_best": 3, "num_beams": 3}, "num_return_sequences=3"),
+        ({"forced_bos_token_id": 3}, "forced_bos_token_id"),
+        ({"timestamps": True}, "unknown generation option 'timestamps'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            jt.Transcriber.load(folder, **options)
+    transcriber = jt.Transcriber.load(folder, encoder_no_repeat_ngram_size=2)
+    with pytest.raises(ConfigError, match="encoder_no_repeat_ngram_size=2"):
+        transcriber(speech(0.5))
+
+
+def test_samples_that_are_no_sound_are_refused(folder: Path):
+    transcriber = jt.Transcriber.load(folder)
+    for samples, message in (
+        (np.zeros(9, np.int16), r"not int16 \(9,\)"),
+        (np.zeros((9, 2), np.float32), r"not float32 \(9, 2\)"),
+        (np.array([0, np.nan], np.float32), "not finite"),
+        (np.zeros(0, np.float32), "hold no sound"),
+    ):
+        with pytest.raises(InputError, match=message):
+            transcriber(samples)

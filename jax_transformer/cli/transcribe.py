@@ -26,7 +26,7 @@ class TranscribeOptions:
     """Write down what is said in a WAV file, to standard output."""
 
     audio: Positional[str]
-    """A WAV file of 8, 16, 24 or 32 bits (PCM), of any sampling rate and number of channels."""
+    """A WAV file of 8, 16, 24 or 32 bits (PCM), of 4 to 192 kHz and up to 32 channels."""
     run: str
     """The model: a Hugging Face folder, hf:owner/name, or a run that was made from one."""
     weights: str = "auto"
@@ -34,11 +34,11 @@ class TranscribeOptions:
     precision: Precision | None = None
     """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
     language: str | None = None
-    """Language of the speech as a code, de or yue (default: detected)."""
-    task: Task = Task.TRANSCRIBE
-    """Transcribe, or translate to English."""
-    timestamps: bool = False
-    """Write a line for each phrase, with its times."""
+    """Language of the speech, de or german (default: that of the folder, otherwise detected)."""
+    task: Task | None = None
+    """Transcribe, or translate to English (default: that of the folder, otherwise transcribe)."""
+    timestamps: bool | None = None
+    """Write a line for each phrase, with its times (default: as the folder says)."""
     beam: int | None = None
     """Beam size; 1 is greedy (default: that of the folder)."""
     output: str | None = None
@@ -58,25 +58,28 @@ def run(options: TranscribeOptions) -> int:
     transcriber = transcription.Transcriber.load(
         options.run, options.weights, precision=options.precision, beam=options.beam
     )
+    timestamps = options.timestamps
+    if timestamps is None:
+        timestamps = transcriber.config.timestamps
     transcript = transcriber(
         options.audio,
         language=options.language,
         task=options.task,
-        timestamps=options.timestamps or options.json,
+        timestamps=timestamps or options.json,
     )
     with streams.output(options.output) as file:
-        streams.write(file, _lines(transcript, options))
+        streams.write(file, _lines(transcript, timestamps, options))
     return 0
 
 
-def _lines(transcript: "Transcript", options: TranscribeOptions) -> Iterator[str]:
+def _lines(transcript: "Transcript", timestamps: bool, options: TranscribeOptions) -> Iterator[str]:
     if options.json:
         segments = [segment._asdict() for segment in transcript.segments]
         yield json.dumps(
             {"text": transcript.text, "language": transcript.language, "segments": segments},
             ensure_ascii=False,
         )
-    elif options.timestamps:
+    elif timestamps:
         for segment in transcript.segments:
             yield f"[{_time(segment.start)} --> {_time(segment.end)}] {segment.text.strip()}"
     else:

@@ -128,7 +128,9 @@ class GenerationConfig:
     num_return_sequences: int = 1
     """Number of hypotheses to return for each line, at most ``num_beams``."""
     max_new_tokens: int | None = None
-    """Maximum number of generated tokens (None: twice the padded source, if the model has them)."""
+    """Maximum number of generated tokens (None: twice the padded source, or the model's maximum if
+    that is less or the source is sound).
+    """
     do_sample: bool = False
     """Sample each token instead of searching for the most likely ones."""
     temperature: float = 1.0
@@ -213,7 +215,7 @@ ALIASES = {
 """Other names of the fields: the command line's flags, and keywords of Python's functions."""
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)}
+_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"timestamps"}
 OPTIONS = (
     {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
     | _CONSTRAINTS

@@ -116,6 +116,12 @@ def prepare(
     """
     sizes = model.config
     source = check_source(source, sizes)
+    ngram = config.constraints.encoder_no_repeat_ngram_size
+    if ngram and sizes.mel_bins is not None:
+        raise ConfigError(
+            f"encoder_no_repeat_ngram_size={ngram} needs a source of tokens, and this model reads"
+            " sound"
+        )
     vocabulary = sizes.target_vocab_size
     forced = config.forced_bos_token_id if forced_bos_ids is None else forced_bos_ids
     static_args = StaticArgs(
