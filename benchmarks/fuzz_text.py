@@ -57,6 +57,10 @@ def _wav_seeds() -> Iterator[bytes]:
     chunks = b"fmt " + struct.pack("<L", 16) + fmt + b"LIST" + struct.pack("<L", 3) + b"abc\0"
     chunks += b"data" + struct.pack("<L", 4) + bytes(4)
     yield b"RIFF" + struct.pack("<L", 4 + len(chunks)) + b"WAVE" + chunks
+    fmt = struct.pack("<HHLLHHHHL", 0xFFFE, 2, 48_000, 288_000, 6, 24, 22, 24, 3)
+    fmt += bytes.fromhex("0100000000001000800000aa00389b71")
+    chunks = b"fmt " + struct.pack("<L", 40) + fmt + b"data" + struct.pack("<L", 6) + bytes(6)
+    yield b"RIFF" + struct.pack("<L", 4 + len(chunks)) + b"WAVE" + chunks
 
 
 def _json_seeds() -> Iterator[bytes]:

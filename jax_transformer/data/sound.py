@@ -1,10 +1,10 @@
-"""WAV files to samples at 16 kHz: the standard library's reader, mixed down and resampled."""
+"""WAV files to samples at 16 kHz: whole numbers (PCM), mixed down and resampled."""
 
 import os
 import struct
-import wave
 from fractions import Fraction
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +18,11 @@ _MOST_PHASES = 16_000
 """The filter that changes a sampling rate has twenty times as many numbers."""
 _BLOCK = 1 << 16  # frames that are read at once
 _WIDTHS = (1, 2, 3, 4)  # bytes of a sample
+_PCM, _EXTENSIBLE = 1, 0xFFFE
+_PCM_SUBFORMAT = bytes.fromhex("0100000000001000800000aa00389b71")
+"""The GUID that follows ``_EXTENSIBLE``, the format of files with more than 16 bits, two channels
+or 48 kHz.
+"""
 
 
 def read(path: str | Path) -> Float[np.ndarray, " n"]:
@@ -28,25 +33,73 @@ def read(path: str | Path) -> Float[np.ndarray, " n"]:
     Raises InputError for what is no such file, or shorter than its header says.
     """
     try:
-        with open(path, "rb") as raw, wave.open(raw) as file:
-            size = os.fstat(raw.fileno()).st_size
-            samples = _samples(path, file, size)
-            rate = file.getframerate()
+        with open(path, "rb") as file:
+            header = _header(path, file)
+            samples = _samples(path, file, header)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    except (wave.Error, EOFError, struct.error, RuntimeError, OverflowError) as error:
-        reason = str(error) or "it ends within its header"
-        raise InputError(
-            f"{path}: not a WAV file of whole numbers (PCM): {reason}; convert it, for example by"
-            " ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le OUT.wav"
-        ) from None
-    return samples if rate == SAMPLE_RATE else _resampled(samples, rate)
+    return samples if header.rate == SAMPLE_RATE else _resampled(samples, header.rate)
 
 
-def _samples(path: str | Path, file: wave.Wave_read, size: int) -> Float[np.ndarray, " n"]:
+class _Header(NamedTuple):
+    channels: int
+    rate: int
+    width: int
+    """Bytes of a sample."""
+    size: int
+    """Bytes of sound, which are the next in the file."""
+
+
+def _header(path: str | Path, file: BinaryIO) -> _Header:
+    start = file.read(12)
+    if start[:4] != b"RIFF" or start[8:] != b"WAVE":
+        raise _no_pcm(path, "it does not begin with RIFF and WAVE")
+    fields = None
+    while len(chunk := file.read(8)) == 8:
+        name, size = struct.unpack("<4sI", chunk)
+        if name == b"data" and fields is not None:
+            return _Header(*fields, size)
+        content = file.read(min(size, 40)) if name == b"fmt " else b""
+        if content:
+            fields = _format(path, content)
+        file.seek(size - len(content) + size % 2, os.SEEK_CUR)
+    raise _no_pcm(path, "it ends within its header")
+
+
+def _format(path: str | Path, content: bytes) -> tuple[int, int, int]:
+    """The channels, the rate and the bytes of a sample in the chunk of the format."""
+    if len(content) < 16:
+        raise _no_pcm(path, "it ends within its header")
+    form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content)
+    if form != _PCM and (form != _EXTENSIBLE or content[24:] != _PCM_SUBFORMAT):
+        raise _no_pcm(path, f"unknown format: {form} {content[24:].hex()}".rstrip())
+    return channels, rate, (bits + 7) // 8
+
+
+def _no_pcm(path: str | Path, reason: str) -> InputError:
+    return InputError(
+        f"{path}: not a WAV file of whole numbers (PCM): {reason}; convert it, for example by"
+        " ffmpeg -i FILE -ar 16000 -ac 1 -c:a pcm_s16le OUT.wav"
+    )
+
+
+def _samples(path: str | Path, file: BinaryIO, header: _Header) -> Float[np.ndarray, " n"]:
     """The mean of all channels, read block by block into one array of the file's own length."""
-    channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-    frames = file.getnframes()
+    channels, _, width, size = header
+    _check(path, header, os.fstat(file.fileno()).st_size - file.tell())
+    samples = np.empty(size // (channels * width), np.float32)
+    for start in range(0, len(samples), _BLOCK):
+        part = samples[start : start + _BLOCK]
+        content = file.read(len(part) * channels * width)
+        if len(content) != len(part) * channels * width:
+            raise InputError(f"{path}: is cut off: a part of the sound is missing")
+        part[:] = _numbers(content, width).reshape(-1, channels).mean(axis=1)
+    return samples
+
+
+def _check(path: str | Path, header: _Header, left: int) -> None:
+    """Raise InputError for a header that is not supported, or not true of the ``left`` bytes."""
+    channels, rate, width, size = header
     if width not in _WIDTHS or not 1 <= channels <= _MOST_CHANNELS:
         raise InputError(
             f"{path}: has {channels} channels of {8 * width} bits: 1 to {_MOST_CHANNELS} channels"
@@ -61,21 +114,12 @@ def _samples(path: str | Path, file: wave.Wave_read, size: int) -> Float[np.ndar
             f"{path}: has {rate} samples a second, which has no simple ratio to {SAMPLE_RATE:,}:"
             " convert it first"
         )
-    if frames * channels * width > size:
+    if size // (channels * width) * channels * width > left:
         raise InputError(
-            f"{path}: is cut off: its header says {frames * channels * width:,} bytes of sound, and"
-            f" the file has {size:,}"
+            f"{path}: is cut off: its header says {size:,} bytes of sound, and {left:,} follow it"
         )
-    if not frames:
+    if size < channels * width:
         raise InputError(f"{path}: holds no sound")
-    samples = np.empty(frames, np.float32)
-    for start in range(0, frames, _BLOCK):
-        part = samples[start : start + _BLOCK]
-        content = file.readframes(len(part))
-        if len(content) != len(part) * channels * width:
-            raise InputError(f"{path}: is cut off: a part of the sound is missing")
-        part[:] = _numbers(content, width).reshape(-1, channels).mean(axis=1)
-    return samples
 
 
 def _numbers(content: bytes, width: int) -> Float[np.ndarray, " n"]:

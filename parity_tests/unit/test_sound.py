@@ -40,6 +40,30 @@ def test_samples_of_every_width_are_mixed_down(width: int, channels: int, tmp_pa
     assert read.dtype == np.float32 and read[0] == -1
 
 
+PCM = bytes.fromhex("0100000000001000800000aa00389b71")
+
+
+def extensible(path: Path, subformat: bytes = PCM) -> bytes:
+    """Return a WAV file whose format is WAVE_FORMAT_EXTENSIBLE, with chunks that are not read."""
+    content = path.read_bytes()
+    more = struct.pack("<HHI", 22, 24, 0) + subformat
+    form = b"fmt " + struct.pack("<IH", 40, 0xFFFE) + content[22:36] + more
+    other = b"LIST" + struct.pack("<I", 3) + b"abc\0"
+    return content[:12] + other + form + b"fact" + struct.pack("<II", 4, 9) + content[36:]
+
+
+def test_the_extensible_format_is_read(tmp_path: Path):
+    """Writers choose it for more than 16 bits, two channels or 48 kHz."""
+    samples = np.random.default_rng(0).integers(-WIDTHS[3], WIDTHS[3], (500, 3))
+    plain = save(tmp_path / "a.wav", samples, 3)
+    (tmp_path / "b.wav").write_bytes(extensible(plain))
+    assert (sound.read(tmp_path / "b.wav") == sound.read(plain)).all()
+    (tmp_path / "b.wav").write_bytes(extensible(plain, b"\3" + PCM[1:]))
+    with pytest.raises(InputError, match="unknown format: 65534 03000000") as caught:
+        sound.read(tmp_path / "b.wav")
+    assert "\n" not in str(caught.value)
+
+
 def test_blocks_are_read_one_after_the_other(tmp_path: Path, monkeypatch):
     samples = np.arange(-1000, 1000)[:, None]
     file = save(tmp_path / "a.wav", samples)
@@ -64,6 +88,8 @@ REFUSED = {
     "empty": (b"", "not a WAV file"),
     "text": (b"this is text, and not sound at all", "not a WAV file"),
     "a header alone": (b"RIFF\x24\x00\x00\x00WAVE", "not a WAV file"),
+    "half a format": (b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\1\0", "not a WAV file"),
+    "sound before its format": (b"RIFF\0\0\0\0WAVEdata\2\0\0\0\0\0", "not a WAV file"),
 }
 
 
