@@ -123,7 +123,7 @@ MUTANTS = [
         _BATCHES,
         "np.maximum(1, np.rint(sizes * unique[:, 1])).astype",
         "np.maximum(1, np.floor(sizes * unique[:, 1])).astype",
-        (f"{_IN_BATCHES}::test_pairs_come_as_often_as_their_weights_say",),
+        (f"{_IN_BATCHES}::test_the_number_of_pairs_of_a_weight_is_rounded_and_never_0",),
         met="a rounding of counts",
     ),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS = [
         _BATCHES,
         "np.maximum(1, np.rint(sizes * unique[:, 1])).astype",
         "np.rint(sizes * unique[:, 1]).astype",
-        (f"{_IN_BATCHES}::test_pairs_come_as_often_as_their_weights_say",),
+        (f"{_IN_BATCHES}::test_the_number_of_pairs_of_a_weight_is_rounded_and_never_0",),
         met="a count that becomes 0",
     ),
     Mutant(

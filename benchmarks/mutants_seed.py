@@ -62,13 +62,13 @@ def _exchanged(
 
 
 def _function(value: Any) -> FunctionType | None:
-    """The function inside a cache, a jit or a property."""
-    while not isinstance(value, FunctionType):
+    """The function inside a cache, a jit, a property or a decorated function."""
+    while True:
         inner = (getattr(value, name, None) for name in ("__wrapped__", "fget", "func"))
-        value = next((each for each in inner if each is not None), None)
-        if value is None:
-            return None
-    return value
+        within = next((each for each in inner if each is not None), None)
+        if within is None:
+            return value if isinstance(value, FunctionType) else None
+        value = within
 
 
 def _own(value: Any, module: ModuleType) -> bool:

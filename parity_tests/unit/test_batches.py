@@ -210,6 +210,14 @@ def test_pairs_come_as_often_as_their_weights_say():
     )
 
 
+def test_the_number_of_pairs_of_a_weight_is_rounded_and_never_0():
+    """Three pairs with weight 0.6 come 1.8 times, seven with 0.01 come 0.07 times."""
+    weights = np.repeat([0.6, 0.01], [3, 7])
+    plan = batches.BatchPlan(np.full((10, 2), 5), (8,), (4,), seed=3, weights=weights)
+    drawn = np.concatenate([indices for _, indices in plan.epoch_batches(0)])
+    assert [(drawn < 3).sum(), (drawn >= 3).sum()] == [2, 1]
+
+
 def test_a_batch_of_weighted_pairs_is_shuffled_like_any_other():
     plan = batches.BatchPlan(np.full((8, 2), 5), (8,), (4,), seed=3, weights=np.full(8, 2.0))
     drawn = np.concatenate([indices for _, indices in plan.epoch_batches(0)]).tolist()
