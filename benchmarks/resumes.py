@@ -30,7 +30,7 @@ STEPS = 1000
 MORE = 3
 """Steps that a resumed run makes before it is stopped again. One more if it would validate then,
 as a request to stop puts that off."""
-EVAL_EVERY = 100
+EVAL_EVERY, AVERAGE = 100, 3
 TO_THE_END = 50
 """Each so many-th case resumes and is never stopped again."""
 CONTROL = 10
@@ -40,7 +40,7 @@ FLAGS = (
     "--model.encoder-layers 1 --model.decoder-layers 1 --model.max-length 16 --data.vocab-size 300 "
     "--data.tokens-per-batch 64 --data.buckets 2 --optimizer.ema 0.9 --optimizer.warmup-steps 100 "
     f"--steps {STEPS} --eval-every {EVAL_EVERY} --log-every 7 --eval-pairs 2 --samples 0 "
-    "--average 3"
+    f"--average {AVERAGE}"
 )
 RUN, CHECKPOINTS = interruptions_runs.RUN, "checkpoints"
 UNINTERRUPTED = "digests.json"
@@ -106,9 +106,12 @@ def prepare(folder: Path) -> None:
 
 
 def resumed(shared: Path, folder: Path, step: int, last: int | None) -> dict[int, str]:
-    """The digests of the run that was saved at ``step``, resumed in the new folder ``folder``."""
+    """The digests of the run that was saved at ``step``, resumed in the new folder ``folder``, with
+    the checkpoints before it that the averages need.
+    """
     saved, run = shared / "saved" / RUN, folder / RUN
-    shutil.copytree(saved / CHECKPOINTS / str(step), run / CHECKPOINTS / str(step))
+    for each in (*[*range(EVAL_EVERY, step, EVAL_EVERY)][-AVERAGE:], step):
+        shutil.copytree(saved / CHECKPOINTS / str(each), run / CHECKPOINTS / str(each))
     for name in COPIED:
         shutil.copyfile(saved / name, run / name)
     return train(folder, last)
