@@ -200,8 +200,8 @@ def open(
     scan_axis: int | None = None,
 ) -> Pretrained:
     """Open the weights at ``path``: a run folder, one checkpoint, a Hugging Face folder,
-    ``hf:owner/name``, a checkpoint of T5X, a .safetensors file or the index of several, or a
-    PyTorch file. The kind is detected from the content.
+    ``hf:owner/name``, a checkpoint of T5X, a model of Marian (.npz, or its folder), a .safetensors
+    file or the index of several, or a PyTorch file. The kind is detected from the content.
 
     A checkpoint is verified against its manifest here, once; everything else is read on demand.
 

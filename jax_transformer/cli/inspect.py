@@ -12,7 +12,7 @@ class InspectOptions:
 
     path: Positional[str]
     """A .safetensors or PyTorch file, the index of a sharded one, a Hugging Face folder,
-    hf:owner/name, a run folder, or one checkpoint."""
+    hf:owner/name, a run folder, one checkpoint of a run or of T5X, or a model of Marian."""
     json: bool = False
     """Print one JSON object instead of lines."""
 

@@ -97,7 +97,8 @@ def of(path: Path) -> Kind:
     if start[8:9] == b"{":
         return Kind.SAFETENSORS
     raise InputError(
-        f"{path}: neither a safetensors file, nor an index of them, nor a PyTorch file (a zip)"
+        f"{path}: neither a safetensors file, nor an index of them, nor a PyTorch file (a zip), "
+        "nor a model of Marian (.npz)"
     )
 
 

@@ -38,7 +38,10 @@ class _Queue:
         return future
 
     def wait(self, most: int | None = None) -> None:
-        """Wait until arrays of few bytes are kept. Raises a function's error."""
+        """Wait until arrays of at most ``most`` bytes wait to be hashed.
+
+        Raises the error of a function that failed.
+        """
         most = _MOST_WAITING if most is None else most
         while sum(size for _, size in self._waiting) > most:
             self._waiting.popleft()[0].result()

@@ -92,7 +92,7 @@ def _config(folder: RunFolder) -> TransformerConfig:
 
 def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
     folder, expected_step = _folder(target, kind)
-    # Lock before anything is read: a run that is training would save a newer step
+    # Lock before options and state are read: a run that is training would save a newer step
     with run_folder.lock(folder.path):
         return _into_locked(source, folder, expected_step, force=force)
 
