@@ -316,36 +316,51 @@ SINGLE_CONSTRAINTS: list[dict[str, Any]] = [
 ]
 
 
+# Constraints that depend on where the generated tokens begin, after a prompt of three tokens
+AFTER_A_PROMPT = [
+    {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "forced_eos_token_id": 2},
+    {"min_new_tokens": 4, "begin_suppress_tokens": [3, 1]},
+    {"begin_suppress_tokens": [3, 1], "forced_bos_token_id": 4},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    SINGLE_CONSTRAINTS,
-    ids=[",".join(f"{key}={value}" for key, value in each.items()) for each in SINGLE_CONSTRAINTS],
+    ("settings", "prompt"),
+    [
+        pytest.param(each, prompt, id=f"{prompt}:" + ",".join(f"{k}={v}" for k, v in each.items()))
+        for prompt, cases in (([4], SINGLE_CONSTRAINTS), ([4, 3, 5], AFTER_A_PROMPT))
+        for each in cases
+    ],
 )
-def test_scores_under_each_constraint_are_those_of_the_logits_processors(settings):
+def test_scores_under_each_constraint_are_those_of_the_logits_processors(settings, prompt):
     both, shape, length, vocabulary = lively("bart"), (4, 3), 6, 6
     random = np.random.default_rng(0)
     source, tokens = random.integers(1, 5, (4, 5)), random.integers(1, 5, (*shape, length))
     tokens[0, 0] = 3  # repeated at every position
-    bos, eos, changed = 4, 2, False
+    eos, changed = 2, False
     theirs_config = transformers.GenerationConfig(
         **{
             "eos_token_id": eos,
-            "decoder_start_token_id": bos,
-            "max_length": length + 1,
+            "decoder_start_token_id": prompt[0],
+            "max_length": length + len(prompt),
             "forced_eos_token_id": None,
         }
         | settings
     )
     config = generation.from_generation_config(theirs_config.to_dict(), both.config)
     both.theirs._prepare_special_tokens(theirs_config, True, device="cpu")
-    processors = both.theirs._get_logits_processor(theirs_config, 1, torch.from_numpy(source))
+    processors = both.theirs._get_logits_processor(
+        theirs_config, len(prompt), torch.from_numpy(source)
+    )
     first = (
         None
         if config.forced_bos_token_id is None
         else jnp.full(4, config.forced_bos_token_id, jnp.int32)
     )
-    inputs = Inputs(jnp.asarray(source, jnp.int32), first)
-    static_args = StaticArgs(config, length, bos, eos, pad_id=1)
+    start = np.broadcast_to(np.array(prompt), (4, len(prompt)))
+    several = None if len(prompt) == 1 else jnp.asarray(start, jnp.int32)
+    inputs = Inputs(jnp.asarray(source, jnp.int32), first, several)
+    static_args = StaticArgs(config, length, prompt[0], eos, pad_id=1)
     apply = jax.jit(
         lambda scores, step: constraints.apply(
             scores, jnp.asarray(tokens, jnp.int32), step, inputs, static_args
@@ -354,9 +369,8 @@ def test_scores_under_each_constraint_are_those_of_the_logits_processors(setting
     # Log-probabilities, and logits, some of which are above 0
     for step, highest in itertools.product(range(length), (0, 3)):
         scores = random.normal(size=(*shape, vocabulary)) - 3 + highest
-        ids = np.concatenate([np.full((*shape, 1), bos), tokens[:, :, :step]], axis=2).reshape(
-            12, -1
-        )
+        starts = np.broadcast_to(start[:, None], (*shape, len(prompt)))
+        ids = np.concatenate([starts, tokens[:, :, :step]], axis=2).reshape(12, -1)
         theirs = (
             processors(torch.from_numpy(ids), torch.from_numpy(scores.reshape(12, -1).copy()))
             .numpy()

@@ -68,8 +68,9 @@ def apply(
     scores = _force(constraints, scores, generated, forced_bos_ids)
     scores = _suppress(scores, constraints.suppress_tokens)
     if constraints.begin_suppress_tokens:
+        first = begin + 1 if forced_bos_ids is not None and begin == 1 else begin
         scores = jnp.where(
-            generated.length == (begin if forced_bos_ids is None else begin + 1),
+            generated.length == first,
             _suppress(scores, constraints.begin_suppress_tokens),
             scores,
         )

@@ -102,7 +102,8 @@ def greedy(
         forced_bos_token_id: the first token of all rows or of each, such as the target language in
             mBART-50 and NLLB. Another one compiles nothing.
         prompt: the decoder's inputs (b, p) before the generated tokens, instead of the start token:
-            Whisper's start, language and task. Other tokens compile nothing.
+            Whisper's start, language and task. Other tokens compile nothing. After more than one
+            token, forced_bos_token_id has no effect, as in transformers.
 
     Returns:
         ids (b, n) int32 without the start token or prompt, with ``eos_id``, padded after it by the
