@@ -161,7 +161,7 @@ def _preset(size: str, layers: int, d_model: int, **attributes: Any) -> Preset:
     )
 
 
-# The English models have no language tokens but one, and begin with another id
+# The English models have one word less before <|endoftext|>: all special ids are one lower
 _ENGLISH = {
     "vocab_size": 51864,
     "pad_token_id": 50256,

@@ -101,7 +101,8 @@ def check_spectrogram(config: "TransformerConfig") -> None:
         )
     if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
         raise ConfigError(
-            f"mel_frames={config.mel_frames} must be even: two frames make one position"
+            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
+            " position"
         )
 
 
@@ -164,8 +165,9 @@ def check_ids(config: "TransformerConfig") -> None:
     for name, size in sizes.items():
         if not 0 <= getattr(config, name) < size:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
-    # Whisper's padding is its end token; no padding of text is masked in a model that reads sound
-    if config.target_pad_id == config.eos_id and config.mel_bins is None:
+    # Whisper's padding is its end token, which works if padding is not masked
+    masks_end = config.mel_bins is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    if config.target_pad_id == config.eos_id and masks_end:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
     if config.padding_frozen and config.padding_trained:
         raise ConfigError("padding_frozen=True needs padding_trained=False")

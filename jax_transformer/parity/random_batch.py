@@ -15,8 +15,8 @@ def random_batch(
 
     A model that reads sound has a random spectrogram (b, c, w) as its source.
 
-    ``length`` sets both s and t; they are 7 and 5 if None. Raises ConfigError if the model cannot
-    take that length.
+    ``length`` sets s and t, or t alone if the source is sound; they are 7 and 5 if None.
+    Raises ConfigError if the model cannot take that length.
     """
     random = np.random.default_rng(seed)
     if length is not None and not 1 <= length <= config.longest:

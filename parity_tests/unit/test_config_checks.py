@@ -202,6 +202,14 @@ INVALID = [
     (dict(eos_id=-7), "eos_id=-7 is outside the vocabulary of 10000"),
     (dict(eos_id=1), "target_pad_id and eos_id are both 1"),
     (
+        dict(eos_id=1, mel_bins=20, mel_frames=8),  # its decoder masks padding
+        "target_pad_id and eos_id are both 1",
+    ),
+    (
+        dict(mel_bins=20, mel_frames=0),
+        "mel_frames=0 must be even and at least 2: two frames make one position",
+    ),
+    (
         dict(encoder=dataclasses.replace(LESSON10.encoder, branches=())),
         "encoder.branches: every block needs a branch, and every branch a part",
     ),
