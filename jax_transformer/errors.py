@@ -4,6 +4,9 @@ A message is one line that names the file and line, or the key, and says what to
 also derive from the built-in error that a user of the library would expect to catch.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 LONGEST_MESSAGE = 2000
 
 
@@ -96,6 +99,17 @@ class ReportedError(Refusal):
     def __init__(self, exit_code: int):
         super().__init__(f"another process has failed with exit code {exit_code}")
         self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def about_file(path: object) -> Iterator[None]:
+    """Put the file's name before a ConfigError or an InputError, which becomes an InputError."""
+    try:
+        yield
+    except (ConfigError, InputError) as error:
+        named = InputError(f"{path}: {error}")
+        named.details = error.details
+        raise named from None
 
 
 def nearest(name: str, known: "list[str]") -> str:

@@ -19,7 +19,7 @@ from jax_transformer.architectures import (
 )
 from jax_transformer.architectures import t5x as t5x_names
 from jax_transformer.architectures.toolkit import Toolkit
-from jax_transformer.errors import InputError
+from jax_transformer.errors import about_file
 from jax_transformer.storage import marian as marian_files
 from jax_transformer.storage import pt, t5x
 from jax_transformer.storage.kinds import Kind
@@ -40,12 +40,7 @@ def toolkit_of(content: Any) -> Toolkit | None:
 
 def of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
     """The checkpoint of another toolkit, under its own names."""
-    try:
-        described = toolkit.describe(path, content)
-    except InputError as error:
-        named = str(error).startswith(str(path.parent))
-        raise error if named else InputError(f"{path}: {error}") from None
-
+    described = toolkit.describe(path, content)
     config = described.config
     ties = rules.aliases(registry.weight_table(config.architecture, config))
 
@@ -87,14 +82,12 @@ def of_marian(model: marian_files.Model, *, for_transformers: bool = False) -> S
     With ``for_transformers``, its configuration has the positions and norms that transformers
     computes, and not Marian's.
     """
-    try:
+    with about_file(model.path):
         config = marian_npz.configuration(model.options)
         weights = marian_npz.state(model.arrays, config)
-        config = replace(config, eos_id=marian_files.end_id(model))
-    except InputError as error:
-        named = InputError(f"{model.path}: {error}")
-        named.details = error.details
-        raise named from None
+    eos_id = marian_files.end_id(model)
+    with about_file(model.vocabularies[-1] if model.vocabularies else model.path):
+        config = replace(config, eos_id=eos_id)
     if for_transformers:
         config = marian_npz.as_transformers_computes(config)
     tensors = huggingface_state.complete(
@@ -127,13 +120,9 @@ def of_t5x(path: Path, scan_axis: int | None) -> StoredWeights:
     gin = t5x_config.find(path)
     weights = opened.weights
     infos = {name: tensor.info for name, tensor in weights.items()}
-    try:
+    with about_file(path):
         layout = t5x_names.find(infos, gin.scan_axis if scan_axis is None else scan_axis)
         config = t5x_config.configuration(layout, gin) if gin.activations else None
-    except InputError as error:
-        named = InputError(f"{path}: {error}")
-        named.details = error.details
-        raise named from None
     table = t5x_names.table(layout)
     tensors = {
         name: TensorInfo(rule.flax_shape, infos[rule.stored].dtype)

@@ -572,3 +572,25 @@ def test_what_fairseq_has_alone_is_refused_by_name(changes, message, tmp_path, c
     assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     assert message in error and str(path) in error and not (tmp_path / "run").exists()
+
+
+def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):
+    """The folder's name begins as an option does; lines are counted with empty ones."""
+    monkeypatch.chdir(tmp_path)
+    path, _ = fairseq(Path("enc"), FAIRSEQ_OPTIONS, encoder_layers="two")
+    joey_path, _ = joey(Path("joey"), JOEY["pre-norm"])
+    config = json.loads(Path("joey/config.yaml").read_text())
+    config["data"] = {"special_symbols": {"pad_id": "one"}}
+    Path("joey/config.yaml").write_text(json.dumps(config))
+    fairseq(Path("good"), FAIRSEQ_OPTIONS)
+    (Path("good") / "dict.de.txt").write_text("\n\na 3\nno count\n")
+    for file, message in (
+        (path, "enc/checkpoint_best.pt: encoder_layers='two'"),
+        (joey_path, "joey/config.yaml: data.special_symbols.pad_id='one'"),
+        (Path("good/checkpoint_best.pt"), "good/dict.de.txt: line 4: 'no count'"),
+    ):
+        assert cli.main(["convert", str(file), "run"]) == 3
+        assert f"jax-transformer: {message}" in capsys.readouterr().err
+    monkeypatch.chdir("good")
+    assert cli.main(["convert", "checkpoint_best.pt", "run"]) == 3
+    assert "jax-transformer: dict.de.txt: line 4" in capsys.readouterr().err

@@ -25,7 +25,8 @@ from jax_transformer.config import (
     TransformerConfig,
     Tying,
 )
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import InputError, about_file
+from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
     Table,
@@ -101,13 +102,11 @@ def _sections(content: Mapping[str, Any]) -> tuple[Any, Any] | None:
 def _describe(path: Path, content: Mapping[str, Any]) -> Description:
     sections = _sections(content)
     assert sections is not None  # it was recognised
-    model, task = (Options(section) for section in sections)
     state = content["model"]
-    sizes = [_rows(state, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
-    try:
+    with about_file(path):
+        model, task = (Options(section) for section in sections)
+        sizes = [_rows(state, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
         config = configuration(model, sizes[0], sizes[1])
-    except ConfigError as error:
-        raise InputError(str(error)) from None
     ignored = {
         name: reason
         for name in state
@@ -204,12 +203,13 @@ def configuration(model: Options, source_size: int, target_size: int) -> Transfo
 
 def _dictionary(path: Path, size: int) -> tuple[str, ...]:
     """The tokens of a dictionary: four special ones, and those of lines ``token count``."""
-    lines = toolkit.read_lines(path)
-    words = [line.rstrip().rpartition(" ") for line in lines if line.strip()]
-    for number, (word, _, count) in enumerate(words, 1):
-        if not word or not count.isdecimal():
-            raise InputError(f"{path}: line {number}: {shown(lines[number - 1])} is no token count")
-    tokens = (*_SPECIALS, *(word for word, _, _ in words))
+    words = []
+    for number, line in enumerate(untrusted.read_lines(path), 1):
+        word, _, count = line.rstrip().rpartition(" ")
+        if line.strip() and (not word or not count.isdecimal()):
+            raise InputError(f"{path}: line {number}: {shown(line)} is no token count")
+        words += [word] if word else []
+    tokens = (*_SPECIALS, *words)
     if len(set(tokens)) != len(tokens):
         raise InputError(f"{path}: has a token twice")
     if len(tokens) != size:

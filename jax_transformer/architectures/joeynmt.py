@@ -22,8 +22,8 @@ from jax_transformer.config import (
     TransformerConfig,
     Tying,
 )
-from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import yaml_data
+from jax_transformer.errors import InputError, about_file
+from jax_transformer.storage import untrusted, yaml_data
 from jax_transformer.weights.rules import (
     Each,
     Rule,
@@ -99,12 +99,13 @@ def _describe(path: Path, content: Mapping[str, Any]) -> Description:
     file = path.parent / CONFIG
     if not file.is_file():
         raise InputError(f"{file}: missing; JoeyNMT writes it next to its checkpoints")
-    options = Options(yaml_data.read(file, longest=_LONGEST_CONFIG))
-    words, files = _vocabularies(path.parent, options.section("data").section("special_symbols"))
-    try:
+    content = yaml_data.read(file, longest=_LONGEST_CONFIG)
+    files = [path.with_name(f"{side}_vocab.txt") for side in ("src", "trg")]
+    lines = [untrusted.read_lines(file) for file in files]
+    with about_file(file):
+        options = Options(content)
+        words = _vocabularies(lines, options.section("data").section("special_symbols"))
         config = configuration(options.section("model"), words)
-    except (ConfigError, InputError) as error:
-        raise InputError(f"{file}: {error}") from None
     return Description(config, {"": (_STATE,)}, {}, words, (file, *files))
 
 
@@ -171,7 +172,7 @@ def _sizes(stack: Options, heads: int, pre: bool) -> dict[str, Any]:
     }
 
 
-def _vocabularies(folder: Path, symbols: Options) -> tuple[Vocabularies, list[Path]]:
+def _vocabularies(lines: Sequence[Sequence[str]], symbols: Options) -> Vocabularies:
     """Both vocabularies: the special tokens, language tags, and the lines of the files."""
     roles = {
         role: symbols.values.get(f"{role}_token", text) for role, (_, text) in _SPECIALS.items()
@@ -179,15 +180,13 @@ def _vocabularies(folder: Path, symbols: Options) -> tuple[Vocabularies, list[Pa
     others = [symbols.values.get("sep_token"), *(symbols.values.get("lang_tags") or [])]
     first = [*roles.values(), *(token for token in others if token is not None)]
     if not all(isinstance(token, str) for token in first):
-        raise InputError(f"{folder / CONFIG}: special_symbols are no text")
-    files = [folder / f"{side}_vocab.txt" for side in ("src", "trg")]
-    sides = [tuple(dict.fromkeys([*first, *toolkit.read_lines(file)])) for file in files]
+        raise InputError("special_symbols are no text")
+    sides = [tuple(dict.fromkeys([*first, *tokens])) for tokens in lines]
     for role, (number, _) in _SPECIALS.items():
         if any(side.index(roles[role]) != symbols.number(f"{role}_id", number) for side in sides):
-            raise InputError(f"{folder / CONFIG}: {role}_id is not the id of {role}_token")
+            raise InputError(f"{role}_id is not the id of {role}_token")
     source, target = sides
-    words = Vocabularies(source, target, roles["pad"], roles["bos"], roles["eos"], roles["unk"])
-    return words, files
+    return Vocabularies(source, target, roles["pad"], roles["bos"], roles["eos"], roles["unk"])
 
 
 TOOLKIT = Toolkit("JoeyNMT", _recognises, _describe)

@@ -24,7 +24,7 @@ from jax_transformer.config import (
     TransformerConfig,
     Tying,
 )
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import InputError, about_file
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
     Alias,
@@ -134,12 +134,9 @@ def _recognises(content: Mapping[str, Any]) -> bool:
 
 
 def _describe(path: Path, content: Mapping[str, Any]) -> Description:
-    options = Options(content["opt"])
-    words = _vocabularies(content["vocab"])
-    try:
-        config = configuration(options, words)
-    except ConfigError as error:
-        raise InputError(str(error)) from None
+    with about_file(path):
+        words = _vocabularies(content["vocab"])
+        config = configuration(Options(content["opt"]), words)
     states = {"": ("model",), "generator.": ("generator",)}
     return Description(config, states, vocabularies=words)
 

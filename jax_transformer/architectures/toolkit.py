@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import TransformerConfig, checks
 from jax_transformer.errors import InputError, nearest
-from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
-_LONGEST_VOCABULARY = 64_000_000  # bytes
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
-_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,10 @@ class Options:
     def layers(self, name: str, default: int | None = None) -> int:
         """A number of layers, of which each is described before a tensor is looked at."""
         value = self.number(name, default)
-        if not 0 < value <= _MOST_LAYERS:
-            raise InputError(f"{self.named(name)}={value:,}: from 1 to {_MOST_LAYERS:,} are read")
+        if not 0 < value <= checks.MOST_LAYERS:
+            raise InputError(
+                f"{self.named(name)}={value:,}: from 1 to {checks.MOST_LAYERS:,} are read"
+            )
         return value
 
     def real(self, name: str, default: float) -> float:
@@ -174,12 +173,3 @@ def output(config: TransformerConfig, name: str, target: str) -> Table:
     if config.tying.tied_output:
         return [Alias(f"{name}.weight", f"{target}.weight")]
     return linear(name, "output", bias=False)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
-    content = untrusted.read_bytes(path, _LONGEST_VOCABULARY)
-    try:
-        return content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not text in UTF-8") from None

@@ -111,18 +111,16 @@ def _decoding(model: Model, pad_id: int) -> dict[str, Any]:
         "max_length": _LONGEST,
     }
     if settings:
-        decoding["num_beams"] = int(_number(model, "beam-size", "12"))
-        decoding["length_penalty"] = _number(model, "normalize", "0")
+        decoding["num_beams"] = int(_number(model, "beam-size", "12", r"[1-9]\d{0,2}"))
+        decoding["length_penalty"] = _number(model, "normalize", "0", r"\d{1,3}(\.\d{1,9})?")
     return decoding
 
 
-def _number(model: Model, name: str, default: str) -> float:
-    """A setting of ``decoder.yml`` from 0 to 1000; ``default`` is Marian's."""
+def _number(model: Model, name: str, default: str, pattern: str) -> float:
+    """A setting of ``decoder.yml`` below 1000; ``default`` is Marian's."""
     value = model.decoder.get(name, default)
-    if not isinstance(value, str) or not re.fullmatch(r"\d{1,3}(\.\d{1,9})?", value):
-        raise InputError(
-            f"{model.path.parent / marian.DECODER}: {name}={shown(value)} is no number"
-        )
+    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
+        raise InputError(f"{model.decoder_file}: {name}={shown(value)} is not supported")
     return float(value)
 
 

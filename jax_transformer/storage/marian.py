@@ -39,7 +39,8 @@ class Model:
     options: Mapping[str, Any]
     """The options of the model: text, or lists of text."""
     decoder: Mapping[str, Any]
-    """``decoder.yml``; empty if there is none."""
+    """The content of ``decoder.yml``; empty if there is none."""
+    decoder_file: Path | None
     vocabularies: tuple[Path, ...]
     """The file of each side's vocabulary; empty if there are none."""
     sentencepiece: tuple[Path, ...]
@@ -48,7 +49,8 @@ class Model:
     @property
     def files(self) -> tuple[Path, ...]:
         """Every file that decides the model, once."""
-        return tuple(dict.fromkeys([self.path, *self.vocabularies, *self.sentencepiece]))
+        decoder = [] if self.decoder_file is None else [self.decoder_file]
+        return tuple(dict.fromkeys([self.path, *decoder, *self.vocabularies, *self.sentencepiece]))
 
 
 def weights(folder: Path) -> list[Path]:
@@ -63,13 +65,12 @@ def find(path: Path) -> Model:
         InputError: a file is missing or damaged, or the folder has several models.
         UnsafeFileError: a file declares more data than it has, or holds Python objects.
     """
-    settings: Mapping[str, Any] = {}
+    of_folder = path / DECODER
     if path.is_dir():
-        settings = _decoder(path / DECODER)
-        path = _weights(path, settings)
-    settings = settings or next(
-        (_decoder(file) for file in _decoder_files(path) if file.is_file()), {}
-    )
+        path = _weights(path, _decoder(of_folder))
+    places = (of_folder, *_decoder_files(path))
+    decoder_file = next((file for file in places if file.is_file()), None)
+    settings = {} if decoder_file is None else _decoder(decoder_file)
     arrays = npz.scan(path)
     if OPTIONS not in arrays:
         raise InputError(f"{path}: has no {OPTIONS}, which Marian writes with every model")
@@ -79,7 +80,7 @@ def find(path: Path) -> Model:
     if vocabularies and all(file.suffix == ".spm" for file in vocabularies):
         pieces = [*vocabularies]
     sentencepiece = tuple(pieces) if all(file.is_file() for file in pieces) else ()
-    return Model(path, arrays, options, settings, vocabularies, sentencepiece)
+    return Model(path, arrays, options, settings, decoder_file, vocabularies, sentencepiece)
 
 
 def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
@@ -91,8 +92,9 @@ def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
         )
     if isinstance(named, list) and named and isinstance(named[0], str):
         path = _in(folder, named[0])
-        if path.is_file():
-            return path
+        if not path.is_file():
+            raise InputError(f"{path}: missing, and {DECODER} names it: give the file of weights")
+        return path
     paths = weights(folder)
     if len(paths) != 1:
         names = ", ".join(path.name for path in paths[:8])
@@ -169,16 +171,13 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 def end_id(model: Model) -> int:
     """The id of the token that ends a line: that of the target's vocabulary, otherwise 0."""
-    path = model.vocabularies[-1] if model.vocabularies else model.path
-    return read_vocabulary(path).get(END, 0) if path.suffix in _VOCABULARIES else 0
+    if not model.vocabularies or model.vocabularies[-1].suffix == ".spm":
+        return 0
+    return read_vocabulary(model.vocabularies[-1]).get(END, 0)
 
 
 def _lines(path: Path) -> dict[str, int]:
-    content = untrusted.read_bytes(path, yaml_data.LONGEST)
-    try:
-        tokens = content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not text in UTF-8") from None
+    tokens = untrusted.read_lines(path)
     result = {token: number for number, token in enumerate(tokens)}
     if len(result) != len(tokens):
         raise InputError(f"{path}: has a token twice")

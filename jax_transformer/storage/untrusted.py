@@ -16,6 +16,7 @@ from jax_transformer.errors import InputError, UnsafeFileError, nearest
 
 MOST_BRACKETS = 600_000  # three a tensor
 LONGEST_JSON = 100_000_000  # as the header of a .safetensors file
+_LONGEST_VOCABULARY = 64_000_000
 
 
 def check_readable(path: Path) -> None:
@@ -36,6 +37,15 @@ def read_bytes(path: Path, longest: int) -> bytes:
         raise UnsafeFileError(f"{path}: refused: {size:,} bytes, more than {longest:,}")
     with open(path, "rb") as file:
         return file.read(size)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a vocabulary. Raises InputError unless it is text in UTF-8."""
+    content = read_bytes(path, _LONGEST_VOCABULARY)
+    try:
+        return content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not text in UTF-8") from None
 
 
 def shown(value: Any, longest: int = 80) -> str:

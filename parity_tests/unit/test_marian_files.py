@@ -53,7 +53,7 @@ def test_a_model_is_recognised_and_described(folder, capsys):
     assert described["kind"] == "model of Marian"
     assert described["tensors"]["Wemb"]["shape"] == [11, 6]
     assert described["values"]["transformer-ffn-activation"] == "swish"
-    assert len(described["sha256"]) == 2
+    assert len(described["sha256"]) == 3 and "decoder.yml" in described["sha256"]
 
 
 def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
@@ -126,6 +126,33 @@ def test_folders_of_several_models_need_a_choice(folder, capsys):
     assert cli.main(["inspect", str(folder)]) == 3
     assert "has 2 models" in capsys.readouterr().err
     assert cli.main(["inspect", str(folder / "other.npz")]) == 0
+
+
+def test_a_model_that_decoder_yml_names_and_that_is_missing_is_not_replaced(folder):
+    (folder / "decoder.yml").write_text("models: [best.npz]\n")
+    with pytest.raises(InputError, match=r"best\.npz: missing, and decoder\.yml names it"):
+        marian.find(folder)
+
+
+def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
+    tokens = sorted(IDS, key=lambda token: token == marian.END)
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    decoder = (folder / "decoder.yml").read_text()
+    decoder = decoder.replace("opus.spm32k-spm32k.vocab.yml", "vocab.txt")
+    (folder / "decoder.yml").write_text(decoder)
+    assert marian.end_id(marian.find(folder)) == len(IDS) - 1
+    (folder / "vocab.txt").write_text("\n".join([*"abcdefghijklmnop", *tokens]))
+    with pytest.raises(InputError, match=r"vocab\.txt: eos_id=26 is outside the vocabulary of 1"):
+        pretrained.open(folder)
+
+
+@pytest.mark.parametrize("size", ["0", "4.5", "٣"])
+def test_a_beam_of_no_size_is_refused(size, folder, tmp_path, capsys):
+    decoder = (folder / "decoder.yml").read_text().replace("beam-size: 6", f"beam-size: {size}")
+    (folder / "decoder.yml").write_text(decoder, encoding="utf-8")
+    assert cli.main(["convert", str(folder), str(tmp_path / "run"), "--no-check"]) == 3
+    assert "decoder.yml: beam-size=" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 # Hostile files
