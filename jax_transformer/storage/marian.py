@@ -68,8 +68,8 @@ def find(path: Path) -> Model:
     of_folder = path / DECODER
     if path.is_dir():
         path = _weights(path, _decoder(of_folder))
-    places = (of_folder, *_decoder_files(path))
-    decoder_file = next((file for file in places if file.is_file()), None)
+    candidates = (of_folder, *_decoder_files(path))
+    decoder_file = next((file for file in candidates if file.is_file()), None)
     settings = {} if decoder_file is None else _decoder(decoder_file)
     arrays = npz.scan(path)
     if OPTIONS not in arrays:
