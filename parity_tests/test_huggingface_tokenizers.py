@@ -249,6 +249,11 @@ CASES = {
         "PLBartTokenizer",
         {"source_lang": "go", "target_lang": "php"},
     ),
+    "plbart, seven languages and no source": (
+        lambda: tokenizer_models.plbart(language_codes="multi"),
+        "PLBartTokenizer",
+        {"target_lang": "php"},
+    ),
     "fsmt": (tokenizer_models.fsmt, "FSMTTokenizer", {}),
     "fsmt, lower case": (
         lambda: tokenizer_models.fsmt(do_lower_case=True),

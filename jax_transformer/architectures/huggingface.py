@@ -90,6 +90,8 @@ class Languages:
     """
     default_source: str | None = None
     """The source language if none is given."""
+    default_sources: Mapping[str, str] = field(default_factory=dict)
+    """The same for folders whose ``language_codes`` names one of these sets."""
 
 
 @dataclass(frozen=True, kw_only=True)

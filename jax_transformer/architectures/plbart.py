@@ -73,6 +73,7 @@ FAMILY = bart.BartFamily(
                 place=LanguagePlace.LAST,
                 target_start=TargetStart.DECODER_START,
                 sets={"base": LANGUAGES, "multi": LANGUAGES_MULTI},
+                default_sources={"multi": "en_XX"},
             ),
         ),
     ),

@@ -44,7 +44,10 @@ class TokenizerFiles:
     def default_source_language(self) -> str | None:
         """The source language that transformers takes if none is given."""
         languages = self.settings.recipe.languages
-        code = None if languages is None else languages.default_source
+        if languages is None:
+            return None
+        language_set = self.settings.text("language_codes") or ""
+        code = languages.default_sources.get(language_set, languages.default_source)
         return code if code in self.languages else None
 
     @property

@@ -87,6 +87,8 @@ def _moses_vocabularies(
             " source's and a target's language"
         )
     path = folder / "merges.txt"
+    if not contents[path.name].endswith(b"\n"):  # transformers skips what follows the last line
+        raise InputError(f"{path}: its last line has no end")
     merges = fast_vocabulary.read_merges(path, contents[path.name], counted=True)
     names = ("vocab-src.json", "vocab-tgt.json")
     ids = [tokenizer_settings.read_vocabulary(folder / name, contents[name]) for name in names]

@@ -350,6 +350,11 @@ REFUSED = {
         {"merges__txt": b"a b 3\na b c d\n"},
         r"merges\.txt: line 2 is 'a b c d', not two tokens",
     ),
+    "a merge that transformers skips": (
+        FSMT,
+        {"merges__txt": b"a b 3\na c 2"},
+        r"merges\.txt: its last line has no end",
+    ),
     "a target vocabulary without ids": (
         FSMT,
         {"vocab-tgt__json": b"[]"},
