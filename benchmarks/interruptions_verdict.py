@@ -82,7 +82,9 @@ def judge(
     elif result.code in KILLED:
         complaints = _lost_complaints(result) if kind == "kills" else iter(["it was killed"])
     else:
-        outcome.by_default = not result.handled(result.sent[-1][0])
+        at, number = result.sent[-1]
+        # With a handler no signal ends a process; the report of its end comes a little later
+        outcome.by_default = not result.handled(at) or result.code == -number
         complaints = _signal_complaints(sandbox, result, outcome)
     outcome.wrong = [f"{complaint}\n{result.err[-2000:]}" for complaint in complaints]
     return outcome

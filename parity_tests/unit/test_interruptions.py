@@ -164,6 +164,7 @@ def stopped(code: int, line: str, phase: str, after: str = "end") -> ProcessResu
         ),
         (stopped(5, "jax-transformer: run: could not be written\n", "save"), "exit code 5"),
         (stopped(-15, "", "steps"), "exit code -15"),
+        (stopped(-15, "", "end"), None),
         (stopped(0, "run\n", "average"), None),
         (
             stopped(0, "run\n", "steps", after="save"),
