@@ -19,6 +19,7 @@ from jax_transformer.generate import (
     decoding,
     generation_config,
     huggingface_speech,
+    phrases,
     prepare,
     speech,
 )
@@ -27,9 +28,6 @@ from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.shapes import Features
 from jax_transformer.storage import huggingface as folders
 from jax_transformer.transformer import Transformer
-
-FRAMES_PER_SECOND = log_mel.SAMPLE_RATE // log_mel.HOP
-_FRAMES_PER_TIME = 2  # a token of time counts positions of the encoder
 
 
 class Segment(NamedTuple):
@@ -154,7 +152,7 @@ class Transcriber:
 
     def _phrases(
         self, windows: "_Windows", prompt: np.ndarray, timestamps: bool
-    ) -> Iterator["_Phrase"]:
+    ) -> Iterator[phrases.Phrase]:
         rules = self.config.rules if timestamps else None
         settings = self._settings(prompt, rules)
         eos_id, seek = settings.eos_token_id, 0
@@ -162,8 +160,8 @@ class Transcriber:
             ids, _ = decoding.generate(self.split_model, windows.at(seek), settings, prompt=prompt)
             tokens = list(itertools.takewhile(lambda i: i != eos_id, ids[0, 0].tolist()))
             frames = min(windows.frames - seek, windows.length)
-            phrases, moved = split(tokens, self.config.first_time, seek, frames)
-            yield from phrases
+            spoken, moved = phrases.split(tokens, self.config.first_time, seek, frames)
+            yield from spoken
             seek += moved
 
     def _settings(self, prompt: np.ndarray, rules: TimestampRules | None) -> GenerationConfig:
@@ -201,50 +199,6 @@ def _checked(samples: np.ndarray) -> Float[np.ndarray, " n"]:
     if not len(samples) or not np.isfinite(samples).all():
         raise InputError("samples: are not finite" if len(samples) else "samples: hold no sound")
     return samples
-
-
-class _Phrase(NamedTuple):
-    """The tokens of a phrase, and its start and end in seconds."""
-
-    times: tuple[float, float]
-    tokens: list[int]
-
-
-def split(
-    tokens: list[int], first: int | None, seek: int, frames: int
-) -> tuple[list[_Phrase], int]:
-    """The phrases of a window's tokens, and the frames from this window to the next.
-
-    ``first`` is the first token of time (None: there are none), ``seek`` the window's first frame
-    and ``frames`` the number of them that are sound. Facts from ``_retrieve_segment``: two times
-    next to each other separate phrases, and the next window begins at the last of them, unless the
-    text ends with a single time, after which nothing is said.
-    """
-
-    def seconds(times: int) -> float:
-        return (seek + times * _FRAMES_PER_TIME) / FRAMES_PER_SECOND
-
-    is_time = [first is not None and token >= first for token in tokens]
-    cuts = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
-    if not cuts or first is None:
-        last = frames // _FRAMES_PER_TIME
-        times = [token for token, time in zip(tokens, is_time, strict=True) if time]
-        if first is not None and times and times[-1] != first:
-            last = times[-1] - first
-        return [_Phrase((seconds(0), seconds(last)), tokens)], frames
-    ends_alone = is_time[-2:] == [False, True]
-    parts = list(zip([0, *cuts], [*cuts, len(tokens)], strict=False))
-    if not ends_alone:  # what follows the last pair is said again in the next window
-        parts = parts[:-1]
-    phrases = [
-        _Phrase((seconds(tokens[a] - first), seconds(tokens[b - 1] - first)), tokens[a:b])
-        for a, b in parts
-    ]
-    if ends_alone:
-        return phrases, frames
-    phrases[-1].tokens.append(tokens[cuts[-1]])
-    moved = (tokens[cuts[-1] - 1] - first) * _FRAMES_PER_TIME
-    return phrases, moved or frames  # transformers reads the same window for ever
 
 
 class _Windows:

@@ -24,13 +24,12 @@ from transformers.models.whisper import feature_extraction_whisper
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import jax_transformer as jt
-from jax_transformer import transcription
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import Request
 from jax_transformer.data import log_mel
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import huggingface_speech, language_names, timestamps
+from jax_transformer.generate import huggingface_speech, language_names, phrases, timestamps
 from jax_transformer.generate.generation_config import TimestampRules
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
@@ -166,8 +165,8 @@ def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
 
 def test_another_seek_is_detected(folder: Path, monkeypatch):
     """Negative control: windows that follow each other without looking at times."""
-    samples, split = speech(3.7), transcription.split
-    monkeypatch.setattr(transcription, "split", lambda *args: (split(*args)[0], args[-1]))
+    samples, split = speech(3.7), phrases.split
+    monkeypatch.setattr(phrases, "split", lambda *args: (split(*args)[0], args[-1]))
     options = {"language": "yue", "return_timestamps": True, "task": "transcribe"}
     expected = theirs(folder, samples, **options)["segments"][0]
     transcript = jt.Transcriber.load(folder)(samples, language="yue")
@@ -464,6 +463,8 @@ def read_with(folder: Path, place: Path, file: str, key: str, value: Any) -> Non
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):
     for key, value in (("min_length", 0), ("logprob_threshold", None), ("language", None)):
         read_with(folder, tmp_path, "generation_config.json", key, value)
+    both = changed(folder, tmp_path / "both", min_length=9, min_new_tokens=3)
+    assert jt.Transcriber.load(both).config.generation.constraints.min_new_tokens == 3
 
 
 def test_options_without_an_effect_are_refused(folder: Path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import log_mel
-from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.errors import InputError, about_file
 from jax_transformer.generate import huggingface
 from jax_transformer.generate.speech import SpeechConfig
 from jax_transformer.storage import huggingface as folders
@@ -87,10 +87,8 @@ def read(folder: Path, config: TransformerConfig) -> SpeechConfig:
         _id(file, own, "max_initial_timestamp_index", vocabulary),
         _forced(file, forced or [], vocabulary, detects=bool(languages)),
     )
-    try:
+    with about_file(file):
         settings.request(None, None)
-    except ConfigError as error:
-        raise InputError(f"{file}: {error}") from None
     return settings
 
 
@@ -98,7 +96,7 @@ def _lengths(file: Path, own: Mapping[str, Any], others: Mapping[str, Any]) -> d
     """The maximum length as ``max_new_tokens``: Whisper's ``max_length`` does not count the prompt,
     and its ``min_length`` does.
     """
-    if _value(file, own, "min_length", int):
+    if _value(file, own, "min_length", int) and others.get("min_new_tokens") is None:
         raise InputError(
             f"{file}: min_length={own['min_length']} counts the prompt, which every call chooses:"
             " give min_new_tokens"
