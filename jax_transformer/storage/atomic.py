@@ -78,8 +78,9 @@ def file(path: Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
         sync(temporary.parent)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -116,7 +117,8 @@ def folder(
     ``path`` at the end, and is removed after an error. The parent folder is created if it does
     not exist.
 
-    An existing folder is exchanged for the new one in one system call, and removed.
+    An existing folder is exchanged for the new one in one system call, and removed. If that fails,
+    it keeps the hidden name of the new one.
 
     Args:
         path: the final name of the folder.
@@ -140,10 +142,13 @@ def folder(
         sync(path.parent)
         if parent_is_new:
             sync(path.parent.parent)
-    finally:
+    except BaseException:
         remove(temporary)
         if parent_is_new and not os.listdir(path.parent):
             path.parent.rmdir()
+        raise
+    with contextlib.suppress(OSError):  # of the old folder: the new one is complete
+        remove(temporary)
 
 
 def write_text(path: str | Path, text: str) -> None:

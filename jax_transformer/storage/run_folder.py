@@ -292,7 +292,8 @@ def lock(folder: Path) -> Iterator[None]:
         (folder / _HOLDER).write_text(json.dumps(holder) + "\n", encoding="utf-8")
         yield
     finally:
-        (folder / _HOLDER).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it counts only while the lock is held
+            (folder / _HOLDER).unlink(missing_ok=True)
         acquired.release()
 
 

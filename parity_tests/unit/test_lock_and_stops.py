@@ -1,6 +1,7 @@
 """One process in a run folder, and the effects of signals on it."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -72,6 +73,16 @@ def test_a_lock_file_without_a_holder_belongs_to_another_process(tmp_path):
             run_folder.lock(tmp_path),
         ):
             pass
+
+
+def test_the_holder_s_name_may_stay_if_it_cannot_be_removed(tmp_path, monkeypatch):
+    def unlink(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with run_folder.lock(tmp_path):
+        monkeypatch.setattr(os, "unlink", unlink)
+    with run_folder.lock(tmp_path):
+        pass
 
 
 # Signals

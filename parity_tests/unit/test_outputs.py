@@ -1,5 +1,6 @@
 """Files that commands write: regular files are replaced, everything else is written directly."""
 
+import errno
 import os
 import stat
 import threading
@@ -155,3 +156,22 @@ def test_a_folder_is_not_synced_on_windows(tmp_path, monkeypatch):
     atomic.sync(tmp_path)
     atomic.sync(tmp_path / "file")
     assert opened == [(tmp_path / "file", os.O_RDWR)]
+
+
+def test_what_is_complete_is_no_failure_if_nothing_can_be_removed(tmp_path, monkeypatch):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/1").write_text("old")
+
+    def unlink(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, atomic.file(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+        patch.setattr(os, "unlink", unlink)
+    assert (tmp_path / "file").read_text() == "new"
+    for name in ("old", "new"):
+        with monkeypatch.context() as patch, atomic.folder(tmp_path / name) as temporary:
+            temporary.mkdir()
+            (temporary / "2").write_text("new")
+            patch.setattr(os, "unlink", unlink)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["2"]
