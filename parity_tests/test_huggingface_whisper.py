@@ -274,6 +274,14 @@ def test_the_command_prints_what_the_transcriber_returns(folder: Path, tmp_path:
     written = json.loads((tmp_path / "out").read_text(encoding="utf-8"))
     assert written["text"] == timed.text and written["language"] == "de"
     assert [tuple(each.values()) for each in written["segments"]] == [*timed.segments]
+    settings = {"language": "de", "task": "translate", "return_timestamps": True}
+    own = changed(folder, tmp_path / "own", **settings)
+    lines = console.say("transcribe", path, "--run", own)[1].splitlines()
+    assert len(lines) == len(timed.segments)
+    for line, segment in zip(lines, timed.segments, strict=True):
+        assert line.startswith("[00:00:0") and line.endswith(f"] {segment.text.strip()}")
+    plain = transcriber(path, language="de", task="translate").text.strip()
+    assert console.say("transcribe", path, "--run", own, "--no-timestamps")[1] == f"{plain}\n"
 
 
 def test_the_example_of_the_page_runs(folder: Path, tmp_path: Path, monkeypatch, capsys):
