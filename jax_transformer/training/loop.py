@@ -142,6 +142,8 @@ class Run:
                     if not self._patience_ended():
                         state = self._steps(state)
                 self._average(state)
+            if not self.folder.curves.exists():  # the last write of it may have failed
+                self._draw()
         finally:
             self.logger.close()
 
@@ -224,9 +226,12 @@ class Run:
         )
         for line in report.describe(name, examples):
             self.progress.say(line)
+        self._draw()
+        return report.figures
+
+    def _draw(self) -> None:
         if processes.first():
             curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
-        return report.figures
 
     def _average(self, state: TrainState) -> None:
         """Average, validate and save the weights of several checkpoints, unless already done."""

@@ -245,11 +245,13 @@ def test_patience_averaging_and_the_best_checkpoint_work_together(finished, tmp_
     before = runs.metrics(run)
     for left in (".writing-60", "60"):  # by a process that ended before it removed them
         shutil.copytree(run / "averaged/80", run / "averaged" / left)
+    (run / "curves.png").unlink()  # as if no write of it had succeeded
     result = runs.train("--run", run, *options)
     assert (result.code, result.programs, runs.metrics(run)) == (0, [], before), (
         "finished is finished"
     )
     assert [path.name for path in (run / "averaged").iterdir()] == ["80"]
+    assert (run / "curves.png").exists()
 
 
 # Losses that are not finite
