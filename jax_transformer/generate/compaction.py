@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 Carry = TypeVar("Carry")
 
-_LEAST_ROWS = 16
+_LEAST_ROWS = 8
 """A loop of fewer rows is not worth a program of its own: a step takes nearly as long as before."""
 
 

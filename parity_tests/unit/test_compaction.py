@@ -19,8 +19,8 @@ ROWS = 64
 def test_a_loop_has_a_few_sizes():
     assert [compaction.batch_sizes(rows) for rows in (1, 16, 33, 64, 200)] == [
         (1,),
-        (16,),
-        (33, 16),
+        (16, 8),
+        (33, 16, 8),
         (64, 32, 16),
         (200, 100, 50),
     ]
