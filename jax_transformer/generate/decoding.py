@@ -60,7 +60,7 @@ def generate(
     return tokens[:, None], np.full((len(tokens), 1), np.nan)
 
 
-def _hypotheses(model: SplitModel, config: GenerationConfig, batch: Rows) -> tuple[Array, ...]:
+def _hypotheses(model: SplitModel, config: GenerationConfig, batch: Rows) -> tuple[AnyArray, ...]:
     """The tokens of each row, and the scores of a beam search; these may still be computed."""
     options: dict[str, Any] = {
         "max_length": config.max_new_tokens,

@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 def run(
-    decode: Callable[[Rows], Sequence[Array]], batch: Rows, weights: Sequence[Array]
+    decode: Callable[[Rows], Sequence[AnyArray]], batch: Rows, weights: Sequence[Any]
 ) -> list[np.ndarray]:
     """The arrays that ``decode`` returns for a batch, on the host.
 
@@ -62,7 +62,7 @@ def run(
     first, second = batch.at(slice(length)), batch.at(slice(count - length, None))
     settings = [(context, getattr(jax.config, name)) for name, context in _OF_A_THREAD.items()]
 
-    def decode_second() -> Sequence[Array]:
+    def decode_second() -> Sequence[AnyArray]:
         with contextlib.ExitStack() as stack:
             for context, value in settings:
                 stack.enter_context(context(value))
@@ -77,13 +77,13 @@ def run(
     ]
 
 
-def _divides(batch: Rows, weights: Sequence[Array]) -> bool:
+def _divides(batch: Rows, weights: Sequence[Any]) -> bool:
     """True for enough rows on one CPU of several cores."""
     counts = {np.shape(array)[:1] for array in batch if array is not None}
     (count,) = counts.pop() if len(counts) == 1 else (0,)
     if count < _LEAST_ROWS or _cores() == 1 or processes.count() > 1:
         return False
-    devices = {device for array in weights for device in array.devices()}
+    devices = {device for x in weights if isinstance(x, Array) for device in x.devices()}
     return len(devices) == 1 and devices.pop().platform == "cpu"
 
 
