@@ -77,7 +77,7 @@ def until_end(ids: Any, work: Work) -> list[int]:
 
 
 class Jax:
-    """jax_transformer.generate, as ``translate`` calls it."""
+    """``jax_transformer.generate.generate``, as ``translate`` calls it."""
 
     def __init__(self, work: Work, settings: dict[str, Any]):
         from benchmarks import decode_export
@@ -88,13 +88,10 @@ class Jax:
         self.max_length = work.max_length
 
     def decode(self, source: np.ndarray, beam: int) -> Any:
-        if beam == 1:
-            return np.asarray(self.generate.greedy(self.model, source, max_length=self.max_length))
-        return np.asarray(
-            self.generate.beam(
-                self.model, source, beam_size=beam, length_penalty=0.0, max_length=self.max_length
-            )[0]
+        config = self.generate.GenerationConfig(
+            num_beams=beam, length_penalty=0.0, max_new_tokens=self.max_length
         )
+        return self.generate.generate(self.model, source, config)[0][:, 0]
 
 
 class Transformers:
