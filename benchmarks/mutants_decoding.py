@@ -7,7 +7,9 @@ _LOOP, _SCORERS, _SEARCH = (
     f"jax_transformer/generate/{name}.py" for name in ("decoding", "scorers", "beam_search")
 )
 _COMPACTION = "jax_transformer/generate/compaction.py"
+_HALVES = "jax_transformer/generate/halves.py"
 _UNIT = "parity_tests/unit/test_generate.py"
+_IN_HALVES = "parity_tests/unit/test_halves.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)
 _STEPS = (f"{_UNIT}::test_each_cached_step_gives_the_logits_of_a_full_pass[lesson10]",)
 _LEARNED = (
@@ -194,6 +196,30 @@ MUTANTS = [
         "now, left, sizes[1:])",
         ("parity_tests/unit/test_compaction.py::test_rows_leave_the_loop_and_keep_their_order",),
         met="rows of a batch in another order",
+    ),
+    Mutant(
+        "the row in the middle comes twice, the last one never",
+        _HALVES,
+        "processes.on_host(other)[2 * length - count :]",
+        "processes.on_host(other)[: count - length]",
+        (f"{_IN_HALVES}::test_halves_give_what_the_whole_batch_gives",),
+        met="an overlap that is kept",
+    ),
+    Mutant(
+        "the second half draws as the first",
+        _HALVES,
+        "np.arange(count, dtype=np.int32) if row_ids is None else row_ids",
+        "row_ids",
+        (f"{_IN_HALVES}::test_halves_give_what_the_whole_batch_gives",),
+        met="row numbers that begin again in each part",
+    ),
+    Mutant(
+        "the second half has the settings of another thread",
+        _HALVES,
+        "stack.enter_context(context(value))",
+        "pass",
+        (f"{_IN_HALVES}::test_both_halves_have_the_settings_of_the_caller",),
+        met="a context that a thread does not inherit",
     ),
     Mutant(
         "temperature multiplies",
