@@ -33,7 +33,7 @@ _OF_A_THREAD: dict[str, Callable[[Any], AbstractContextManager]] = {
 
 
 class Rows(NamedTuple):
-    """What each row of a batch has of its own."""
+    """The arrays of a batch, a row for each source."""
 
     source: Source
     row_ids: Int[AnyArray, " b"] | None = None
