@@ -45,23 +45,23 @@ def parts(monkeypatch):
     return seen
 
 
-def whole(monkeypatch, *arguments, **options):
+def undivided(monkeypatch, *arguments, **options):
     with monkeypatch.context() as patch:
         patch.setattr(halves, "_cores", lambda: 1)
         return generate.generate(*arguments, **options)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("given", [False, True])
-def test_halves_give_what_the_whole_batch_gives(search, given, parts, monkeypatch):
+@pytest.mark.parametrize("with_prompt", [False, True])
+def test_halves_give_what_the_whole_batch_gives(search, with_prompt, parts, monkeypatch):
     config, more = GenerationConfig(max_new_tokens=9, **SEARCHES[search]), {}
-    if given:
+    if with_prompt:
         more["row_ids"] = np.arange(ROWS)[::-1]
         more["prompt"] = np.stack([np.full(ROWS, CONFIG.bos_id), np.arange(ROWS) % 5 + 4], axis=1)
     split = generate.split(model())
     tokens, scores = generate.generate(split, sources(), config, **more)
     assert parts == [(9, True), (9, False)]
-    expected, expected_scores = whole(monkeypatch, split, sources(), config, **more)
+    expected, expected_scores = undivided(monkeypatch, split, sources(), config, **more)
     assert parts[2:] == [(ROWS, True)]
     assert tokens.dtype == np.int32 and (tokens == expected).all()
     np.testing.assert_array_equal(scores, expected_scores)
@@ -102,7 +102,7 @@ def test_halves_of_32_bits_give_what_the_whole_batch_gives(parts, monkeypatch):
     with jax.enable_x64(False):
         split = generate.split(model())
         tokens, scores = generate.generate(split, sources(), config)
-        expected, expected_scores = whole(monkeypatch, split, sources(), config)
+        expected, expected_scores = undivided(monkeypatch, split, sources(), config)
     assert parts[1:] == [(9, False), (ROWS, True)]
     assert scores.dtype == np.float32 and (tokens == expected).all()
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
