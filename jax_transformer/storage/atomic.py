@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,7 +55,8 @@ def is_stream(path: str | Path) -> bool:
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
     """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
-    after an error. If ``path`` is no regular file, the content is written to it at the end.
+    after an error; an old file that it has replaced by then does not come back. If ``path`` is no
+    regular file, the content is written to it at the end.
 
     Its mode is the one that the umask gives a new file: the safetensors library would create
     files that only their owner can read.
@@ -76,8 +77,9 @@ def file(path: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, mode)
         sync(temporary)
+        is_new = not path.exists()
         os.replace(temporary, path)
-        sync(temporary.parent)
+        _sync_names(path.parent, path.unlink if is_new else lambda: None)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -137,9 +139,10 @@ def folder(
             sync(written)
         if path.is_dir():
             _replace_folder(temporary, path, aside)
+            _sync_names(path.parent, lambda: _exchange(temporary, path))
         else:
             os.rename(temporary, path)
-        sync(path.parent)
+            _sync_names(path.parent, lambda: os.rename(path, temporary))
         if parent_is_new:
             sync(path.parent.parent)
     except BaseException:
@@ -194,6 +197,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_names(folder: Path, undo: Callable[[], object]) -> None:
+    """Sync the names in a folder. After an error, ``undo`` takes back the last change of them."""
+    try:
+        sync(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            undo()
+        raise
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The method of a training run, in order. ``train.py`` and ``jax-transformer train`` are this."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ def train(
     with run.open_run(options) as folder:
         options = _with_recorded_rate(options, folder)
         with stop.at_once("stopped before the first step; the same command begins again"):
-            data = corpus.prepare(options, folder, lambda: _devices(options).row_shards)
+            data = corpus.prepare(options, folder, lambda: _devices(options, stop).row_shards)
             corpus.check(data, folder)
             _check_equal(data)
             _check_trainable(options, data)
@@ -61,7 +62,7 @@ def train(
 
         from jax_transformer.training import loop
 
-        devices = _devices(options)
+        devices = _devices(options, stop)
         state = loop.start(options, data, devices, saved)
         trained = sum(array.size for array in state.params.values())
         for line in introduction(options, data, folder, trained, saved):
@@ -80,13 +81,15 @@ def _with_recorded_rate(options: TrainOptions, folder: RunFolder) -> TrainOption
     return recorded
 
 
-def _devices(options: TrainOptions) -> "Devices":
+def _devices(options: TrainOptions, stop: Stop) -> "Devices":
     """The devices to train on. Loads JAX, so it is called after the text was checked."""
     from jax_transformer.training.devices import Devices, use_cache
 
     use_cache(options.compilation_cache)
-    processes.barrier("devices")  # JAX does not wait long for a process that has them not yet
-    return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
+    # JAX waits for the devices of every process: none leaves meanwhile, and none is late
+    with stop.put_off() if processes.count() > 1 else contextlib.nullcontext():
+        processes.barrier("devices")
+        return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
 
 
 def _check_trainable(options: TrainOptions, data: Corpus) -> None:

@@ -315,6 +315,20 @@ class Stop:
         finally:
             self._at_once = None
 
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Inside :meth:`at_once`: let a request end the work after this block and not within it.
+
+        It is for what several processes do together, and wait for each other in.
+        """
+        message, self._at_once = self._at_once, None
+        try:
+            yield
+        finally:
+            self._at_once = message
+        if message is not None and self.asked:
+            raise Preempted(message)
+
 
 @contextmanager
 def stop_requests() -> Iterator[Stop]:

@@ -15,7 +15,8 @@ from jax_transformer import cli
 from jax_transformer.cli import streams
 from jax_transformer.errors import LockedError, Preempted
 from jax_transformer.storage import run_folder
-from jax_transformer.training import run
+from jax_transformer.training import devices, recipe, run
+from jax_transformer.training.options import TrainOptions
 from parity_tests.unit import runs
 
 # The lock
@@ -176,6 +177,27 @@ def test_a_stop_request_that_jaxlib_turns_into_another_error_still_ends_the_work
         compare_static_arguments(signal.SIGTERM)
         raise AssertionError("reached")
     assert str(ended.value) == "nothing yet" and isinstance(ended.value, Preempted)
+
+
+def test_a_request_is_put_off_while_processes_take_their_devices_together(monkeypatch):
+    done = []
+
+    def take(*_):
+        signal.raise_signal(signal.SIGTERM)
+        done.append("taken")
+
+    monkeypatch.setattr(recipe.processes, "count", lambda: 2)
+    monkeypatch.setattr(recipe.processes, "barrier", done.append)
+    monkeypatch.setattr(devices, "use_cache", lambda _: None)
+    monkeypatch.setattr(devices.Devices, "take", take)
+    with (
+        pytest.raises(Preempted, match="nothing yet"),
+        run.stop_requests() as stop,
+        stop.at_once("nothing yet"),
+    ):
+        recipe._devices(TrainOptions(), stop)
+        done.append("used")
+    assert done == ["devices", "taken"]
 
 
 def test_a_ctrl_c_that_jaxlib_turns_into_another_error_is_one_line(monkeypatch, capsys):

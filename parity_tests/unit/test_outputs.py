@@ -175,3 +175,30 @@ def test_what_is_complete_is_no_failure_if_nothing_can_be_removed(tmp_path, monk
             (temporary / "2").write_text("new")
             patch.setattr(os, "unlink", unlink)
         assert [path.name for path in (tmp_path / name).iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize("write", ["file", "folder"])
+@pytest.mark.parametrize("old", [False, True])
+def test_an_error_of_the_last_sync_leaves_nothing_new(tmp_path, monkeypatch, write, old):
+    target, sync = tmp_path / "target", atomic.sync
+    if old and write == "folder":
+        (target / "old").mkdir(parents=True)
+    elif old:
+        target.write_text("old")
+
+    def fails(path):
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(path)
+
+    monkeypatch.setattr(atomic, "sync", fails)
+    with pytest.raises(OSError, match="Input/output"), getattr(atomic, write)(target) as temporary:
+        if write == "folder":
+            (temporary / "new").mkdir(parents=True)
+        else:
+            temporary.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == (["target"] if old else [])
+    if old and write == "folder":
+        assert [path.name for path in target.iterdir()] == ["old"]
+    elif old:  # an old file is gone when its name has gone
+        assert target.read_text() == "new"
