@@ -52,6 +52,7 @@ ROWS = [
     ("nllb-600M", "v5e:2x2", 128, 128, f"--mesh.fsdp 4 {LESS_MEMORY}"),
     ("nllb-3.3B", "h200:1", 64, 128, LESS_MEMORY),
     ("nllb-3.3B", "h200:1", 64, 128, "--model.scan-layers"),
+    ("nllb-3.3B", "h200:1", 64, 128, ""),
     ("nllb-3.3B", "v5e:4x4", 128, 128, f"--mesh.fsdp 16 {LESS_MEMORY}"),
     ("nllb-3.3B", "v5e:4x4", 128, 128, LESS_MEMORY),
     ("nllb-3.3B", "v5e:4x4", 128, 128, "--mesh.fsdp 16 --model.scan-layers"),
