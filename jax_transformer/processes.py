@@ -136,6 +136,11 @@ def count() -> int:
     return 1 if state is None else int(state.num_processes)
 
 
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def first() -> bool:
     """True for the process that writes what is not divided among all."""
     return index() == 0

@@ -5,7 +5,6 @@ a decoding step are so short that a core does more with a program of its own.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -81,12 +80,7 @@ def _divides(batch: Rows, weights: Sequence[Any]) -> bool:
     """True for enough rows on one CPU of several cores."""
     counts = {np.shape(array)[:1] for array in batch if array is not None}
     (count,) = counts.pop() if len(counts) == 1 else (0,)
-    if count < _LEAST_ROWS or _cores() == 1 or processes.count() > 1:
+    if count < _LEAST_ROWS or processes.cores() == 1 or processes.count() > 1:
         return False
     devices = {device for x in weights if isinstance(x, Array) for device in x.devices()}
     return len(devices) == 1 and devices.pop().platform == "cpu"
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

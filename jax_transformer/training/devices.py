@@ -17,6 +17,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
+from jax_transformer import processes
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
 from jax_transformer.training import partitioning
@@ -138,10 +139,9 @@ def environment() -> dict[str, Any]:
     Versions, device, number of cores, and XLA's flags.
     """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = {
         "device": jax.devices()[0].device_kind,
-        "cores": cores,
+        "cores": processes.cores(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
     return {

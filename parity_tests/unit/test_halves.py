@@ -40,14 +40,14 @@ def parts(monkeypatch):
         seen.append((len(batch.source), threading.current_thread() is threading.main_thread()))
         return one_part(split, config, batch)
 
-    monkeypatch.setattr(halves, "_cores", lambda: 2)
+    monkeypatch.setattr(halves.processes, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     return seen
 
 
 def undivided(monkeypatch, *arguments, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(halves, "_cores", lambda: 1)
+        patch.setattr(halves.processes, "cores", lambda: 1)
         return generate.generate(*arguments, **options)
 
 
@@ -87,7 +87,7 @@ def test_both_halves_have_the_settings_of_the_caller(monkeypatch):
         seen.append({name: getattr(jax.config, name) for name in SETTINGS})
         return (jax.numpy.asarray(batch.source),)
 
-    monkeypatch.setattr(halves, "_cores", lambda: 2)
+    monkeypatch.setattr(halves.processes, "cores", lambda: 2)
     monkeypatch.setattr(decoding, "_hypotheses", noted)
     with contextlib.ExitStack() as stack:
         for name, value in SETTINGS.items():
@@ -120,7 +120,7 @@ def test_few_rows_and_one_core_are_not_divided(parts, monkeypatch):
     split, config = generate.split(model()), GenerationConfig(max_new_tokens=9)
     generate.generate(split, sources()[:15], config)
     with monkeypatch.context() as patch:
-        patch.setattr(halves, "_cores", lambda: 1)
+        patch.setattr(halves.processes, "cores", lambda: 1)
         generate.generate(split, sources(), config)
     assert parts == [(15, True), (ROWS, True)]
 
