@@ -55,8 +55,11 @@ def is_stream(path: str | Path) -> bool:
 @contextlib.contextmanager
 def file(path: Path) -> Iterator[Path]:
     """A temporary file next to ``path`` to write to. It becomes ``path`` at the end, and is removed
-    after an error; an old file that it has replaced by then does not come back. If ``path`` is no
-    regular file, the content is written to it at the end.
+    after an error. If ``path`` is no regular file, the content is written to it at the end.
+
+    An existing file is exchanged for the new one in one system call, and removed when that is on
+    the disk. On systems without that call it is replaced, and does not come back if the last sync
+    fails.
 
     Its mode is the one that the umask gives a new file: the safetensors library would create
     files that only their owner can read.
@@ -77,12 +80,13 @@ def file(path: Path) -> Iterator[Path]:
         yield temporary
         os.chmod(temporary, mode)
         sync(temporary)
-        is_new = not path.exists()
-        os.replace(temporary, path)
-        _sync_names(path.parent, path.unlink if is_new else lambda: None)
+        undo = _rename_file(temporary, path)
+        _sync_names(path.parent, undo)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    with contextlib.suppress(OSError):  # of the old file: the new one is complete
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -137,14 +141,14 @@ def folder(
         yield temporary
         for written in [*temporary.rglob("*"), temporary]:
             sync(written)
+        if parent_is_new:
+            sync(path.parent.parent)
         if path.is_dir():
             _replace_folder(temporary, path, aside)
             _sync_names(path.parent, lambda: _exchange(temporary, path))
         else:
             os.rename(temporary, path)
             _sync_names(path.parent, lambda: os.rename(path, temporary))
-        if parent_is_new:
-            sync(path.parent.parent)
     except BaseException:
         remove(temporary)
         if parent_is_new and not os.listdir(path.parent):
@@ -250,6 +254,19 @@ def _temporary(path: Path) -> Path:
     return path.absolute().with_name(f".{path.name}.{os.getpid()}")
 
 
+def _rename_file(new: Path, path: Path) -> Callable[[], object]:
+    """Name a file ``path``. Return the function that takes this back: an old file, which has the
+    name ``new`` until then, gets its name again.
+    """
+    if not path.exists():
+        os.rename(new, path)
+        return path.unlink
+    if _exchange(new, path):
+        return lambda: _exchange(new, path)
+    os.replace(new, path)
+    return lambda: None
+
+
 def _replace_folder(new: Path, old: Path, aside: Path | None) -> None:
     if _exchange(new, old):
         return
@@ -261,7 +278,7 @@ def _replace_folder(new: Path, old: Path, aside: Path | None) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once, if the system has such a call."""
+    """Exchange the names of two files or folders at once, if the system has such a call."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -177,28 +177,50 @@ def test_what_is_complete_is_no_failure_if_nothing_can_be_removed(tmp_path, monk
         assert [path.name for path in (tmp_path / name).iterdir()] == ["2"]
 
 
-@pytest.mark.parametrize("write", ["file", "folder"])
-@pytest.mark.parametrize("old", [False, True])
-def test_an_error_of_the_last_sync_leaves_nothing_new(tmp_path, monkeypatch, write, old):
-    target, sync = tmp_path / "target", atomic.sync
-    if old and write == "folder":
-        (target / "old").mkdir(parents=True)
-    elif old:
-        target.write_text("old")
+def _failing_sync(monkeypatch, folder: Path) -> None:
+    """Let the sync of one folder fail."""
+    sync = atomic.sync
 
     def fails(path):
-        if path == tmp_path:
+        if path == folder:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(path)
 
     monkeypatch.setattr(atomic, "sync", fails)
-    with pytest.raises(OSError, match="Input/output"), getattr(atomic, write)(target) as temporary:
-        if write == "folder":
-            (temporary / "new").mkdir(parents=True)
-        else:
-            temporary.write_text("new")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_error_of_the_last_sync_of_a_file_changes_nothing(tmp_path, monkeypatch, old):
+    target = tmp_path / "target"
+    if old:
+        target.write_text("old")
+    _failing_sync(monkeypatch, tmp_path)
+    with pytest.raises(OSError, match="Input/output"):
+        atomic.write_text(target, "new")
     assert [path.name for path in tmp_path.iterdir()] == (["target"] if old else [])
-    if old and write == "folder":
-        assert [path.name for path in target.iterdir()] == ["old"]
-    elif old:  # an old file is gone when its name has gone
-        assert target.read_text() == "new"
+    assert not old or target.read_text() == "old"
+
+
+def test_a_system_that_cannot_exchange_names_replaces_a_file(tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    target.write_text("old")
+    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    atomic.write_text(target, "new")
+    _failing_sync(monkeypatch, tmp_path)
+    with pytest.raises(OSError, match="Input/output"):
+        atomic.write_text(target, "newer")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert target.read_text() == "newer"
+
+
+@pytest.mark.parametrize("parent, old", [(".", False), (".", True), ("new", False)])
+def test_an_error_of_the_last_sync_of_a_folder_changes_nothing(tmp_path, monkeypatch, parent, old):
+    """Also if it is the sync of the folder that a new parent is in."""
+    target = tmp_path / parent / "target"
+    if old:
+        (target / "old").mkdir(parents=True)
+    _failing_sync(monkeypatch, tmp_path)
+    with pytest.raises(OSError, match="Input/output"), atomic.folder(target) as temporary:
+        (temporary / "new").mkdir(parents=True)
+    assert [path.name for path in tmp_path.iterdir()] == (["target"] if old else [])
+    assert not old or [path.name for path in target.iterdir()] == ["old"]
