@@ -101,6 +101,12 @@ class ReportedError(Refusal):
         self.exit_code = exit_code
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """True for an error of Python, NumPy or JAX that says that there is not enough memory."""
+    of_jax = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return of_jax or isinstance(error, MemoryError)
+
+
 @contextlib.contextmanager
 def about_file(path: object) -> Iterator[None]:
     """Put the file's name before a ConfigError or an InputError, which becomes an InputError."""

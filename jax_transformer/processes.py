@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.errors import ConfigError, InputError, Refusal, ReportedError
+from jax_transformer.errors import (
+    ConfigError,
+    InputError,
+    Refusal,
+    ReportedError,
+    is_out_of_memory,
+)
 
 _POLL = 1000
 """Milliseconds between two looks for a signal or for the error of another process."""
@@ -121,7 +127,7 @@ def may_be_lost(error: BaseException | None) -> bool:
     import jax
 
     runtime = isinstance(error, jax.errors.JaxRuntimeError)
-    return count() > 1 and runtime and "RESOURCE_EXHAUSTED" not in str(error)
+    return count() > 1 and runtime and not is_out_of_memory(error)
 
 
 def index() -> int:
@@ -215,6 +221,7 @@ def _report(error: Exception) -> None:
     if isinstance(error, ReportedError):
         return
     code = InputError.exit_code if isinstance(error, OSError) else 1
+    code = ConfigError.exit_code if is_out_of_memory(error) else code
     try:
         _client().key_value_set(_ERROR, str(getattr(error, "exit_code", code)))
     except jax.errors.JaxRuntimeError:

@@ -14,7 +14,14 @@ import jax_transformer
 from jax_transformer.cli import help_text, supervisor
 from jax_transformer.cli.arguments import flags, parse
 from jax_transformer.cli.commands import COMMANDS
-from jax_transformer.errors import ConfigError, InputError, Refusal, ReportedError, nearest
+from jax_transformer.errors import (
+    ConfigError,
+    InputError,
+    Refusal,
+    ReportedError,
+    is_out_of_memory,
+    nearest,
+)
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 
@@ -48,6 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = error.filename or "input or output"
         print(f"jax-transformer: {name}: {error.strerror or error}", file=sys.stderr)
         return InputError.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if debug or not is_out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["no more can be taken"])[0]
+        print(
+            f"jax-transformer: out of memory ({reason[:300]}): smaller batches need less, and "
+            "docs/accelerators.md lists what else does",
+            file=sys.stderr,
+        )
+        return ConfigError.exit_code
     except (KeyboardInterrupt, ValueError) as error:
         # jaxlib makes a ValueError of an exception that comes while it compares static arguments
         if isinstance(error, ValueError) and KeyboardInterrupt.__name__ not in str(error):

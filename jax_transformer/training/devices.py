@@ -91,6 +91,21 @@ class Devices:
             partitioning.shardings(tree, self.mesh),
         )
 
+    def check_memory(self, state: Any) -> None:
+        """Raise ConfigError if an abstract state takes more memory than a device has. On the CPU
+        the devices of a process share the machine's.
+        """
+        own = [device for device in self.mesh.devices.flat if device in jax.local_devices()]
+        needed, available = bytes_of_a_device(state), _memory_of(own[0])
+        if own[0].platform == "cpu":
+            needed *= len(own)
+        if available and needed > available:
+            raise ConfigError(
+                f"the weights and the optimizer state take {needed / 2**30:,.1f} GiB of "
+                f"{own[0].device_kind}, which has {available / 2**30:,.1f}: choose a smaller "
+                "model, or divide it over more devices with mesh.fsdp"
+            )
+
     def key(self, seed: int) -> PRNGKeyArray:
         """The key of a seed, on every device."""
         return jax.jit(partial(jax.random.key, seed), out_shardings=self.replicated)()
@@ -102,6 +117,23 @@ class Devices:
     def divide(self, batch: Any) -> Any:
         """Divide the rows of a batch, a multiple of :attr:`row_shards`, among the devices."""
         return sharding.place(batch, jax.tree.map(lambda _: self.rows, batch))
+
+
+def bytes_of_a_device(state: Any) -> int:
+    """The bytes of an abstract state, or of a part of it, on one device."""
+    return sum(
+        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for array in jax.tree.leaves(state)
+    )
+
+
+def _memory_of(device: jax.Device) -> int:
+    """The bytes that JAX can take of a device, or of the machine for a CPU; 0 if unknown."""
+    if device.platform != "cpu":
+        return int((device.memory_stats() or {}).get("bytes_limit", 0))
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def use_cache(folder: str | None = None) -> None:

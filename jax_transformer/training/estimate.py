@@ -29,7 +29,7 @@ from jax_transformer.training import (
     partitioning,
     trainable,
 )
-from jax_transformer.training.devices import Devices
+from jax_transformer.training.devices import Devices, bytes_of_a_device
 from jax_transformer.training.hlo import Traffic
 from jax_transformer.training.options import Precision, TrainOptions
 from jax_transformer.training.step import TrainState
@@ -155,7 +155,7 @@ def estimate(
     state = loop.abstract_state(options, config, devices)
     available = memory or topology.usable
     began = time.perf_counter()
-    compiled, refused = None, _bytes_of_a_device(state)
+    compiled, refused = None, bytes_of_a_device(state)
     if not available or refused < available:  # otherwise there is no need to compile
         compiled, refused = _compile(lower(options, config, state, shape, devices), topology)
     seconds = time.perf_counter() - began
@@ -247,7 +247,7 @@ def needed_bytes(message: str) -> int:
 
 
 def _memory(state: TrainState, compiled: Any, refused: int) -> Memory:
-    of_state = _bytes_of_a_device(state)
+    of_state = bytes_of_a_device(state)
     if compiled is None:
         return Memory(of_state, of_state, 0, 0, refused)
     sizes = compiled.memory_analysis()
@@ -257,14 +257,6 @@ def _memory(state: TrainState, compiled: Any, refused: int) -> Memory:
         sizes.argument_size_in_bytes,
         sizes.temp_size_in_bytes,
         results + sizes.generated_code_size_in_bytes,
-    )
-
-
-def _bytes_of_a_device(state: TrainState) -> int:
-    """The bytes of a state on one device."""
-    return sum(
-        math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-        for array in jax.tree.leaves(state)
     )
 
 

@@ -50,7 +50,8 @@ def train(
             corpus.check(data, folder)
             _check_equal(data)
             _check_trainable(options, data)
-            _check_mesh(options, data)
+            devices = _devices(options, stop)
+            _check_devices(options, data, devices)
             saved = _newest_intact(folder)
             _warn_of_changes(options, folder, saved)
             processes.barrier("ready")
@@ -62,7 +63,6 @@ def train(
 
         from jax_transformer.training import loop
 
-        devices = _devices(options, stop)
         state = loop.start(options, data, devices, saved)
         trained = sum(array.size for array in state.params.values())
         for line in introduction(options, data, folder, trained, saved):
@@ -100,15 +100,16 @@ def _check_trainable(options: TrainOptions, data: Corpus) -> None:
         trainable.check(options, data.config)
 
 
-def _check_mesh(options: TrainOptions, data: Corpus) -> None:
-    """Raise ConfigError for a mesh that cannot divide the model, or an attention backend that the
-    devices do not have.
+def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> None:
+    """Raise ConfigError for a mesh that cannot divide the model, an attention backend that the
+    devices do not have, or a state that does not fit their memory.
     """
     from jax_transformer.nn import fused_attention
-    from jax_transformer.training import partitioning
+    from jax_transformer.training import loop, partitioning
 
     partitioning.check(data.config, options.mesh)
     fused_attention.check_device(data.config)
+    devices.check_memory(loop.abstract_state(options, data.config, devices))
 
 
 def _check_equal(data: Corpus) -> None:

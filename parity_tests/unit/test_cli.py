@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -339,6 +340,39 @@ def test_an_error_of_the_system_that_is_a_value_error_too_is_one_line(console, m
 
     monkeypatch.setattr(cli, "_run", run)
     assert console.say("inspect") == (3, "", "jax-transformer: input or output: fileno\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9.00 GiB"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore"),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(console, monkeypatch, error):
+    def run(_):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", run)
+    reason = str(error).splitlines()[0]
+    console.refused(2, [f"out of memory ({reason}): smaller batches need less"], "train")
+
+
+def test_an_error_of_the_runtime_that_is_no_lack_of_memory_has_its_traceback(monkeypatch):
+    def run(_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    monkeypatch.setattr(cli, "_run", run)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="broken"):
+        runs.main("train")
+
+
+def test_a_model_that_is_larger_than_the_memory_is_refused(console, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = runs.write_text(tmp_path)
+    command = ["train", *flags, *runs.OPTIONS, "--run", "run", "--model.d-ff", 10**12]
+    console.refused(2, ["the weights and the optimizer state take", "GiB of cpu"], *command)
+    assert not (tmp_path / "run/config.json").exists()
 
 
 def test_an_error_exits_although_a_thread_waits():
