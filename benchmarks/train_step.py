@@ -8,6 +8,7 @@ imports neither framework. See benchmarks/README.md.
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -35,7 +36,7 @@ SIZES: dict[str, dict[str, int]] = {
     # Only to try the command
     "tiny": dict(d_model=64, num_heads=2, num_layers=1, d_ff=128, vocab_size=100),
 }
-OURS = "JAX"
+OURS, AGAIN = "JAX", "JAX again"
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 # Precision -> name -> (torch.set_float32_matmul_precision, torch.compile)
 TWINS = {
@@ -286,7 +287,7 @@ def serve(pipe: Any, name: str, work: Work) -> None:
 
     try:
         allocator.keep_freed_memory()  # as the command does; for the twins too
-        contender: Any = (Jax if name == OURS else Torch)(work, name)
+        contender: Any = (Jax if name in (OURS, AGAIN) else Torch)(work, name)
         losses = {
             "parameters": contender.parameters,
             "loss": contender.loss("highest"),
@@ -326,13 +327,23 @@ def receive(pipe: Any) -> dict[str, Any]:
         return {"failed": "the process died"}
 
 
-def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
+def contenders(args: argparse.Namespace) -> list[str]:
+    """Our step, and itself once more, or the twins."""
+    if args.against_self:
+        return [OURS, AGAIN]
+    twins = TWINS[args.precision].items()
+    return [OURS, *(name for name, (_, compiled) in twins if not (compiled and args.eager))]
+
+
+def compare(
+    size: str, batch: int, length: int, args: argparse.Namespace, folder: str
+) -> dict[str, Any]:
     """Start the contenders one by one, check that they compute the same, and time them in turns."""
-    work = Work(size, args.batch, args.length, f"{folder}/{size}.npz", "cpu", args.precision)
+    work = Work(size, batch, length, f"{folder}/{size}.npz", "cpu", args.precision)
     backend, device = start(prepare, work).recv()
     work = work._replace(device="gpu" if backend == "gpu" else "cpu")
     pipes, results = {}, {}
-    for name in (OURS, *TWINS[args.precision]):
+    for name in contenders(args):
         print(f"{size}: {name} ...", file=sys.stderr)
         pipes[name] = start(serve, name, work)
         results[name] = receive(pipes[name]) | {"rounds": []}
@@ -358,7 +369,7 @@ def compare(size: str, args: argparse.Namespace, folder: str) -> dict[str, Any]:
         if "failed" not in results[name]:
             pipes[name].send(0)
     return {
-        "size": size,
+        "size": f"{size}, {batch} x ({length} + {length}) tokens",
         "device": device,
         "flops": step_flops(work),
         "tokens": 2 * work.batch * work.length,
@@ -433,9 +444,17 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=3, help="timed steps of a turn, after one that is not timed"
     )
-    parser.add_argument("--batch", type=int, default=32, help="pairs")
+    parser.add_argument("--batch", type=int, nargs="+", default=[32], help="pairs")
     parser.add_argument(
-        "--length", type=int, default=32, help="tokens of each source and each target"
+        "--length", type=int, nargs="+", default=[32], help="tokens of each source and each target"
+    )
+    parser.add_argument(
+        "--against-self",
+        action="store_true",
+        help="time ours twice and nothing else: the ratio is the noise of the machine",
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="leave torch.compile out, which takes a minute a table"
     )
     parser.add_argument("--json", help="also write every round to this file")
     args = parser.parse_args()
@@ -444,8 +463,9 @@ def main() -> None:
         os.environ |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_CACHE_DIR": folder}
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         load, compared = os.getloadavg()[0], []
-        for size in ("big", "small") if args.size == "both" else (args.size,):
-            compared.append(compare(size, args, folder))
+        sizes = ("big", "small") if args.size == "both" else (args.size,)
+        for size, batch, length in itertools.product(sizes, args.batch, args.length):
+            compared.append(compare(size, batch, length, args, folder))
             print(table(compared[-1]), flush=True)
     print(f"{machine(compared[0]['device'])}; load average before: {load:.1f}")
     if args.json:
