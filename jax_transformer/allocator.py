@@ -10,7 +10,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
 _KEEP = {
     _MMAP_MAX: 0,  # large blocks come from the heap, not from mappings that free() takes down
     _ARENA_MAX: 1,  # of all threads: the heaps of further arenas hold no block above 64 MiB
-    _TRIM_THRESHOLD: 2**31 - 1,  # free memory at the end of the heap stays there
+    _TRIM_THRESHOLD: -1,  # never: free memory at the end of the heap stays there
 }
 
 

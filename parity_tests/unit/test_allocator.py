@@ -46,8 +46,9 @@ def child(
     return result, int(faults)
 
 
-def test_freed_memory_is_used_again_without_page_faults():
-    result, faults = child()
+@pytest.mark.parametrize("mebibytes", [128, pytest.param(2100, marks=pytest.mark.slow)])
+def test_freed_memory_is_used_again_without_page_faults(mebibytes):
+    result, faults = child(mebibytes=mebibytes)
     assert (result, faults < 100) == ("True", True), faults
 
 
