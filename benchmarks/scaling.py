@@ -1,4 +1,4 @@
-"""How time and memory grow with depth, width, vocabulary, length and batch.
+"""Time and memory by depth, width, vocabulary, length and batch.
 
 Every point is a training step and a greedy decoding of a model that differs from the others in one
 size, each in a process of its own. Prints a table, and draws it with ``--plot FILE``. See
@@ -107,20 +107,25 @@ def decoding(point: dict[str, int], folder: Path) -> Callable[[], object]:
 def table(results: dict[str, dict[int, dict[str, Cost]]]) -> str:
     """The costs as markdown."""
     lines = [
-        "| | | step, ms | quartiles | first step, s | memory, GB | decoding, ms | quartiles "
+        "| | | step, ms | quartiles | first, s | memory, GB | decoding, ms | quartiles "
         "| first, s | memory, GB |",
         "|" + "---|" * 10,
     ]
     for axis, points in results.items():
         for value, costs in points.items():
             cells = [
-                f"{1000 * cost.seconds:,.3g} | {1000 * cost.low:,.3g} – {1000 * cost.high:,.3g}"
-                f" | {cost.first:.1f} | {cost.memory:.2f}"
+                f"{milliseconds(cost.seconds)} | {milliseconds(cost.low)} – "
+                f"{milliseconds(cost.high)} | {cost.first:.1f} | {cost.memory:.2f}"
                 for cost in costs.values()
             ]
             bold = "**" if value == BASE[axis] else ""
             lines.append(f"| {TITLES[axis]} | {bold}{value:,}{bold} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def milliseconds(seconds: float) -> str:
+    """A time with three digits, or without a fraction."""
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
 
 
 def plot(results: dict[str, dict[int, dict[str, Cost]]], file: Path) -> None:
