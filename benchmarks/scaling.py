@@ -152,6 +152,7 @@ def plot(results: dict[str, dict[int, dict[str, Cost]]], file: Path) -> None:
                     panel.plot(list(points), costs, marker="o", markersize=4, color=color)
                 panel.set(xscale="log", yscale="log", xlabel=TITLES[axis])
                 panel.set_xticks(list(points), [f"{value:,}" for value in points])
+                panel.yaxis.set_major_formatter("{x:g}")
                 panel.minorticks_off()
                 panel.tick_params(axis="x", labelrotation=45)
         lines = panels[0, 0].lines
