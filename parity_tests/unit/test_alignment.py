@@ -258,9 +258,7 @@ def test_the_page_needs_no_network_and_runs_no_other_script(tmp_path, tokenizer)
 def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "out.html"
     path.write_text("the page before")
-    monkeypatch.setattr(
-        os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left"))
-    )
+    monkeypatch.setattr(os, "fsync", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
     translator = translation.Translator(model(), tokenizer)
     with pytest.raises(OSError, match="no space left"):
         alignment.write(path, translator, [LINE], [[translated(tokenizer)]], title="a run")

@@ -172,7 +172,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         TOKENIZER.save(path)
     assert path.read_text() == "old"
