@@ -27,6 +27,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from jax_transformer.processes import cores
+
 SIZES: dict[str, dict[str, int]] = {
     "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
     "small": dict(d_model=256, num_heads=4, num_layers=3, d_ff=1024, vocab_size=8000),
@@ -246,11 +248,6 @@ class Torch:
     def synchronize(self) -> None:
         if self.device == "cuda":
             self.torch.cuda.synchronize()
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resident() -> float:

@@ -95,15 +95,17 @@ class Devices:
         """Raise ConfigError if an abstract state takes more memory than a device has. On the CPU
         the devices of a process share the machine's.
         """
-        for device in self.mesh.local_devices[:1]:  # none if other processes have all of the mesh
-            sharing = len(self.mesh.local_devices) if device.platform == "cpu" else 1
-            needed, available = bytes_of_a_device(state) * sharing, _memory_of(device)
-            if available and needed > available:
-                raise ConfigError(
-                    f"the weights and the optimizer state take {needed / 2**30:,.1f} GiB of "
-                    f"{device.device_kind}, which has {available / 2**30:,.1f}: choose a smaller "
-                    "model, or divide it over more devices with mesh.fsdp"
-                )
+        own = self.mesh.local_devices
+        if not own:  # other processes have all of the mesh
+            return
+        sharing = len(own) if own[0].platform == "cpu" else 1
+        needed, available = bytes_of_a_device(state) * sharing, _memory_of(own[0])
+        if available and needed > available:
+            raise ConfigError(
+                f"the weights and the optimizer state take {needed / 2**30:,.1f} GiB of "
+                f"{own[0].device_kind}, which has {available / 2**30:,.1f}: choose a smaller "
+                "model, or divide it over more devices with mesh.fsdp"
+            )
 
     def key(self, seed: int) -> PRNGKeyArray:
         """The key of a seed, on every device."""
