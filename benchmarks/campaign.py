@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 CAMPAIGNS = {
     "checkpoint-damages": "benchmarks.interruptions:DAMAGES",
+    "conversion-kills": "benchmarks.conversion_kills:CONVERSION_KILLS",
     "controls": "benchmarks.interruptions:CONTROLS",
     "crash-controls": "benchmarks.crash_controls:CONTROLS",
     "crashes": "benchmarks.crashes:CRASHES",

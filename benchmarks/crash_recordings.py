@@ -169,8 +169,18 @@ CONVERSIONS: dict[str, tuple[str, ...]] = {
 """Source, destination and options by name."""
 
 
-def _conversions(shared: Path) -> Iterator[Recording]:
-    """Record every conversion twice: to a new destination, and onto an older result."""
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion that can begin, in a folder of its own."""
+
+    title: str
+    folder: Path
+    target: str
+    command: tuple[str, ...]
+
+
+def conversions(shared: Path) -> Iterator[Conversion]:
+    """Make the folders of every conversion: to a new destination, and onto an older result."""
     sources = shared / "sources"
     sources.mkdir()
     convert_folders.make(sources / "source", 0, **convert_folders.TINY)
@@ -181,18 +191,23 @@ def _conversions(shared: Path) -> Iterator[Recording]:
             shutil.copytree(sources, folder)
             if forced:
                 _done(folder, *arguments, "--dtype", "float16")
-            start = State.read(folder)
             command = ("convert", *arguments, *NO_CHECK, *(["--force"] if forced else []))
-            log = folder.with_suffix(".log")
-            run = [sys.executable, "-m", "jax_transformer", *command]
-            ended = crash_log.record(run, folder, log, environment(shared, 1))
-            if ended.returncode:
-                raise SystemExit(f"{name}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
-            operations = crash_parser.checked(folder, start, log)
-            log.unlink()
-            contents = {"weights": weights_of(folder, arguments[1])}
             title = f"{name}, forced" if forced else name
-            yield Recording(title, command, start, tuple(operations), contents)
+            yield Conversion(title, folder, arguments[1], command)
+
+
+def _conversions(shared: Path) -> Iterator[Recording]:
+    """Record every conversion."""
+    for each in conversions(shared):
+        start, log = State.read(each.folder), each.folder.with_suffix(".log")
+        run = [sys.executable, "-m", "jax_transformer", *each.command]
+        ended = crash_log.record(run, each.folder, log, environment(shared, 1))
+        if ended.returncode:
+            raise SystemExit(f"{each.title}: exit code {ended.returncode}\n{ended.stderr[-2000:]}")
+        operations = crash_parser.checked(each.folder, start, log)
+        log.unlink()
+        contents = {"weights": weights_of(each.folder, each.target)}
+        yield Recording(each.title, each.command, start, tuple(operations), contents)
 
 
 def _done(folder: Path, *arguments: str) -> None:

@@ -20,6 +20,7 @@ from benchmarks.campaign import Campaign, Case
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "parity_tests" / "fuzz_corpus.tar.xz"
 LONGEST = 900  # seconds of a block
+LARGEST = 16  # times as many inputs as in a target's first block: later ones go deeper
 
 
 def rounds() -> list[str]:
@@ -27,6 +28,16 @@ def rounds() -> list[str]:
     targets = fuzz_targets.TARGETS
     most = max(target.share for target in targets.values())
     return [name for turn in range(most) for name, target in targets.items() if turn < target.share]
+
+
+def block(number: int) -> tuple[str, int]:
+    """The target of a block, and how many inputs it has: twice as many in every round, at most
+    :data:`LARGEST` times as many as in the first.
+    """
+    order = rounds()
+    turn, place = divmod(number, len(order))
+    name = order[place]
+    return name, fuzz_targets.TARGETS[name].inputs * min(2**turn, LARGEST)
 
 
 def corpus() -> dict[str, list[bytes]]:
@@ -55,12 +66,10 @@ def prepare(shared: Path) -> None:
 
 def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:
     """One block: the outcomes of its inputs, and a case for each finding."""
-    order = rounds()
-    name = order[number % len(order)]
-    target = fuzz_targets.TARGETS[name]
+    name, inputs = block(number)
     command = [sys.executable, "-m", "benchmarks.fuzz_block", name]
     command += ["--corpus", str(shared / name), "--scratch", str(scratch)]
-    command += ["--seed", str(seed * 1_000_003 + number), "--inputs", str(target.inputs)]
+    command += ["--seed", str(seed * 1_000_003 + number), "--inputs", str(inputs)]
     environment = os.environ | {"PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
     with open(scratch / "log", "w") as log:
         try:
@@ -77,7 +86,7 @@ def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]
     facts = {key: ended[key] for key in ("seconds", "checksum", "slowest", "largest")}
     facts |= {"inputs": ended["inputs"], "coverage": _coverage(scratch / "log")}
     for outcome, count in ended["outcomes"].items():
-        yield Case(name, outcome, f"{target.inputs:,} inputs", count=count, facts=facts)
+        yield Case(name, outcome, f"{inputs:,} inputs", count=count, facts=facts)
         facts = {}
     for finding in ended["findings"]:
         what = f"{finding['wrong']} for {finding['input'][:200]}"
@@ -107,5 +116,5 @@ CAMPAIGN = Campaign(
     prepare,
     cases,
     small=len(rounds()),
-    nightly=20 * len(rounds()),
+    nightly=6 * len(rounds()),
 )

@@ -289,6 +289,12 @@ def test_a_block_is_counted_by_its_outcomes(tmp_path, monkeypatch):
     assert finding.wrong == ("KeyError: pt.py:7 read: 'a'",) and finding.facts["input"] == "00"
 
 
+def test_blocks_grow_from_round_to_round():
+    sizes = [fuzz.block(turn * len(fuzz.rounds())) for turn in range(7)]
+    first = fuzz_targets.TARGETS["pickle"].inputs
+    assert sizes == [("pickle", first * times) for times in (1, 2, 4, 8, 16, 16, 16)]
+
+
 def test_every_target_has_its_blocks_in_a_round():
     assert set(fuzz.rounds()) == set(fuzz_targets.TARGETS) and len(fuzz_targets.TARGETS) > 30
     assert "atheris" not in sys.modules  # only a block needs it

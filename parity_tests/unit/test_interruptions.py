@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    conversion_kills,
     failures,
     interruptions_child,
     interruptions_damage,
@@ -107,6 +108,35 @@ def test_a_conversion_that_changed_something_is_reported():
     assert list(failures.changed(before, before, cleans=False)) == []
 
 
+def killed_conversion(folder: Path, **files: str) -> tuple[str, list[str]]:
+    """The verdict on what a killed conversion of ``weights`` to ``out`` left, by their contents."""
+    reference = conversion_kills.Reference("", "", "out", [], 1.0, {}, "the right weights")
+    for name, contents in (("before", {"weights": "1", "out": "0"}), ("after", files)):
+        (folder / name).mkdir()
+        for file, content in contents.items():
+            (folder / name / file).write_text(content)
+    return conversion_kills.judged(reference, folder / "before", folder / "after")
+
+
+@pytest.mark.parametrize(
+    "files, verdict",
+    [
+        ({"weights": "1", "out": "0", ".out.7": "2"}, ("as before", [])),
+        ({"weights": "1", "out": "the right weights"}, ("complete", [])),
+        ({"weights": "1", "out": "a part"}, ("complete", ["out: other weights"])),
+        ({"weights": "1"}, ("complete", ["out: other weights"])),
+        ({"weights": "2", "out": "0"}, ("as before", ["weights: changed"])),
+        ({"weights": "1", "out": "0", "out.7": "2"}, ("as before", ["left behind: out.7"])),
+    ],
+)
+def test_a_killed_conversion_has_the_right_verdict(tmp_path, monkeypatch, files, verdict):
+    def weights_of(folder: Path, target: str) -> str:
+        return (folder / target).read_text() if (folder / target).exists() else ""
+
+    monkeypatch.setattr(conversion_kills.crash_recordings, "weights_of", weights_of)
+    assert killed_conversion(tmp_path, **files) == verdict
+
+
 def test_a_resume_is_not_stopped_at_a_validation():
     stops = [resumes.stop_after(step) for step in range(1, resumes.STEPS)]
     assert all(stop % resumes.EVAL_EVERY or stop == resumes.STEPS for stop in stops)
@@ -181,7 +211,10 @@ def test_a_signal_has_the_right_verdict(checkpoints, result, wrong):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["signals", "kills", "controls", "checkpoint-damages", "failures"])
+@pytest.mark.parametrize(
+    "name",
+    ["signals", "kills", "conversion-kills", "controls", "checkpoint-damages", "failures"],
+)
 def test_a_small_campaign_passes(tmp_path, name):
     command = [sys.executable, str(ROOT / "benchmarks" / "campaign.py"), name, "--count", "4"]
     process = subprocess.run(
