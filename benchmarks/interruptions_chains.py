@@ -56,7 +56,8 @@ class Reference:
         ):
             spans.setdefault(phase, []).append(over - began)
         words = [word.split()[1] for _, word in result.words if word.startswith("call ")]
-        calls = {call: words.count(call) for call in interruptions_child.CALLS.values()}
+        watched = (*interruptions_child.CALLS.values(), interruptions_child.EXCHANGE)
+        calls = {call: words.count(call) for call in watched}
         return cls(
             name,
             sandbox.arguments,

@@ -39,6 +39,8 @@ CALLS = {
 
 Python reports replace as a rename; of open only calls for writing are watched.
 """
+EXCHANGE = "exchange"
+"""The watched call that no event reports."""
 DIR_FD = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1}
 """The argument of an event that is the folder which its path is relative to."""
 ERRORS = ("ENOSPC", "EIO", "EDQUOT")
@@ -156,6 +158,18 @@ class Watch:
         os.fsync = fsync  # type: ignore[assignment]
         sys.addaudithook(self)
 
+    def wrap_exchange(self, atomic: Any) -> None:
+        """Watch the exchange of two names, which no audit event reports."""
+        exchange = atomic._exchange
+
+        @functools.wraps(exchange)
+        def watched(one: Path, other: Path) -> bool:
+            if str(other).startswith(self.folder):
+                self._count(EXCHANGE, str(other), os.path.relpath(other, self.folder))
+            return exchange(one, other)
+
+        atomic._exchange = watched
+
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in CALLS or (
             event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
@@ -241,8 +255,10 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def phases(pipe: Pipe) -> dict[str, Callable[[Any], None]]:
-    """The changes to each module: its functions that are phases are wrapped."""
+def phases(pipe: Pipe, watch: Watch) -> dict[str, Callable[[Any], None]]:
+    """The changes to each module: its functions that are phases are wrapped, and one that makes a
+    system call.
+    """
 
     def change_loop(loop: Any) -> None:
         if pipe.task is not None and pipe.task.control:
@@ -263,6 +279,7 @@ def phases(pipe: Pipe) -> dict[str, Callable[[Any], None]]:
     return {
         "jax_transformer.cli": lambda cli: pipe.wrap(cli, "main", "imports", "end"),
         f"{training}.loop": change_loop,
+        "jax_transformer.storage.atomic": watch.wrap_exchange,
         "jax_transformer.storage.checkpoint": change_checkpoint,
         f"{training}.step": change_step,
         f"{training}.curves": draw_nothing,
@@ -305,8 +322,8 @@ def main() -> None:
     root = Path(__file__).resolve().parent.parent
     sys.path[0] = str(root)
     task, arguments = Task(**json.loads(sys.argv[1])), sys.argv[2:]
-    pipe, _ = prepare(task)
-    sys.meta_path.insert(0, AfterImport(phases(pipe)))
+    pipe, watch = prepare(task)
+    sys.meta_path.insert(0, AfterImport(phases(pipe, watch)))
     sys.argv = ["jax_transformer", *arguments]
     runpy.run_module("jax_transformer", run_name="__main__", alter_sys=True)
 
@@ -316,17 +333,16 @@ def forked(arguments: list[str], fields: dict[str, Any] | None) -> None:
     from jax_transformer import cli
 
     if fields is not None:
-        pipe, _ = prepare(Task(**fields))
-        wrap(pipe)
+        wrap(*prepare(Task(**fields)))
     draw_nothing(sys.modules["jax_transformer.training.curves"])
     write_programs()
     sys.argv = ["jax_transformer", *arguments]
     cli.process()
 
 
-def wrap(pipe: Pipe) -> None:
+def wrap(pipe: Pipe, watch: Watch) -> None:
     """Report the phases of the modules, all of which are imported."""
-    for name, change in phases(pipe).items():
+    for name, change in phases(pipe, watch).items():
         change(sys.modules[name])
 
 

@@ -82,7 +82,7 @@ def serve(path: str) -> None:
 
     nowhere = os.open(os.devnull, os.O_RDWR)
     pipe, watch = interruptions_child.prepare(interruptions_child.Task(nowhere))
-    interruptions_child.wrap(pipe)
+    interruptions_child.wrap(pipe, watch)
     listener = interruptions_fork.listen(path)
     with kept_programs.shared_programs():
         while True:

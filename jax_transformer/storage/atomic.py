@@ -11,6 +11,7 @@ and ``-`` is standard output.
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import re
@@ -278,9 +279,18 @@ def _replace_folder(new: Path, old: Path, aside: Path | None) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders at once, if the system has such a call."""
+    """Exchange the names of two files or folders at once. False if the system or the file system
+    has no such call. Raises OSError if it fails.
+    """
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
     paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
-    return rename is not None and rename(*paths, _RENAME_EXCHANGE) == 0
+    if rename(*paths, _RENAME_EXCHANGE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(other))

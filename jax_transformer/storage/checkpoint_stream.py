@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.storage import checkpoint
+from jax_transformer.storage import ahead, checkpoint
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 
+Key = tuple[str, str]
+"""The group of an array and its name."""
 _BATCH = 64 << 20
 """Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
 _READ = 32 << 20
 """Bytes of arrays that are read at once."""
+_ALONE = 4 << 20
+"""Bytes of an array that is read without others."""
 
 
 def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
@@ -31,7 +35,7 @@ def scan(opened: Checkpoint, groups: Collection[str]) -> dict[str, LazyTensor]:
 
 
 class _Reader:
-    """Reads arrays together with those that follow them in the tree, which are asked for next.
+    """Reads small arrays together with those that follow them in the tree.
 
     What was read and not yet asked for is dropped when there is too much of it, and read again.
     """
@@ -51,7 +55,11 @@ class _Reader:
         tensors = self._opened.tensors
         names = list(tensors)
         chosen, size = [first], tensors[first].nbytes
+        if size > _ALONE:
+            return chosen
         for name in names[names.index(first) + 1 :]:
+            if tensors[name].nbytes > _ALONE:
+                continue
             size += tensors[name].nbytes
             if size > _READ or name.partition("/")[0] != first.partition("/")[0]:
                 break
@@ -81,26 +89,32 @@ def write(
         # Orbax does not find its parts under a name that begins with a dot
         complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
         complete.parent.mkdir()
-        for number, batch in enumerate(_batches(groups)):
-            tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
-            for group, name, tensor in batch:
-                tree.setdefault(group, {})[name] = np.asarray(tensor.read(), order="C")
-            ocp.partial.save(complete, tree)
-            del tree
+        arrays = {
+            (group, name): tensor
+            for group, state in groups.items()
+            for name, tensor in state.items()
+        }
+        with ahead.reading(arrays) as reading:
+            for number, batch in enumerate(_batches(reading)):
+                tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
+                for group, name in batch:
+                    tree.setdefault(group, {})[name] = reading[group, name].read()
+                ocp.partial.save(complete, tree)
+                del tree
         ocp.partial.finalize(complete)
         os.rename(complete, temporary)
         complete.parent.rmdir()
     return folder.absolute() / str(step)
 
 
-def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
-    batch: list[tuple[str, str, LazyTensor]] = []
+def _batches(arrays: Mapping[Key, LazyTensor]) -> Iterator[list[Key]]:
+    """Divide arrays, in their order."""
+    batch: list[Key] = []
     size = 0
-    for group, arrays in groups.items():
-        for name, tensor in arrays.items():
-            if batch and size + tensor.nbytes > _BATCH:
-                yield batch
-                batch, size = [], 0
-            batch.append((group, name, tensor))
-            size += tensor.nbytes
+    for key, tensor in arrays.items():
+        if batch and size + tensor.nbytes > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(key)
+        size += tensor.nbytes
     yield batch

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, lazy, pt, tensors, zipped
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage import ahead, atomic, lazy, pt, tensors, zipped
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorView
 from jax_transformer.storage.untrusted import shown
@@ -47,20 +47,21 @@ def save(path: Path, value: Any, *, target: str | Path) -> str:
     """
     pickler = _Pickler(str(target))
     records = {"data.pkl": pickler.dump(value), "byteorder": b"little"}
-    with CheckedFile(path, target) as file:
-        starts = zipped.write(file, _members(records, pickler.storages))
+    storages = {f"archive/data/{number}": each for number, each in enumerate(pickler.storages)}
+    with CheckedFile(path, target) as file, ahead.reading(storages) as reading:
+        starts = zipped.write(file, _members(records, reading))
     if not _described(value, pt.describe(path), pickler) or starts != zipped.starts(path):
         raise InputError(f"{target}: reads back different from what was written")
     return file.sha256()
 
 
 def _members(
-    records: Mapping[str, bytes], storages: list[LazyTensor]
+    records: Mapping[str, bytes], storages: LazyState
 ) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     for name, content in records.items():
         yield f"archive/{name}", partial(np.frombuffer, content, np.uint8)
-    for number, tensor in enumerate(storages):
-        yield f"archive/data/{number}", partial(_bytes, tensor)
+    for name, tensor in storages.items():
+        yield name, partial(_bytes, tensor)
     yield "archive/version", partial(np.frombuffer, b"3\n", np.uint8)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import atomic, lazy, tensors, untrusted
+from jax_transformer.storage import ahead, atomic, lazy, tensors, untrusted
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorInfo
@@ -129,15 +129,28 @@ def save(
     """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
 
     The bytes are those of the safetensors library. Each tensor is read back and compared as soon as
-    it is written. Raises InputError naming ``target``, which the file will become, if they differ.
+    it is written. Tied ones are read once, and copied within the file. Raises InputError naming
+    ``target``, which the file will become, if they differ.
     """
     ordered = _in_order(state)
-    with CheckedFile(path, target, hashed=hashed) as file:
+    first: dict[LazyTensor, str] = {}  # of tied names
+    for name, tensor in ordered.items():
+        first.setdefault(tensor, name)
+    with (
+        CheckedFile(path, target, hashed=hashed) as file,
+        ahead.reading({name: tensor for tensor, name in first.items()}) as reading,
+    ):
         file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
-        starts = {}
+        starts: dict[str, int] = {}
         for name, tensor in ordered.items():
             starts[name] = file.size
-            file.write_array(tensor.read(), name)
+            if name in reading:
+                array = reading[name].read()
+            else:
+                same = starts[first[tensor]]
+                array = lazy.map_file(path, same, dtype=tensor.numpy_dtype(), shape=tensor.shape)
+            file.write_array(array, name)
+            del array
     if {name: extent.start for name, extent in header(path).items()} != starts:
         raise InputError(f"{target}: its header reads back different; nothing was changed")
     return file.sha256() if hashed else ""

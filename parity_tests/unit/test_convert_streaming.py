@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -17,7 +18,15 @@ from jax_transformer import cli, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import checking, conversion, memory, writing
 from jax_transformer.errors import InputError
-from jax_transformer.storage import checkpoint_stream, huggingface, lazy, pt, read_back, safetensors
+from jax_transformer.storage import (
+    ahead,
+    checkpoint_stream,
+    huggingface,
+    lazy,
+    pt,
+    read_back,
+    safetensors,
+)
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
@@ -58,9 +67,10 @@ class Counted:
     ],
 )
 def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkeypatch):
-    """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed;
-    here none may.
+    """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
+    written; here none may.
     """
+    monkeypatch.setattr(ahead, "_MOST", 0)
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
     monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
@@ -78,6 +88,48 @@ def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkey
     )
     assert counted.most == most and counted.reads == COUNT
     assert [float(again[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
+
+
+def test_tensors_are_read_ahead_of_their_turn_but_few_bytes_of_them(monkeypatch):
+    """Those that follow are read while one is held, each once and in their order."""
+    monkeypatch.setattr(ahead, "_MOST", 2 * LENGTH * 40)
+    counted = Counted()
+    with ahead.reading(counted.state()) as reading:
+        array = reading["t0"].read()
+        while counted.reads < 3:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert (counted.reads, counted.alive, array[0, 0]) == (3, 3, 0)
+        del array
+        assert [reading[f"t{i}"].read()[0, 0] for i in range(1, COUNT)] == list(range(1, COUNT))
+    assert counted.reads == COUNT and counted.most <= 4
+
+
+def test_an_error_while_reading_ahead_is_that_of_its_tensor(tmp_path, monkeypatch):
+    def fail() -> np.ndarray:
+        raise InputError("t2 is damaged")
+
+    state = Counted().state()
+    state["t2"] = LazyTensor(state["t2"].info, fail)
+    with ahead.reading(state) as reading:
+        assert [reading[f"t{i}"].read()[0, 0] for i in range(2)] == [0, 1]
+        with pytest.raises(InputError, match="t2 is damaged"):
+            reading["t2"].read()
+    with pytest.raises(InputError, match="t2 is damaged"):
+        safetensors.save(tmp_path / "a", state, target="a")
+
+
+def test_tied_tensors_are_read_once_for_a_file(tmp_path):
+    counted = Counted()
+    state = counted.state()
+    state |= {"a": state["t3"], "z": state["t3"]}
+    safetensors.save(tmp_path / "a.safetensors", state, target="a")
+    safetensors.save(tmp_path / "b.safetensors", Counted().state(), target="b")
+    assert counted.reads == COUNT
+    read, untied = (safetensors.read(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert set(read) == {"a", "z", *untied}
+    assert all(np.array_equal(read[name], untied[name]) for name in untied)
+    assert all(np.array_equal(read[name], untied["t3"]) for name in "az")
 
 
 def test_few_bytes_wait_to_be_hashed(tmp_path, monkeypatch):
@@ -115,8 +167,10 @@ def test_a_control_that_keeps_every_tensor_is_counted():
     assert counted.most == len(arrays) == COUNT
 
 
-def test_arrays_of_a_checkpoint_are_read_with_their_neighbours(tmp_path, monkeypatch):
+@pytest.mark.parametrize("alone, together", [(LENGTH * 40, 3), (LENGTH * 40 - 1, 1)])
+def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_stream, "_READ", 3 * LENGTH * 40)
+    monkeypatch.setattr(checkpoint_stream, "_ALONE", alone)
     opened_with: list[list[str]] = []
     selected = checkpoint_stream.Checkpoint.selected
     monkeypatch.setattr(
@@ -134,7 +188,8 @@ def test_arrays_of_a_checkpoint_are_read_with_their_neighbours(tmp_path, monkeyp
         lambda state: read.update({name: tensor.read() for name, tensor in state.items()}),
     )
     names = [f"params/t{i}" for i in range(COUNT)]
-    assert opened_with == [names[:3], names[3:], names[:3], names[3:]]  # to compare, to check
+    once = [names[i : i + together] for i in range(0, COUNT, together)]
+    assert opened_with == 2 * once  # to compare, to check
     assert all(array[0, 0] == int(name[1:]) for name, array in read.items())
 
 

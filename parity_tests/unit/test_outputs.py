@@ -1,10 +1,12 @@
 """Files that commands write: regular files are replaced, everything else is written directly."""
 
+import ctypes
 import errno
 import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -201,10 +203,40 @@ def test_an_error_of_the_last_sync_of_a_file_changes_nothing(tmp_path, monkeypat
     assert not old or target.read_text() == "old"
 
 
-def test_a_system_that_cannot_exchange_names_replaces_a_file(tmp_path, monkeypatch):
+def _failing_exchange(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Let the system call that exchanges two names fail."""
+
+    def fails(*_: object) -> int:
+        ctypes.set_errno(error)
+        return -1
+
+    library = SimpleNamespace(renameat2=fails)
+    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *_, **__: library)
+
+
+@pytest.mark.parametrize("write", [atomic.write_text, lambda path, _: _write_folder(path)])
+def test_an_exchange_that_fails_changes_nothing(tmp_path, monkeypatch, write):
+    target = tmp_path / "target"
+    write(target, "old")
+    inode = target.stat().st_ino
+    _failing_exchange(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        write(target, "new")
+    assert raised.value.filename == str(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert target.stat().st_ino == inode
+
+
+def _write_folder(path: Path) -> None:
+    with atomic.folder(path) as temporary:
+        temporary.mkdir()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP])
+def test_a_system_that_cannot_exchange_names_replaces_a_file(tmp_path, monkeypatch, error):
     target = tmp_path / "target"
     target.write_text("old")
-    monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
+    _failing_exchange(monkeypatch, error)
     atomic.write_text(target, "new")
     _failing_sync(monkeypatch, tmp_path)
     with pytest.raises(OSError, match="Input/output"):
