@@ -19,12 +19,13 @@ from jax_transformer.architectures import (
 )
 from jax_transformer.architectures import t5x as t5x_names
 from jax_transformer.architectures.toolkit import Toolkit
-from jax_transformer.errors import about_file
+from jax_transformer.errors import InputError, about_file
 from jax_transformer.storage import marian as marian_files
-from jax_transformer.storage import pt, t5x
+from jax_transformer.storage import pt, safetensors, t5x
 from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyState
 from jax_transformer.storage.tensors import Note, TensorInfo
+from jax_transformer.storage.untrusted import shown
 from jax_transformer.stored_weights import StoredWeights
 from jax_transformer.weights import rules, stacked
 
@@ -45,7 +46,12 @@ def of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
     ties = rules.aliases(registry.weight_table(config.architecture, config))
 
     def stored() -> LazyState:
-        states = pt.states(path, described.states)
+        states = dict(pt.states(path, described.states))
+        for file in described.weights:
+            part = safetensors.scan(file)
+            for name in part.keys() & states.keys():
+                raise InputError(f"{file}: has {shown(name)}, and another file has it, too")
+            states |= part
         return {name: tensor for name, tensor in states.items() if name not in described.ignored}
 
     def scan() -> LazyState:
@@ -69,7 +75,7 @@ def of_toolkit(path: Path, toolkit: Toolkit, content: Any) -> StoredWeights:
         infos,
         scan,
         config,
-        files=(path, *described.files),
+        files=(path, *described.weights, *described.files),
         dropped=(*ignored, *others),
         derived=tuple(derived),
         vocabularies=described.vocabularies,

@@ -6,12 +6,16 @@ import argparse
 import copy
 import functools
 import json
+import shutil
+import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import jax_transformer as jt
@@ -360,6 +364,62 @@ def test_a_checkpoint_of_opennmt_py_is_recognised_and_translates(tmp_path, capsy
     assert all(torch.equal(state[name], expected_state[name]) for name in state)
 
 
+def separate(path: Path, parts: Sequence[str]) -> None:
+    """Move the weights of a checkpoint into files next to it, as ``save_format: safetensors``."""
+    content = torch.load(path, weights_only=False)
+    generator = {f"generator.{name}": each for name, each in content.pop("generator").items()}
+    weights = list((content.pop("model") | generator).items())
+    torch.save(content, path)
+    for number, part in enumerate(parts):
+        state = dict(weights[number :: len(parts)])
+        safetensors.torch.save_file(state, path.with_name(part))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["model_step_7.safetensors"], ["model_step_7.00.safetensors", "model_step_7.01.safetensors"]],
+)
+def test_weights_of_opennmt_py_in_files_of_their_own_are_the_same(parts, tmp_path, capsys):
+    path, _ = onmt(tmp_path / "model_step_7.pt", ONMT["base"])
+    expected = jt.convert.load(path, dtype="float32")
+    separate(path, parts)
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "a checkpoint of OpenNMT-py" in capsys.readouterr().out
+    loaded = jt.convert.load(path, dtype="float32")
+    assert loaded.config == expected.config
+    pairs = zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
+    assert cli.main(["convert", str(path), str(tmp_path / "run"), "--no-check"]) == 0
+    assert jt.Translator.load(str(tmp_path / "run")).tokenizer.encode("a g") == [4, 10]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "model.pt: has no weights, and model.safetensors is not next to it"),
+        (
+            ["model.safetensors", "model.00.safetensors"],
+            "model.pt: has no weights, and both model.safetensors and model.00.safetensors have",
+        ),
+        (["model.00.safetensors"], "the weights do not fit the model"),
+    ],
+)
+def test_weights_of_opennmt_py_that_are_not_clear_are_refused(parts, message, tmp_path, capsys):
+    path, _ = onmt(tmp_path / "model.pt", ONMT_OPTIONS)
+    separate(path, [*parts, "moved"] if len(parts) == 1 else parts)
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert message in error and not (tmp_path / "run").exists()
+
+
+def test_weights_of_opennmt_py_that_are_there_twice_are_refused(tmp_path, capsys):
+    path, _ = onmt(tmp_path / "model.pt", ONMT_OPTIONS)
+    separate(path, ["model.0.safetensors"])
+    shutil.copy(tmp_path / "model.0.safetensors", tmp_path / "model.1.safetensors")
+    assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
+    assert "and another file has it, too" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -452,6 +512,34 @@ def test_opennmt_py_itself_computes_the_same(name, tmp_path, in_float64, monkeyp
             return self.model.generator(output)
 
     compare(path, Adapter(), pad=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_opennmt_py_itself_saves_apart_are_read(tmp_path):
+    """It cannot save weights that are tied in this way."""
+    package = pytest.importorskip("onmt.models.model_saver", reason="OpenNMT-py is not installed")
+    module = models.Onmt(ONMT["base"], len(ONMT_WORDS), 9)
+    models.randomized(module)
+    words = {"src": ONMT_WORDS, "tgt": ONMT_WORDS[:9]}
+    vocabs = {
+        side: types.SimpleNamespace(ids_to_tokens=tokens, default_id=0)
+        for side, tokens in words.items()
+    }
+    optimizer = types.SimpleNamespace(state_dict=lambda: {"training_step": 7})
+    saver = package.ModelSaver(
+        str(tmp_path / "model"),
+        module,
+        argparse.Namespace(**ONMT["base"]),
+        vocabs | {"data_task": "seq2seq", "decoder_start_token": "<s>"},
+        optimizer,
+        save_format="safetensors",
+    )
+    saver.save(7)
+    state = jt.convert.to_torch(jt.convert.load(tmp_path / "model_step_7.pt"))
+    expected = module.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(np.array_equal(state[each], expected[each]) for each in expected)
 
 
 # fairseq
@@ -572,6 +660,24 @@ def test_what_fairseq_has_alone_is_refused_by_name(changes, message, tmp_path, c
     assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
     error = capsys.readouterr().err
     assert message in error and str(path) in error and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: joey(folder / "model", JOEY["pre-norm"]),
+        lambda folder: onmt(folder / "model.pt", ONMT["base"]),
+        lambda folder: fairseq(folder / "model", FAIRSEQ["base"]),
+    ],
+    ids=["joeynmt", "opennmt_py", "fairseq"],
+)
+def test_the_model_of_a_checkpoint_is_loaded_by_its_path_alone(write, tmp_path):
+    path, module = write(tmp_path)
+    state = jt.convert.to_torch(jt.convert.load(path, dtype="float32"))
+    expected = {name: np.asarray(each.float()) for name, each in module.state_dict().items()}
+    shared = state.keys() & expected.keys()
+    assert len(shared) > len(expected) / 2
+    assert all(np.array_equal(state[name], expected[name]) for name in shared)
 
 
 def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):

@@ -6,6 +6,7 @@ Klein et al. 2017. Facts from ``model_builder.py``, ``encoders/transformer.py``,
 A source has no token at its end there.
 """
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ def _stack(name: str, config: TransformerConfig) -> Table:
 
 
 def _recognises(content: Mapping[str, Any]) -> bool:
+    if "model" not in content:  # save_format: safetensors
+        vocab = content.get("vocab")
+        return isinstance(content.get("opt"), dict) and isinstance(vocab, dict) and "src" in vocab
     return all(isinstance(content.get(key), dict) for key in ("model", "generator", "opt", "vocab"))
 
 
@@ -137,8 +141,24 @@ def _describe(path: Path, content: Mapping[str, Any]) -> Description:
     with about_file(path):
         words = _vocabularies(content["vocab"])
         config = configuration(Options(content["opt"]), words)
+        if "model" not in content:
+            return Description(config, {}, vocabularies=words, weights=_weights(path))
     states = {"": ("model",), "generator.": ("generator",)}
     return Description(config, states, vocabularies=words)
+
+
+def _weights(path: Path) -> tuple[Path, ...]:
+    """The files of weights next to a checkpoint without any: OpenNMT-py saves one, of the same
+    name, and loads parts that are numbered.
+    """
+    name = path.name.removesuffix(".pt")
+    one = path.with_name(f"{name}.safetensors")
+    parts = sorted(path.parent.glob(f"{glob.escape(name)}.*.safetensors"))
+    if parts and one.is_file():
+        raise InputError(f"has no weights, and both {one.name} and {parts[0].name} have some")
+    if not parts and not one.is_file():
+        raise InputError(f"has no weights, and {one.name} is not next to it")
+    return tuple(parts) or (one,)
 
 
 def configuration(options: Options, words: Vocabularies) -> TransformerConfig:

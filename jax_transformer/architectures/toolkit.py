@@ -53,7 +53,9 @@ class Description:
     """Reasons for tensors that are no weights, by name."""
     vocabularies: Vocabularies | None = None
     files: tuple[Path, ...] = ()
-    """Files next to the checkpoint that were read."""
+    """Other files next to the checkpoint that were read."""
+    weights: tuple[Path, ...] = ()
+    """``.safetensors`` files next to the checkpoint that hold the weights, if it has none."""
 
 
 @dataclass(frozen=True)

@@ -282,17 +282,17 @@ def load(
         raise ConfigError(f"{path} does not tell its architecture: give either config or preset")
     if config is not None and sizes:
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
-    if not source.kind.is_file:
-        source = source.with_names(changes)
     description = ModelDescription(None, preset, sizes)
-    names = set()
-    if source.kind.is_file:
+    names: set[str] = set()
+    if source.kind.is_file and source.config is None:
         names = (
             description.torch_names(source, architecture)
             if config is None
             else preparation.torch_names(config, architecture)
         )
         source, _ = preparation.with_model_names(source, changes, names)
+    else:
+        source = source.with_names(changes)
     if config is None and preset is not None:
         config = description.settle(source, architecture).config
     try:
