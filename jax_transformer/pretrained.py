@@ -155,7 +155,10 @@ class Pretrained(StoredWeights):
         if self.kind is Kind.HUGGINGFACE:
             return huggingface_tokenizer.load_huggingface(self.path, **languages)
         if self.run is None:
-            raise InputError(f"{self.path}: is a {self.kind.value}, which has no tokenizer")
+            where = "has no tokenizer"
+            if self.vocabularies is not None or self.marian is not None:
+                where = "gets its tokenizer in a run: jax-transformer convert FILE runs/NAME"
+            raise InputError(f"{self.path}: is a {self.kind.value}, which {where}")
         loaded = run_tokenizer.load_folder(self.run.path)
         if source_lang is None and target_lang is None:
             return loaded

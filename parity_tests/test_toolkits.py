@@ -20,7 +20,7 @@ import torch
 
 import jax_transformer as jt
 from jax_transformer import cli, pretrained, state_dict, transformer
-from jax_transformer.errors import UnsafeFileError
+from jax_transformer.errors import InputError, UnsafeFileError
 from jax_transformer.storage import pt
 from jax_transformer.weights import rules
 from parity_tests import toolkit_models as models
@@ -678,6 +678,8 @@ def test_the_model_of_a_checkpoint_is_loaded_by_its_path_alone(write, tmp_path):
     shared = state.keys() & expected.keys()
     assert len(shared) > len(expected) / 2
     assert all(np.array_equal(state[name], expected[name]) for name in shared)
+    with pytest.raises(InputError, match="gets its tokenizer in a run: jax-transformer convert"):
+        jt.Translator.load(path)
 
 
 def test_an_error_names_its_own_file_once(tmp_path, capsys, monkeypatch):
