@@ -23,7 +23,7 @@ def reading(state: Mapping[Key, LazyTensor]) -> Iterator[dict[Key, LazyTensor]]:
 
     A thread reads those that follow. An error of it is raised when the tensor is asked for.
     """
-    reader = _Reader(state)
+    reader = _ReadAhead(state)
     try:
         yield {
             name: LazyTensor(tensor.info, partial(reader.array, name))
@@ -33,7 +33,7 @@ def reading(state: Mapping[Key, LazyTensor]) -> Iterator[dict[Key, LazyTensor]]:
         reader.close()
 
 
-class _Reader(Generic[Key]):
+class _ReadAhead(Generic[Key]):
     def __init__(self, state: Mapping[Key, LazyTensor]):
         self._left = iter(state.items())
         self._next = next(self._left, None)

@@ -14,8 +14,8 @@ from jax_transformer.storage import ahead, checkpoint
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 
-Key = tuple[str, str]
-"""The group of an array and its name."""
+Leaf = tuple[str, str]
+"""The group and the name of an array."""
 _BATCH = 64 << 20
 """Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
 _READ = 32 << 20
@@ -107,14 +107,14 @@ def write(
     return folder.absolute() / str(step)
 
 
-def _batches(arrays: Mapping[Key, LazyTensor]) -> Iterator[list[Key]]:
+def _batches(arrays: Mapping[Leaf, LazyTensor]) -> Iterator[list[Leaf]]:
     """Divide arrays, in their order."""
-    batch: list[Key] = []
+    batch: list[Leaf] = []
     size = 0
-    for key, tensor in arrays.items():
+    for leaf, tensor in arrays.items():
         if batch and size + tensor.nbytes > _BATCH:
             yield batch
             batch, size = [], 0
-        batch.append(key)
+        batch.append(leaf)
         size += tensor.nbytes
     yield batch
