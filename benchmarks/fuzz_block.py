@@ -31,6 +31,7 @@ with atheris.instrument_imports(include=["jax_transformer", "wave", "chunk"]):
 
 ROOM = 600_000_000  # bytes of address space, beyond what is used when the block begins
 HANGS = 60  # seconds
+LONGEST = 900  # seconds, after which a block ends with fewer inputs, as on a busy machine
 _SHM = Path("/dev/shm")
 
 
@@ -67,7 +68,7 @@ class Block:
                 self.findings[kind] = (wrong, content)
         else:
             self.outcomes[verdict.outcome] += 1
-        if self.count >= self.inputs:
+        if self.count >= self.inputs or time.monotonic() - self.began > LONGEST:
             self._end()
 
     def _separate_stderr(self) -> None:
