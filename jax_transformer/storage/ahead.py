@@ -1,24 +1,21 @@
 """Tensors that are read while those before them are hashed and written."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from jax_transformer.storage import tensors
-from jax_transformer.storage.lazy import LazyTensor
-
-Key = TypeVar("Key", bound=Hashable)
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 
 _MOST = 64 << 20
 """Bytes of tensors that may be read before they are asked for. A larger one is never."""
 
 
 @contextmanager
-def reading(state: Mapping[Key, LazyTensor]) -> Iterator[dict[Key, LazyTensor]]:
+def reading(state: LazyState) -> Iterator[dict[str, LazyTensor]]:
     """The tensors, each of which is to be read once and in this order, as arrays in C order.
 
     A thread reads those that follow. An error of it is raised when the tensor is asked for.
@@ -33,14 +30,14 @@ def reading(state: Mapping[Key, LazyTensor]) -> Iterator[dict[Key, LazyTensor]]:
         reader.close()
 
 
-class _ReadAhead(Generic[Key]):
-    def __init__(self, state: Mapping[Key, LazyTensor]):
+class _ReadAhead:
+    def __init__(self, state: LazyState):
         self._left = iter(state.items())
         self._next = next(self._left, None)
         self._thread = ThreadPoolExecutor(1)
-        self._begun: dict[Key, tuple[int, Future[np.ndarray]]] = {}
+        self._begun: dict[str, tuple[int, Future[np.ndarray]]] = {}
 
-    def array(self, name: Key) -> np.ndarray:
+    def array(self, name: str) -> np.ndarray:
         while name not in self._begun:
             self._begin()
         array = self._begun.pop(name)[1].result()

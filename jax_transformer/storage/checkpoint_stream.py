@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.storage import ahead, checkpoint
+from jax_transformer.storage import checkpoint
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 
-Leaf = tuple[str, str]
-"""The group and the name of an array."""
 _BATCH = 64 << 20
 """Bytes of arrays that one call of Orbax writes; a larger array has a call of its own."""
 _READ = 32 << 20
@@ -89,32 +87,26 @@ def write(
         # Orbax does not find its parts under a name that begins with a dot
         complete = temporary.with_name(f"{temporary.name}.parts") / str(step)
         complete.parent.mkdir()
-        arrays = {
-            (group, name): tensor
-            for group, state in groups.items()
-            for name, tensor in state.items()
-        }
-        with ahead.reading(arrays) as reading:
-            for number, batch in enumerate(_batches(reading)):
-                tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
-                for group, name in batch:
-                    tree.setdefault(group, {})[name] = reading[group, name].read()
-                ocp.partial.save(complete, tree)
-                del tree
+        for number, batch in enumerate(_batches(groups)):
+            tree: dict[str, dict[str, np.ndarray]] = {} if number else dict(empty)
+            for group, name, tensor in batch:
+                tree.setdefault(group, {})[name] = np.asarray(tensor.read(), order="C")
+            ocp.partial.save(complete, tree)
+            del tree
         ocp.partial.finalize(complete)
         os.rename(complete, temporary)
         complete.parent.rmdir()
     return folder.absolute() / str(step)
 
 
-def _batches(arrays: Mapping[Leaf, LazyTensor]) -> Iterator[list[Leaf]]:
-    """Divide arrays, in their order."""
-    batch: list[Leaf] = []
+def _batches(groups: Mapping[str, LazyState]) -> Iterator[list[tuple[str, str, LazyTensor]]]:
+    batch: list[tuple[str, str, LazyTensor]] = []
     size = 0
-    for leaf, tensor in arrays.items():
-        if batch and size + tensor.nbytes > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(leaf)
-        size += tensor.nbytes
+    for group, arrays in groups.items():
+        for name, tensor in arrays.items():
+            if batch and size + tensor.nbytes > _BATCH:
+                yield batch
+                batch, size = [], 0
+            batch.append((group, name, tensor))
+            size += tensor.nbytes
     yield batch
