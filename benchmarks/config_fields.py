@@ -28,7 +28,7 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface
 from jax_transformer.cli import arguments
 from jax_transformer.config import Branch, StackConfig, TransformerConfig
-from jax_transformer.processes import DistributedOptions
+from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.training.options import TrainOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/config-fields.md"

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_transformer import state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.storage import huggingface
+from jax_transformer.storage import huggingface_folder
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
 
@@ -86,7 +86,7 @@ def make(path: Path, gigabytes: float, *, shard: str = SHARD, **sizes: Any) -> i
     }
     state = huggingface_state.saved(state, config)
     files = {"config.json": json.dumps(data).encode()}
-    huggingface.write(path, state, files, shard_size=huggingface.size(shard))
+    huggingface_folder.write(path, state, files, shard_size=huggingface_folder.size(shard))
     total = sum(tensor.nbytes for tensor in state.values())
     print(f"{total / 1e9:.2f} GB in {len(state)} tensors of float32")
     return max(tensor.nbytes for tensor in state.values())

@@ -70,7 +70,7 @@ def train(run: Path, options: Any) -> list[str]:
 
 def translate(run: Path, weights: str) -> list[str]:
     """The messages of what ``translate`` does before it loads the weights."""
-    from jax_transformer import pretrained_files
+    from jax_transformer.formats import pretrained_files
 
     pretrained_files.find(run, weights)
     return []

@@ -9,7 +9,10 @@ import numpy as np
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import Flat, InputFile, Read, Target, file_reader
-from jax_transformer.storage import flax_msgpack, lazy, msgpack, npz, t5x, zarr
+from jax_transformer.extras.toolkits import flax_msgpack, msgpack
+from jax_transformer.extras.toolkits.marian import npz
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
+from jax_transformer.storage import lazy
 from parity_tests import marian_files
 
 
@@ -89,7 +92,7 @@ def _checkpoint(folder: Path) -> Path:
     }
     inner = folder / "checkpoint_5"
     if not inner.exists():
-        t5x.write(inner, lazy.in_memory(arrays), 5)
+        t5x_checkpoint.write(inner, lazy.in_memory(arrays), 5)
     return inner
 
 
@@ -101,7 +104,7 @@ def _read_t5x(name: str) -> Callable[[Path], Read]:
 
         def read(content: bytes) -> None:
             file.put(content)
-            for array in t5x.find(inner).arrays.values():
+            for array in t5x_checkpoint.find(inner).arrays.values():
                 assert array.read().nbytes <= zarr.RATIO * size, "more numbers than files hold"
 
         return read
@@ -159,7 +162,7 @@ TARGETS = {
         longest=8000,
     ),
     "t5x": Target(
-        _read_t5x(t5x.INDEX), _t5x_seeds(t5x.INDEX), 7_500, 1, _msgpack_values,
+        _read_t5x(t5x_checkpoint.INDEX), _t5x_seeds(t5x_checkpoint.INDEX), 7_500, 1, _msgpack_values,
         (b"kvstore", b"driver", b"zarr", b"transform"), memory=8_000_000,
     ),
     "zarr": Target(

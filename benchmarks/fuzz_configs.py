@@ -14,19 +14,19 @@ import numpy as np
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import Flat, InputFile, Read, Target, file_reader
-from jax_transformer import pretrained_files
 from jax_transformer.architectures import huggingface_config, registry
 from jax_transformer.cli import config_file as cli_config
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import config_file
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, UnsafeFileError
-from jax_transformer.generate import huggingface as generation
-from jax_transformer.generate import huggingface_speech
+from jax_transformer.extras.serve import requests
+from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.speech import speech_config
+from jax_transformer.formats import pretrained_files
+from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.parity import golden
-from jax_transformer.serve import requests
-from jax_transformer.serve.limits import Limits
-from jax_transformer.storage import checkpoint, huggingface, safetensors
+from jax_transformer.storage import checkpoint, huggingface_folder, safetensors
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training.options import TrainOptions
 
@@ -58,8 +58,8 @@ def _folder_reader(model_type: str, name: str) -> Callable[[Path], Read]:
     """A folder whose other files are those of a model."""
 
     def begin(folder: Path) -> Read:
-        (folder / huggingface.CONFIG).write_text(json.dumps(_attributes(model_type)))
-        safetensors.write(folder / huggingface.SAFETENSORS, {"a": np.ones(3, np.float32)})
+        (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes(model_type)))
+        safetensors.write(folder / huggingface_folder.SAFETENSORS, {"a": np.ones(3, np.float32)})
         file = InputFile(folder / name)
 
         def read(content: bytes) -> None:
@@ -78,8 +78,8 @@ def _config_seeds() -> Iterator[bytes]:
 
 def _read_generation(folder: Path) -> Read:
     config = huggingface_config.from_config(_attributes("bart"))
-    (folder / huggingface.CONFIG).write_text(json.dumps(_attributes("bart")))
-    file = InputFile(folder / huggingface.GENERATION)
+    (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes("bart")))
+    file = InputFile(folder / huggingface_folder.GENERATION)
 
     def read(content: bytes) -> None:
         file.put(content)
@@ -98,14 +98,14 @@ def _generation_seeds() -> Iterator[bytes]:
 
 def _read_speech(name: str) -> Callable[[Path], Read]:
     def begin(folder: Path) -> Read:
-        (folder / huggingface.CONFIG).write_text(json.dumps(_attributes("whisper")))
+        (folder / huggingface_folder.CONFIG).write_text(json.dumps(_attributes("whisper")))
         config = huggingface_config.from_config(_attributes("whisper"))
-        (folder / huggingface.GENERATION).write_bytes(next(_speech_seeds()))
+        (folder / huggingface_folder.GENERATION).write_bytes(next(_speech_seeds()))
         file = InputFile(folder / name)
 
         def read(content: bytes) -> None:
             file.put(content)
-            huggingface_speech.read(folder, config)
+            speech_config.read(folder, config)
 
         return read
 
@@ -270,14 +270,14 @@ TARGETS = {
         ratio=500, memory=20_000_000,
     ),
     "huggingface config": Target(
-        _folder_reader("bart", huggingface.CONFIG), _config_seeds, 5_000, 1, _json, ratio=500,
+        _folder_reader("bart", huggingface_folder.CONFIG), _config_seeds, 5_000, 1, _json, ratio=500,
     ),
     "generation_config.json": Target(
         _read_generation, _generation_seeds, 15_000, 1, _json,
         tuple(f'"{name}"'.encode() for name in sorted(generation.KNOWN)), ratio=500,
     ),
     "speech generation": Target(
-        _read_speech(huggingface.GENERATION), _speech_seeds, 7_500, 1, _json, refusals=_CONFIG,
+        _read_speech(huggingface_folder.GENERATION), _speech_seeds, 7_500, 1, _json, refusals=_CONFIG,
         ratio=500,
     ),
     "speech features": Target(

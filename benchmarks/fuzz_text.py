@@ -10,7 +10,8 @@ from pathlib import Path
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import Target, file_reader
-from jax_transformer.data import pair_files, parallel_text, sound
+from jax_transformer.data import pair_files, parallel_text
+from jax_transformer.extras.speech import sound
 from jax_transformer.storage import untrusted
 
 _PAIRS = (("Ein Haus.", "A house."), ("Größe", "size"), ("", ""), ("a", "b\u2028c"))

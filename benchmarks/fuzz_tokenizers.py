@@ -13,7 +13,7 @@ from benchmarks.fuzzing import InputFile, Read, Target, file_reader
 from jax_transformer.data import piece_vocabulary, run_tokenizer, tokenizer_files
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.storage import huggingface, run_files
+from jax_transformer.storage import huggingface_folder, run_files
 from parity_tests import tokenizer_models
 
 _LINE = "It's 10:30, Größe 3!"
@@ -110,7 +110,7 @@ def _settings_seeds() -> Iterator[bytes]:
 
 
 def _read_languages(folder: Path) -> Read:
-    tokenizer_models.write(folder / huggingface.IN_RUN, tokenizer_models.marian())
+    tokenizer_models.write(folder / huggingface_folder.IN_RUN, tokenizer_models.marian())
     file = InputFile(folder / run_files.LANGUAGES_FILE)
 
     def read(content: bytes) -> None:

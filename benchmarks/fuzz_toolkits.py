@@ -9,17 +9,13 @@ import numpy as np
 
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import InputFile, Read, Target, file_reader
-from jax_transformer.architectures import (
-    fairseq,
-    joeynmt,
-    marian_npz,
-    opennmt_py,
-    registry,
-    t5x_config,
-)
-from jax_transformer.architectures.toolkit import Toolkit
+from jax_transformer.architectures import registry
 from jax_transformer.errors import InputError
-from jax_transformer.storage import lazy, marian, yaml_data
+from jax_transformer.extras.toolkits import fairseq, joeynmt, opennmt_py
+from jax_transformer.extras.toolkits.marian import marian_model, marian_names
+from jax_transformer.extras.toolkits.t5x import gin_config
+from jax_transformer.extras.toolkits.toolkit import Toolkit
+from jax_transformer.storage import lazy, yaml_data
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import rules
 from parity_tests import marian_files
@@ -46,7 +42,7 @@ def _read_marian_options(folder: Path) -> Read:
         options = yaml_data.parse("model.npz (special:model.yml)", content)
         if not isinstance(options, dict):
             raise InputError("no map")
-        marian_npz.state(arrays, marian_npz.configuration(options))
+        marian_names.state(arrays, marian_names.configuration(options))
 
     return read
 
@@ -61,12 +57,12 @@ def _read_decoder(folder: Path) -> Read:
     chosen = marian_files.options(dec_depth=1)
     content = marian_files.model({"Wemb": np.zeros((11, 6), np.float32)}, chosen)
     inner = marian_files.opus(folder / "en-fr", content, {"</s>": 0, "a": 1})
-    file = InputFile(inner / marian.DECODER)
+    file = InputFile(inner / marian_model.DECODER)
 
     def read(content: bytes) -> None:
         file.put(content)
-        model = marian.find(inner)
-        marian.end_id(model)
+        model = marian_model.find(inner)
+        marian_model.end_id(model)
 
     return read
 
@@ -236,7 +232,7 @@ TARGETS = {
     "marian options": Target(_read_marian_options, _marian_options, 7_500, 1, _lines, ratio=1000),
     "marian decoder": Target(_read_decoder, _decoder_seeds, 7_500, 1, _lines, ratio=1000),
     "marian vocabulary": Target(
-        file_reader("a.vocab.yml", marian.read_vocabulary), _vocabulary_seeds, 20_000, 1, _lines,
+        file_reader("a.vocab.yml", marian_model.read_vocabulary), _vocabulary_seeds, 20_000, 1, _lines,
         _SIGNS, ratio=1000,
     ),
     "joeynmt config": Target(
@@ -251,7 +247,7 @@ TARGETS = {
         _read_options(opennmt_py.TOOLKIT, _onmt_content), _onmt_options, 7_500, 1, _json,
     ),
     "config.gin": Target(
-        lambda folder: file_reader(t5x_config.CONFIG, lambda path: t5x_config.find(path.parent))(
+        lambda folder: file_reader(gin_config.CONFIG, lambda path: gin_config.find(path.parent))(
             folder
         ),
         _gin_seeds, 15_000, 1, _lines,

@@ -14,7 +14,13 @@ import numpy as np
 from benchmarks import fuzz_mutators
 from benchmarks.fuzzing import Flat, Read, Target, file_reader
 from jax_transformer.errors import UnsafeFileError
-from jax_transformer.storage import lazy, pt, pt_writer, rebuilt, safetensors, tensors
+from jax_transformer.storage import (
+    lazy,
+    pt,
+    safetensors,
+    tensors,
+)
+from jax_transformer.storage.pt import rebuild, writer
 from parity_tests.unit import hostile, hostile_containers
 
 OPCODES = (
@@ -72,8 +78,8 @@ def _pt_seeds() -> Iterator[bytes]:
     arrays = {str(dtype): np.zeros(3, dtype) for dtype in tensors.DTYPES.values()}
     plain: dict[str, Any] = {"epoch": 3, "betas": (0.9, 0.999), "name": "é", "raw": b"\xff"}
     state = {"model": {"a.weight": weight, "tied": weight, **arrays}, **plain, "none": [None, True]}
-    yield _file(lambda path: pt_writer.write(path, state))
-    yield _file(lambda path: pt_writer.write(path, {"a": weight}))
+    yield _file(lambda path: writer.write(path, state))
+    yield _file(lambda path: writer.write(path, {"a": weight}))
     strided = hostile.tensor(shape=hostile.numbers(2, 2), stride=hostile.numbers(1, 2))
     yield hostile.file(b"](" + hostile.tensor() + strided + b"e")
     yield hostile.file(b"]\x94(" + hostile.short("a") + b"\x94h\x01N\x86e", 4)
@@ -102,7 +108,7 @@ def _pickle_seeds() -> Iterator[bytes]:
 
 def _read_pickle(folder: Path) -> Read:
     """The pickle in a file, with storages of known sizes."""
-    return lambda content: rebuilt.Rebuilder("file", _STORAGES, 500).value(content)
+    return lambda content: rebuild.Rebuilder("file", _STORAGES, 500).value(content)
 
 
 def _pickle(draw: Random, content: bytes, flat: Flat) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jax_transformer.cli.arguments import parse
-from jax_transformer.cli.estimate import EstimateCommand
+from jax_transformer.extras.estimate.command import EstimateCommand
 
 STEPS = 10
 
@@ -42,7 +42,8 @@ def measured(command: EstimateCommand) -> dict[str, float]:
     import jax.numpy as jnp
 
     from jax_transformer.data.batches import Batch
-    from jax_transformer.training import estimate, loop
+    from jax_transformer.extras.estimate import estimate
+    from jax_transformer.training import loop
     from jax_transformer.training.devices import Devices
 
     options = command.options

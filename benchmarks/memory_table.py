@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jax_transformer.config import Remat
-from jax_transformer.training import topologies
+from jax_transformer.extras.estimate import topologies
 from jax_transformer.training.options import ModelOptions, Precision, TrainOptions
 
 SMALL = dict(d_model=256, num_heads=4, d_ff=1024)
@@ -54,7 +54,7 @@ def options_of(args: argparse.Namespace, remat: str, scan: bool, chunks: int) ->
 
 def measured(args: argparse.Namespace, options: TrainOptions) -> tuple[Any, float]:
     """The estimate, and the CPU seconds of tracing and compiling."""
-    from jax_transformer.training import estimate
+    from jax_transformer.extras.estimate import estimate
 
     began = time.process_time()
     topology = topologies.Topology.parse(args.topology)

@@ -24,11 +24,18 @@ from flax import nnx
 
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import codec
+from jax_transformer.convert.training_state import torch_checkpoint
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
-from jax_transformer.storage import atomic, pt, pt_writer
+from jax_transformer.storage import atomic, pt
+from jax_transformer.storage.pt import writer
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, curves, optimizer, step, torch_checkpoint
+from jax_transformer.training import (
+    corpus,
+    curves,
+    optimizer,
+    step,
+)
 from jax_transformer.training.optimizer_options import OptimizerOptions
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.transformer import Transformer
@@ -114,7 +121,7 @@ class Bench:
         ):
             state, measured = self.train_step(state, [batch], jax.random.key(0))
             losses.append(float(measured["loss"]))
-        pt_writer.write(destination, self.from_jax(state))
+        writer.write(destination, self.from_jax(state))
         return losses
 
 
@@ -124,7 +131,7 @@ def flights(
     """Yield name, losses and last checkpoint of each way to do three times ``updates`` steps."""
     folder.mkdir()
     start, end = folder / "0.pt", folder / "end.pt"
-    pt_writer.write(start, bench.begin(dtype))
+    writer.write(start, bench.begin(dtype))
     for name, legs in (
         (STAYED, [bench.in_torch]),
         (STAYED_JAX, [bench.in_jax]),

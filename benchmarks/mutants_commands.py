@@ -2,7 +2,7 @@
 
 from benchmarks.mutants_fault import Mutant
 
-_APP = "jax_transformer/serve/app.py"
+_APP = "jax_transformer/extras/serve/app.py"
 _ARGUMENTS = "jax_transformer/cli/arguments.py"
 _ATOMIC = "jax_transformer/storage/atomic.py"
 _COMPARISON = "jax_transformer/parity/comparison.py"
@@ -17,8 +17,8 @@ _PAIRS = "jax_transformer/parity/pairs.py"
 _PARALLEL_TEXT = "jax_transformer/data/parallel_text.py"
 _RECIPE = "jax_transformer/training/recipe.py"
 _RUN_FOLDER = "jax_transformer/storage/run_folder.py"
-_SERVER = "jax_transformer/serve/server.py"
-_TRANSLATION = "jax_transformer/translation.py"
+_SERVER = "jax_transformer/extras/serve/server.py"
+_TRANSLATION = "jax_transformer/inference/translation.py"
 _IN_BOARDS = "parity_tests/unit/test_boards.py"
 _IN_CLI = "parity_tests/unit/test_cli.py"
 _IN_CLI_TRANSLATE = "parity_tests/unit/test_cli_translate.py"

@@ -7,7 +7,7 @@ _LOOP, _SCORERS, _SEARCH = (
     f"jax_transformer/generate/{name}.py" for name in ("decoding", "scorers", "beam_search")
 )
 _COMPACTION = "jax_transformer/generate/compaction.py"
-_HALVES = "jax_transformer/generate/halves.py"
+_HALVES = "jax_transformer/generate/split_batch.py"
 _UNIT = "parity_tests/unit/test_generate.py"
 _IN_HALVES = "parity_tests/unit/test_halves.py"
 _GREEDY = ("parity_tests/test_decoding.py::test_greedy_token_for_token[lesson10]",)

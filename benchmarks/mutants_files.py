@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant
 
 _LAZY = "jax_transformer/storage/lazy.py"
-_HUGGINGFACE = "jax_transformer/storage/huggingface.py"
+_HUGGINGFACE = "jax_transformer/storage/huggingface_folder.py"
 _ERRORS = "jax_transformer/errors.py"
 _IN_CONVERT_BITS = "parity_tests/unit/test_convert_bits.py"
 _IN_ERRORS = "parity_tests/unit/test_errors.py"

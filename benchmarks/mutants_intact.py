@@ -3,7 +3,7 @@
 from benchmarks.mutants_fault import Mutant
 
 _RUN_FILES = "jax_transformer/storage/run_files.py"
-_INTACT = "jax_transformer/storage/intact.py"
+_INTACT = "jax_transformer/storage/integrity.py"
 _CHECKSUMS = "jax_transformer/storage/checksums.py"
 _IN_RUN_FILES = "parity_tests/unit/test_run_files.py"
 _IN_STOPS = "parity_tests/unit/test_lock_and_stops.py"

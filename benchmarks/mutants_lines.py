@@ -3,8 +3,8 @@
 from benchmarks.mutants_fault import Mutant
 
 _DECODING = "jax_transformer/generate/decoding.py"
-_TRANSLATION = "jax_transformer/translation.py"
-_SCORES = "jax_transformer/training/scores.py"
+_TRANSLATION = "jax_transformer/inference/translation.py"
+_SCORES = "jax_transformer/inference/scores.py"
 _EVALUATION = "jax_transformer/training/evaluation.py"
 _VALIDATION = "jax_transformer/training/validation.py"
 _IN_EVALUATION = "parity_tests/unit/test_evaluation.py"

@@ -8,9 +8,9 @@ _RULE, _STEP, _LOSS = (
     "jax_transformer/training/loss.py",
 )
 _STATE, _CROSS, _GROUPS = (
-    "jax_transformer/training/optimizer_state.py",
-    "jax_transformer/convert/optimizer.py",
-    "jax_transformer/convert/optimizer_groups.py",
+    "jax_transformer/convert/training_state/opt_state.py",
+    "jax_transformer/convert/training_state/torch_optimizer.py",
+    "jax_transformer/convert/training_state/parameter_groups.py",
 )
 _VALUES = "parity_tests/unit/test_optimizer_loss.py"
 _BY_HAND = (f"{_VALUES}::test_five_steps_are_adamw_written_by_hand",)

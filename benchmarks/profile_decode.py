@@ -124,7 +124,7 @@ def main() -> None:
 
     from jax_transformer import generate
     from jax_transformer.generate import GenerationConfig
-    from jax_transformer.translation import Translator
+    from jax_transformer.inference.translation import Translator
 
     source_length, length = args.length
     if args.run:

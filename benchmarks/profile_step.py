@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import profile_decode, train_step
-from jax_transformer import allocator
+from jax_transformer.runtime import allocator
 
 PRODUCTS = "matrix products"
 
@@ -57,7 +57,7 @@ def product(computation: Any, instruction: Any) -> str:
 
 def kinds(text: str, vocabulary: int) -> dict[str, tuple[str, str]]:
     """The kind of each instruction of a compiled step, and of a matrix product its shapes."""
-    from jax_transformer.training import hlo
+    from jax_transformer.extras.estimate import hlo
 
     module = hlo.parse(text)
     entry = module.computations[module.entry]

@@ -19,8 +19,14 @@ from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, planning, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import Refusal
-from jax_transformer.storage import lazy, pt, pt_writer, safetensors, tensors
+from jax_transformer.storage import (
+    lazy,
+    pt,
+    safetensors,
+    tensors,
+)
 from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage.pt import writer
 
 STOCK = "torch.nn"
 TEXT = [name for name, preset in registry.presets().items() if preset.config.mel_bins is None]
@@ -117,7 +123,7 @@ def by_files(config: TransformerConfig, dtype: str, folder: Path) -> list[str]:
     model, before = state_dict.model_weights(config), weights(config, dtype)
     safetensors.write(folder / "a.safetensors", before)
     flax = _renamed(safetensors.scan(folder / "a.safetensors"), model, to_torch=False)
-    pt_writer.write(folder / "b.pt", _renamed(lazy.in_memory(flax), model, to_torch=True))
+    writer.write(folder / "b.pt", _renamed(lazy.in_memory(flax), model, to_torch=True))
     again = _renamed(pt.scan(folder / "b.pt"), model, to_torch=False)
     wrong = [f"Flax {name}" for name in _differing(flax, again)]
     safetensors.write(

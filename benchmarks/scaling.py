@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 
 def measure(pipe: Any, kind: str, point: dict[str, int], times: int) -> None:
     """Time a point in this process, and send its cost."""
-    from jax_transformer import allocator
+    from jax_transformer.runtime import allocator
 
     allocator.keep_freed_memory()
     train_step.SIZES[POINT] = dict(

@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jax_transformer.cli.arguments import parse
-from jax_transformer.cli.estimate import EstimateCommand
+from jax_transformer.extras.estimate.command import EstimateCommand
 
 STEPS = int(os.environ.get("STEPS", "20"))
 """Steps of the run."""
@@ -43,8 +43,9 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
     import jax
 
     from jax_transformer.data.batches import Batch
+    from jax_transformer.extras.estimate import estimate
     from jax_transformer.storage import checkpoint
-    from jax_transformer.training import estimate, loop
+    from jax_transformer.training import loop
     from jax_transformer.training.devices import Devices
 
     command = parse("estimate", EstimateCommand, words)

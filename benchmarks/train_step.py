@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jax_transformer.processes import cores
+from jax_transformer.runtime.distributed import cores
 
 SIZES: dict[str, dict[str, int]] = {
     "big": dict(d_model=512, num_heads=8, num_layers=6, d_ff=2048, vocab_size=8000),
@@ -280,7 +280,7 @@ def prepare(pipe: Any, work: Work) -> None:
 def serve(pipe: Any, name: str, work: Work) -> None:
     """Run a contender: build, print the losses, take the first step, then time rounds until told
     0."""
-    from jax_transformer import allocator
+    from jax_transformer.runtime import allocator
 
     try:
         allocator.keep_freed_memory()  # as the command does; for the twins too

@@ -16,9 +16,9 @@ _HOMES = {
     "preset_names": "architectures.registry",
     "TransformerConfig": "config",
     "Transformer": "transformer",
-    "Transcriber": "transcription",
-    "Translator": "translation",
-    "load": "pretrained",
+    "Transcriber": "extras.speech.transcription",
+    "Translator": "inference.translation",
+    "load": "formats.pretrained",
 }
 _MODULES = (
     "architectures",
@@ -26,14 +26,13 @@ _MODULES = (
     "convert",
     "data",
     "errors",
+    "formats",
     "generate",
     "nn",
     "parity",
     "storage",
     "training",
-    "transcription",
     "transformer",
-    "translation",
 )
 
 __all__ = [
@@ -57,10 +56,10 @@ if TYPE_CHECKING:
     from jax_transformer.architectures.base import Architecture, Preset
     from jax_transformer.architectures.registry import preset, preset_names, register
     from jax_transformer.config import TransformerConfig
-    from jax_transformer.pretrained import load
-    from jax_transformer.transcription import Transcriber
+    from jax_transformer.extras.speech.transcription import Transcriber
+    from jax_transformer.formats.pretrained import load
+    from jax_transformer.inference.translation import Translator
     from jax_transformer.transformer import Transformer
-    from jax_transformer.translation import Translator
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError
+from jax_transformer.extras.speech.stem import ConvolutionalStem
 from jax_transformer.nn import sharding
 from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
 from jax_transformer.nn.blocks import BlockResult, Context
@@ -33,7 +34,6 @@ from jax_transformer.nn.stacks import (
     check_source,
     positions_of,
 )
-from jax_transformer.nn.stem import ConvolutionalStem
 from jax_transformer.shapes import (
     AnyArray,
     Features,

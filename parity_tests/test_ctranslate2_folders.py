@@ -5,7 +5,8 @@ import json
 import pytest
 
 import jax_transformer as jt
-from jax_transformer import engines, pretrained
+from jax_transformer.extras.deploy import engines
+from jax_transformer.formats import pretrained
 from jax_transformer.generate.generation_config import Engine
 from parity_tests import huggingface_folders
 from parity_tests.unit import helpers, runs

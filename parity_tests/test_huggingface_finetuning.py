@@ -18,10 +18,11 @@ import transformers
 from transformers.models.m2m_100 import modeling_m2m_100
 
 import jax_transformer as jt
-from jax_transformer import transformer, translation
+from jax_transformer import transformer
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.options import DataOptions
+from jax_transformer.inference import translation
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus, devices, optimizer, step, validation
 from jax_transformer.training.optimizer_options import OptimizerOptions, Schedule

@@ -15,9 +15,11 @@ import transformers
 from flax import serialization, traverse_util
 
 import jax_transformer as jt
-from jax_transformer import cli, pretrained
+from jax_transformer import cli
 from jax_transformer.errors import InputError
-from jax_transformer.storage import flax_msgpack, msgpack, safetensors
+from jax_transformer.extras.toolkits import flax_msgpack, msgpack
+from jax_transformer.formats import pretrained
+from jax_transformer.storage import safetensors
 from parity_tests import huggingface
 from parity_tests.huggingface import in_float64  # noqa: F401
 

@@ -25,12 +25,12 @@ import transformers
 from transformers.generation import utils as their_loops
 
 import jax_transformer as jt
-from jax_transformer import translation
 from jax_transformer.config import TransformerConfig
 from jax_transformer.generate import constraints, scorers
-from jax_transformer.generate import huggingface as generation
+from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import EarlyStopping, GenerationConfig
 from jax_transformer.generate.prepare import Inputs, StaticArgs
+from jax_transformer.inference import translation
 from parity_tests import huggingface, huggingface_folders
 from parity_tests.huggingface import CASES, Pair
 from parity_tests.unit import runs

@@ -27,9 +27,14 @@ import jax_transformer as jt
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import Request
-from jax_transformer.data import log_mel
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import huggingface_speech, language_names, phrases, timestamps
+from jax_transformer.extras.speech import (
+    language_names,
+    log_mel,
+    speech_config,
+    timed_phrases,
+    timestamps,
+)
 from jax_transformer.generate.generation_config import TimestampRules
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
@@ -165,8 +170,8 @@ def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
 
 def test_another_seek_is_detected(folder: Path, monkeypatch):
     """Negative control: windows that follow each other without looking at times."""
-    samples, split = speech(3.7), phrases.split
-    monkeypatch.setattr(phrases, "split", lambda *args: (split(*args)[0], args[-1]))
+    samples, split = speech(3.7), timed_phrases.split
+    monkeypatch.setattr(timed_phrases, "split", lambda *args: (split(*args)[0], args[-1]))
     options = {"language": "yue", "return_timestamps": True, "task": "transcribe"}
     expected = theirs(folder, samples, **options)["segments"][0]
     transcript = jt.Transcriber.load(folder)(samples, language="yue")
@@ -414,7 +419,7 @@ def test_prompts_are_those_of_generate(name: str, times: bool, folder: Path, tmp
         num_segment_frames=WINDOW,
         kwargs={},
     )
-    settings = huggingface_speech.read(place, huggingface_config.from_config(config.to_dict()))
+    settings = speech_config.read(place, huggingface_config.from_config(config.to_dict()))
     request = [detected if i is None else i for i in settings.request(*asked.values())]
     prompt = settings.prompt(ids("<|startoftranscript|>"), request, timestamps=settings.timestamps)
     assert list(prompt) == theirs[0].tolist()
@@ -465,7 +470,7 @@ def read_with(folder: Path, place: Path, file: str, key: str, value: Any) -> Non
         data = json.loads((folder / name).read_text())
         (place / name).write_text(json.dumps(data | ({key: value} if name == file else {})))
     config = json.loads((folder / "config.json").read_text())
-    huggingface_speech.read(place, huggingface_config.from_config(config))
+    speech_config.read(place, huggingface_config.from_config(config))
 
 
 def test_settings_that_are_off_are_read(folder: Path, tmp_path: Path):

@@ -22,13 +22,20 @@ import torch
 import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import codec
-from jax_transformer.convert import optimizer as moments_of
+from jax_transformer.convert.training_state import torch_checkpoint
+from jax_transformer.convert.training_state import torch_optimizer as moments_of
 from jax_transformer.data import batches
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import atomic, pt, pt_writer
+from jax_transformer.storage import atomic, pt
+from jax_transformer.storage.pt import writer
 from jax_transformer.storage.run_folder import RunFolder
-from jax_transformer.training import corpus, optimizer, recipe, step, torch_checkpoint
+from jax_transformer.training import (
+    corpus,
+    optimizer,
+    recipe,
+    step,
+)
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
 from jax_transformer.training.options import ModelOptions, TrainOptions
@@ -216,9 +223,7 @@ def test_a_run_that_changes_frameworks_twice_equals_one_in_pytorch(
     torch.save(first.state(), tmp_path / "n.pt")
     state, more = flight.jax(flight.into_jax(pt.read(tmp_path / "n.pt")), N)
     torch_checkpoint.save(flight.folder, state)
-    pt_writer.write(
-        tmp_path / "2n.pt", flight.into_torch(torch_checkpoint.load(flight.folder, 2 * N))
-    )
+    writer.write(tmp_path / "2n.pt", flight.into_torch(torch_checkpoint.load(flight.folder, 2 * N)))
     second = flight.torch(as_arrays(torch.load(tmp_path / "2n.pt", weights_only=True)))
     losses += more + list(second.losses(N))
     assert np.abs(np.array(losses) - stayed[1]).max() < BOUND

@@ -18,9 +18,8 @@ from flax import nnx
 import jax_transformer as jt
 from jax_transformer import torch_bridge, transformer
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import optimizer
+from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import InputError
-from jax_transformer.training import optimizer_state, torch_checkpoint
 from jax_transformer.weights import rules
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.test_mid_flight import as_arrays, as_tensors
@@ -79,8 +78,8 @@ class Setting:
             state[name].grad = torch.from_numpy(gradient.copy())
         self.torch.step()
 
-    def moments(self) -> optimizer.Moments:
-        return optimizer.from_torch(
+    def moments(self) -> torch_optimizer.Moments:
+        return torch_optimizer.from_torch(
             as_arrays(self.torch.state_dict()), self.table, self.shapes, self.names
         )
 
@@ -129,7 +128,7 @@ def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]
     for _ in range(2):
         setting.step_torch(setting.gradients())
     moments, params = setting.moments(), setting.params()
-    state = optimizer_state.into_optax(rule.init(params), moments, 2)
+    state = opt_state.into_optax(rule.init(params), moments, 2)
     for _ in range(2):
         gradients = setting.gradients()
         setting.step_torch(gradients)
@@ -140,9 +139,7 @@ def differing(setting: Setting, rule: optax.GradientTransformation) -> list[str]
         updates, state = rule.update(ours, state, params)
         params = optax.apply_updates(params, updates)
     mine, theirs = (
-        optimizer_state.from_optax(
-            state, moments.kind, moments.hyperparameters, moments.weight_decay
-        ),
+        opt_state.from_optax(state, moments.kind, moments.hyperparameters, moments.weight_decay),
         setting.moments(),
     )
     return [
@@ -217,7 +214,7 @@ def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
     for _ in range(2):
         setting.step_torch(setting.gradients())
     before = as_arrays(setting.torch.state_dict())
-    back = optimizer.to_torch(setting.moments(), setting.table, setting.shapes, setting.names)
+    back = torch_optimizer.to_torch(setting.moments(), setting.table, setting.shapes, setting.names)
     assert_same({"state": back["state"]}, {"state": before["state"]})
     for ours, theirs in zip(back["param_groups"], before["param_groups"], strict=True):
         assert ours == theirs | {
@@ -238,7 +235,7 @@ def test_the_order_of_parameters_is_that_of_the_module():
     """A tied parameter counts at its first name, a stored position table not at all."""
     for config in map(case, NAMES):
         module = torch_bridge.twin(config)
-        names = optimizer.parameter_names(
+        names = torch_optimizer.parameter_names(
             module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
         )
         assert names == [name for name, _ in module.named_parameters()], config
@@ -275,7 +272,7 @@ def test_exchanged_moments_are_detected():
     setting = Setting(case("small"), TORCH["adamw"])
     read = setting.moments
 
-    def exchanged() -> optimizer.Moments:
+    def exchanged() -> torch_optimizer.Moments:
         state, name = read(), "encoder.blocks.0.feed_forward.up.bias"
         state.first[name], state.second[name] = state.second[name], abs(state.first[name])
         return state

@@ -7,8 +7,9 @@ import optax
 import pytest
 import torch
 
+from jax_transformer.convert.training_state import opt_state
 from jax_transformer.errors import ConfigError
-from jax_transformer.training import optimizer, optimizer_state
+from jax_transformer.training import optimizer
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
 from torch_reference import training
 
@@ -103,7 +104,7 @@ def test_schedules_are_those_of_the_torch_loop(kind: Schedule, steps: int, warmu
 def test_options_that_pytorch_lacks_are_refused_by_name(name: OptimizerName):
     options = OptimizerOptions(name)
     for refuse, kind in (
-        (lambda: optimizer_state.torch_kind(options), ConfigError),
+        (lambda: opt_state.torch_kind(options), ConfigError),
         (lambda: training.make_optimizer(options, []), ValueError),
     ):
         with pytest.raises(kind, match=rf"^optimizer\.name={name.value}: [^\n]+$"):

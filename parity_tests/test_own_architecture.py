@@ -17,11 +17,12 @@ import torch
 from safetensors.numpy import load_file
 
 import jax_transformer as jt
-from jax_transformer import cli, pretrained, torch_bridge
+from jax_transformer import cli, torch_bridge
 from jax_transformer.architectures import registry
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import pretrained
 from jax_transformer.training import recipe
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit import runs

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import pt, pt_writer, zipped
+from jax_transformer.storage import pt
+from jax_transformer.storage.pt import writer, zip_archive
 
 DTYPES = (
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool "
@@ -235,7 +236,7 @@ def test_every_dtype(dtype: str, tmp_path):
     torch.save(value, tmp_path / "a.pt")
     ours = pt.read(tmp_path / "a.pt")
     assert differing(ours, loaded(tmp_path / "a.pt")) == []
-    pt_writer.write(tmp_path / "b.pt", ours)
+    writer.write(tmp_path / "b.pt", ours)
     assert differing(ours, loaded(tmp_path / "b.pt")) == []
 
 
@@ -275,7 +276,7 @@ def test_a_training_checkpoint(protocol: int, tmp_path):
     torch.save(value, tmp_path / "a.pt", pickle_protocol=protocol)
     ours = pt.read(tmp_path / "a.pt")
     assert differing(ours, value) == []
-    pt_writer.write(tmp_path / "b.pt", ours)
+    writer.write(tmp_path / "b.pt", ours)
     assert differing(ours, loaded(tmp_path / "b.pt")) == []
     fresh = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     assert set(fresh.state_dict()) == set(loaded(tmp_path / "b.pt")["optimizer"])
@@ -297,7 +298,7 @@ def test_tied_tensors_are_detected_and_stay_tied(tmp_path):
     ours = pt.read(tmp_path / "a.pt")
     assert differing(ours, loaded(tmp_path / "a.pt")) == []
     assert ours["a"] is ours["b"]["c"] and ours["copy"] is not ours["a"]
-    pt_writer.write(tmp_path / "b.pt", ours)
+    writer.write(tmp_path / "b.pt", ours)
     assert pt.ties(tmp_path / "b.pt") == [("a", "b.c")]
     again = loaded(tmp_path / "b.pt")
     assert again["a"].data_ptr() == again["b"]["c"].data_ptr() != again["copy"].data_ptr()
@@ -306,7 +307,7 @@ def test_tied_tensors_are_detected_and_stay_tied(tmp_path):
 def test_torch_reads_our_files_strictly_and_mapped(tmp_path):
     module = torch.nn.TransformerEncoderLayer(8, 2, 16)
     state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    pt_writer.write(tmp_path / "a.pt", state)
+    writer.write(tmp_path / "a.pt", state)
     fresh = torch.nn.TransformerEncoderLayer(8, 2, 16)
     fresh.load_state_dict(torch.load(tmp_path / "a.pt", weights_only=True, mmap=True), strict=True)
     assert differing(state, dict(fresh.state_dict())) == []
@@ -314,9 +315,9 @@ def test_torch_reads_our_files_strictly_and_mapped(tmp_path):
 
 def test_files_with_64_bit_fields(tmp_path, monkeypatch):
     """Files over 4 GB, simulated by a limit of 40 bytes, are read by PyTorch and by us."""
-    monkeypatch.setattr(zipped, "LARGE", 40)
+    monkeypatch.setattr(zip_archive, "LARGE", 40)
     state = {"a": np.arange(100.0), "b": np.arange(3, dtype=np.int8)}
-    pt_writer.write(tmp_path / "a.pt", state)
+    writer.write(tmp_path / "a.pt", state)
     assert b"PK\x06\x06" in (tmp_path / "a.pt").read_bytes()
     assert differing(state, loaded(tmp_path / "a.pt")) == []
 

@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 
 import jax_transformer as jt
-from jax_transformer import cli, pretrained, state_dict, transformer
+from jax_transformer import cli, state_dict, transformer
 from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.formats import pretrained
 from jax_transformer.storage import pt
 from jax_transformer.weights import rules
 from parity_tests import toolkit_models as models

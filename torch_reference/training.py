@@ -23,7 +23,7 @@ from jax_transformer import torch_bridge
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
 from jax_transformer.data.options import TooLong
-from jax_transformer.storage import intact
+from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import corpus
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
@@ -54,7 +54,7 @@ class Run:
 def read(folder: Path) -> Run:
     """Read a run. Raises ValueError if its text or tokenizer changed since it began, or if this
     loop does not have what it needs."""
-    intact.verify(folder)
+    integrity.verify(folder)
     config = TransformerConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
     recorded = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     options = read_options(RunFolder(folder))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax_transformer
-from jax_transformer.cli import help_text, supervisor
+from jax_transformer.cli import help_text
 from jax_transformer.cli.arguments import flags, parse
 from jax_transformer.cli.commands import COMMANDS
 from jax_transformer.errors import (
@@ -22,6 +22,7 @@ from jax_transformer.errors import (
     is_out_of_memory,
     nearest,
 )
+from jax_transformer.runtime import supervisor
 
 __all__ = ["COMMANDS", "flags", "main", "parse", "process"]
 

@@ -40,10 +40,10 @@ def read(cls: type[T], path: str | Path) -> T:
 
 
 def _load(path: str | Path) -> Any:
-    from jax_transformer.storage import intact, run_files
+    from jax_transformer.storage import integrity, run_files
 
     if Path(path).name == run_files.TRAIN_CONFIG:
-        intact.verify(Path(path).parent)
+        integrity.verify(Path(path).parent)
     try:
         content = Path(path).read_bytes()
     except OSError as error:

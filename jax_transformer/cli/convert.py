@@ -3,10 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 
-from jax_transformer import allocator
 from jax_transformer.cli import arguments, streams
 from jax_transformer.cli.arguments import Command, Positional, Repeatable
 from jax_transformer.errors import ConfigError
+from jax_transformer.runtime import allocator
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def run(options: ConvertOptions) -> int:
     if options.training:
         if options.dry_run:
             raise ConfigError("--dry-run and --training exclude each other: it only plans weights")
-        from jax_transformer.training import mid_flight
+        from jax_transformer.convert.training_state import training_states
 
-        streams.show(mid_flight.convert(request), as_json=options.json)
+        streams.show(training_states.convert(request), as_json=options.json)
         return 0
     prepared = preparation.prepare(request)
     if options.dry_run:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from jax_transformer import signals
 from jax_transformer.data import parallel_text
 from jax_transformer.errors import Refusal
+from jax_transformer.runtime import signals
 from jax_transformer.storage import atomic
 
 WAIT = 0.1

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from jax_transformer import allocator, processes
 from jax_transformer.cli import config_file
 from jax_transformer.cli.arguments import Command, Inline
-from jax_transformer.processes import DistributedOptions
+from jax_transformer.runtime import allocator, distributed
+from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.training.options import TrainOptions
 
 
@@ -34,9 +34,9 @@ def run(command: TrainCommand) -> int:
     with stop_requests() as stop:  # from here on: importing JAX takes a second or two
         with stop.at_once("stopped before anything was begun"):
             from jax_transformer.training import recipe
-        with processes.joined(command.distributed):
+        with distributed.joined(command.distributed):
             folder = recipe.train(command.options, stop)
-        if processes.first():
+        if distributed.first():
             print(folder.path)
     return 0
 

@@ -18,7 +18,7 @@ from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
 from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
-    from jax_transformer.translation import Line, Translator
+    from jax_transformer.inference.translation import Line, Translator
 
 
 class Precision(enum.StrEnum):
@@ -123,7 +123,9 @@ def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
 @with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
-    from jax_transformer import engines, pretrained, translation
+    from jax_transformer.extras.deploy import engines
+    from jax_transformer.formats import pretrained
+    from jax_transformer.inference import translation
     from jax_transformer.training import devices
 
     devices.use_cache()
@@ -160,9 +162,9 @@ def run(options: TranslateOptions) -> int:
         if options.attention is not None:
             shown.append(line)
     if options.attention is not None:
-        from jax_transformer import alignment
+        from jax_transformer.inference import attention_page
 
-        alignment.write(
+        attention_page.write(
             options.attention,
             translator,
             [line.source for line in shown],
@@ -176,7 +178,7 @@ def _translated(
     options: TranslateOptions, translator: "Translator", as_list: bool
 ) -> Iterator["Line"]:
     """Yield the lines with their translations, after these are written."""
-    from jax_transformer.translation import n_best_lines
+    from jax_transformer.inference.translation import n_best_lines
 
     path = None if options.input == "-" else options.input
     if path is None and sys.stdin.isatty():

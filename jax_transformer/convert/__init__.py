@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_transformer.convert.conversion import load, save
-    from jax_transformer.convert.optimizer import from_torch as optimizer_from_torch
-    from jax_transformer.convert.optimizer import to_torch as optimizer_to_torch
     from jax_transformer.convert.preparation import plan
+    from jax_transformer.convert.training_state.torch_optimizer import (
+        from_torch as optimizer_from_torch,
+    )
+    from jax_transformer.convert.training_state.torch_optimizer import (
+        to_torch as optimizer_to_torch,
+    )
     from jax_transformer.state_dict import from_torch, into_torch, to_torch, weight_table
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
@@ -35,7 +39,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("jax_transformer.state_dict"), name)
     if name in _OPTIMIZER:
         return getattr(
-            importlib.import_module("jax_transformer.convert.optimizer"),
+            importlib.import_module("jax_transformer.convert.training_state.torch_optimizer"),
             name.removeprefix("optimizer_"),
         )
     if name in _FILES:

@@ -16,9 +16,10 @@ from jax_transformer.architectures.huggingface import published_codes
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
-from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import intact, kinds
-from jax_transformer.storage.huggingface import CONFIG, IN_RUN
+from jax_transformer.formats import kinds
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.storage import integrity
+from jax_transformer.storage.huggingface_folder import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
 
 _SCORES = {
@@ -219,7 +220,7 @@ def training_of(source: Pretrained) -> Training | None:
 
 
 def _training(folder: RunFolder, step: int) -> Training:
-    intact.verify_metrics(folder.path)
+    integrity.verify_metrics(folder.path)
     options = folder.train_options()
     init = options.get("init")
     data = parsed(
@@ -301,7 +302,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):
-        intact.verify(earlier.path)
+        integrity.verify(earlier.path)
         return _base_model(earlier, earlier.train_options().get("init"))
     name = _json(folder.path / IN_RUN / CONFIG).get("_name_or_path")
     return _on_hub(init) or (name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else "")

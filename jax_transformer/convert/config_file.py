@@ -6,7 +6,8 @@ from pathlib import Path
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import kinds, untrusted
+from jax_transformer.formats import kinds
+from jax_transformer.storage import untrusted
 
 
 def read(path: Path, names: Collection[str]) -> TransformerConfig:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jax_transformer import pretrained
 from jax_transformer.architectures import huggingface_state as states
 from jax_transformer.architectures import tensor_names
 from jax_transformer.architectures.base import Architecture
@@ -22,8 +21,9 @@ from jax_transformer.convert.checking import Checked
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import kinds, lazy, tensors
-from jax_transformer.storage.kinds import DEPLOYED, Kind
+from jax_transformer.formats import kinds, pretrained
+from jax_transformer.formats.kinds import DEPLOYED, Kind
+from jax_transformer.storage import lazy, tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import lazy_rules, rules
@@ -116,7 +116,7 @@ def convert(prepared: Prepared) -> Outcome:
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
     prepared.refuse(lazy.differing_ties(aliases, state))
     if kind in DEPLOYED:
-        from jax_transformer.convert import deployment
+        from jax_transformer.extras.deploy import deployment
 
         assert model is not None  # a folder is no copy of a file
         state = renamed(state, model, from_torch=from_torch, to_torch=False)
@@ -242,7 +242,7 @@ def load(
 ) -> Any:
     """Load the ``Transformer`` at ``path``.
 
-    Every file or folder that :func:`jax_transformer.pretrained.open` opens can be loaded.
+    Every file or folder that :func:`jax_transformer.formats.pretrained.open` opens can be loaded.
 
     Args:
         path: a file or folder; its content shows its kind, and no code in it is run.

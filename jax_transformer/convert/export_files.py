@@ -8,12 +8,12 @@ from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import card
 from jax_transformer.errors import InputError
-from jax_transformer.generate import huggingface as generation
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.generate import transformers_config as generation
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage import run_files, untrusted
-from jax_transformer.storage.huggingface import CARD, CONFIG, GENERATION
+from jax_transformer.storage.huggingface_folder import CARD, CONFIG, GENERATION
 from jax_transformer.storage.tensors import Note, is_float
 
 

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jax_transformer import toolkit_weights
 from jax_transformer.errors import InputError
+from jax_transformer.extras.toolkits import toolkit_weights
+from jax_transformer.extras.toolkits.marian import marian_model, npz
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint
+from jax_transformer.formats import kinds
+from jax_transformer.formats.kinds import Kind
 from jax_transformer.storage import (
     checkpoint,
     checksums,
-    kinds,
-    marian,
-    npz,
     read_back,
     safetensors,
-    t5x,
 )
-from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import plain
 
@@ -153,7 +152,7 @@ def _huggingface(path: Path) -> Contents:
 
 
 def _t5x(path: Path) -> Contents:
-    opened = t5x.find(path)
+    opened = t5x_checkpoint.find(path)
     hashes = {name: read_back.sha256(array.read()) for name, array in opened.arrays.items()}
     return Contents(
         str(path),
@@ -161,12 +160,12 @@ def _t5x(path: Path) -> Contents:
         {name: array.info for name, array in opened.arrays.items()},
         {"version": opened.version},
         [],
-        {t5x.INDEX: checksums.sha256(path / t5x.INDEX)} | hashes,
+        {t5x_checkpoint.INDEX: checksums.sha256(path / t5x_checkpoint.INDEX)} | hashes,
     )
 
 
 def _marian(path: Path) -> Contents:
-    model = marian.find(path)
+    model = marian_model.find(path)
     hashes = {file.name: checksums.sha256(file) for file in model.files}
     hashes[model.path.name] = npz.verify(model.path)
     infos = {name: array.info for name, array in model.arrays.items()}
@@ -175,7 +174,7 @@ def _marian(path: Path) -> Contents:
 
 
 def _checkpoint(path: Path, kind: Kind) -> Contents:
-    from jax_transformer.storage import intact, run_folder
+    from jax_transformer.storage import integrity, run_folder
 
     hashes: dict[str, str] = {}
     if kind is Kind.STEP:
@@ -185,7 +184,7 @@ def _checkpoint(path: Path, kind: Kind) -> Contents:
         root, step = path.parent, int(path.name)
     else:
         run = run_folder.RunFolder(path)
-        intact.verify_all(path)
+        integrity.verify_all(path)
         hashes = {name: checksums.sha256(path / name) for name in checksums.read(path)}
         last = run.last_step()
         if last is None:

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.architectures import t5x
-from jax_transformer.architectures.t5x import Layout
-from jax_transformer.convert import describe_marian, describe_t5x, export_files
-from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage.kinds import DEPLOYED, Kind
+from jax_transformer.convert import export_files
+from jax_transformer.extras.toolkits.marian import marian_conversion
+from jax_transformer.extras.toolkits.t5x import t5x_conversion, t5x_names
+from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
+from jax_transformer.formats.kinds import DEPLOYED, Kind
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
@@ -122,7 +123,7 @@ def plan(
     )
     planned = _with_names_of_t5x(planned, source, kind, model, layout)
     if source.marian is not None:
-        notes = describe_marian.notes(source, source.marian, kind)
+        notes = marian_conversion.notes(source, source.marian, kind)
         planned = replace(planned, dropped=planned.dropped + notes)
     if kind is not Kind.HUGGINGFACE or model is None:
         return planned
@@ -155,13 +156,13 @@ def _with_names_of_t5x(
         )
         for move in plan.moves
     )
-    note = None if model is None else describe_t5x.scale_note(source, kind, model.config)
+    note = None if model is None else t5x_conversion.scale_note(source, kind, model.config)
     notes = () if note is None else (Note("the scale of the logits", note),)
     return replace(plan, moves=moves, dropped=(*plan.dropped, *notes))
 
 
 def _places(layout: Layout | None) -> dict[str, str]:
-    rules = () if layout is None else t5x.table(layout)
+    rules = () if layout is None else t5x_names.table(layout)
     return {name: rule.place(number) for rule in rules for number, name in enumerate(rule.flax)}
 
 

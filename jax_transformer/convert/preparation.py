@@ -5,30 +5,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer import pretrained, pretrained_files
-from jax_transformer.architectures import registry, t5x_config, tensor_names
+from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.t5x import Layout
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import (
     config_file,
-    describe_marian,
-    describe_t5x,
     export_files,
     infer,
-    own_tokenizer,
     planning,
     writing,
 )
-from jax_transformer.convert.ctranslate2 import checks, folder
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import kinds, safetensors, t5x, tensors
-from jax_transformer.storage.kinds import DEPLOYED, Kind
+from jax_transformer.extras.deploy.ctranslate2 import checks, folder
+from jax_transformer.extras.toolkits import word_tokenizer
+from jax_transformer.extras.toolkits.marian import marian_conversion
+from jax_transformer.extras.toolkits.t5x import gin_config, t5x_checkpoint, t5x_conversion
+from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
+from jax_transformer.formats import kinds, pretrained, pretrained_files
+from jax_transformer.formats.kinds import DEPLOYED, Kind
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.storage import safetensors, tensors
 from jax_transformer.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ModelDescription:
         Raises ConfigError unless there is either a file or a preset.
         """
         if source.t5x is not None:
-            return describe_t5x.settle(self, source, source.t5x)
+            return t5x_conversion.settle(self, source, source.t5x)
         if (self.config is None) == (self.preset is None):
             match = tensor_names.closest(source.tensors) if source.kind.has_torch_names else None
             fits = f" (most of its names are those of {match.preset})" if match else ""
@@ -208,7 +208,7 @@ def prepare(request: Request) -> Prepared:
         _check_dtypes(source, target)
     if target.exists() and target.resolve() == source.path.resolve():
         raise ConfigError(f"{target}: is the source, too")
-    source = describe_marian.as_for(source, kind)
+    source = marian_conversion.as_for(source, kind)
     own_config = _own_config(request, source, target, kind)
     source, prefix = _named(request, source, own_config, kind)
     settled = _settle(request, source, own_config, kind)
@@ -216,7 +216,7 @@ def prepare(request: Request) -> Prepared:
     if kind is Kind.CTRANSLATE2 and model is not None:
         checks.check(model.config)
     problems = _problems(source, model)
-    layout = describe_t5x.layout_to_write(request, kind, model.config if model else None)
+    layout = t5x_conversion.layout_to_write(request, kind, model.config if model else None)
     inferred = settled.sizes if settled is not None else {}
     planned = Plan(source.title, str(target), ())
     if not problems:
@@ -239,7 +239,7 @@ def prepare(request: Request) -> Prepared:
 def _check_quantization(request: Request, kind: Kind) -> None:
     """Raise ConfigError for options that contradict the kind of folder, or without its library."""
     if kind is Kind.STABLEHLO:
-        from jax_transformer.convert.stablehlo import folder as programs  # loads jax
+        from jax_transformer.extras.deploy.stablehlo import folder as programs  # loads jax
 
         programs.check_installed()
     if kind is not Kind.CTRANSLATE2:
@@ -265,12 +265,12 @@ def _files(
 ) -> Mapping[str, bytes]:
     """Return the files that go into a folder with the weights."""
     if layout is not None and model is not None:
-        return {t5x.CONFIG: t5x_config.to_gin(model.config, layout).encode()}
+        return {t5x_checkpoint.CONFIG: gin_config.to_gin(model.config, layout).encode()}
     if source.vocabularies is not None:
         needed = kind in (Kind.RUN, *DEPLOYED)
-        return own_tokenizer.files(source.title, source.vocabularies) if needed else {}
+        return word_tokenizer.files(source.title, source.vocabularies) if needed else {}
     if source.marian is not None:
-        return describe_marian.files(source, source.marian, kind, target, request.dtype)
+        return marian_conversion.files(source, source.marian, kind, target, request.dtype)
     if kind is Kind.HUGGINGFACE and model is not None:
         return export_files.for_huggingface(
             source, model.config, target.absolute().name, request.dtype

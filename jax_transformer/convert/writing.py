@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.architectures import t5x as t5x_names
-from jax_transformer.architectures.t5x import Layout
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, t5x_names
+from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
+from jax_transformer.formats.kinds import CONFIG, CONVERTED, DEPLOYED, Kind
 from jax_transformer.storage import (
     atomic,
     checkpoint,
@@ -22,10 +23,8 @@ from jax_transformer.storage import (
     read_back,
     run_files,
     safetensors,
-    t5x,
 )
-from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage.kinds import CONFIG, CONVERTED, DEPLOYED, Kind
+from jax_transformer.storage import huggingface_folder as folders
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import Digests
 from jax_transformer.weights import stacked
@@ -94,7 +93,7 @@ def _check_replaceable(target: Path, kind: Kind) -> None:
         Kind.CTRANSLATE2: [name for name in names if name not in _CTRANSLATE2_FILES],
         Kind.STABLEHLO: [name for name in names if name not in _STABLEHLO_FILES],
         Kind.STEP: [],
-        Kind.T5X: [name for name in names if not t5x.is_written(name)],
+        Kind.T5X: [name for name in names if not t5x_checkpoint.is_written(name)],
     }[kind]
     if others:
         raise InputError(
@@ -151,9 +150,10 @@ def write(
                 sha256 = safetensors.save(temporary, state, target=target)
                 check(safetensors.scan(temporary))
             else:
-                from jax_transformer.storage import pt, pt_writer
+                from jax_transformer.storage import pt
+                from jax_transformer.storage.pt import writer
 
-                sha256 = pt_writer.save(temporary, dict(state), target=target)
+                sha256 = writer.save(temporary, dict(state), target=target)
                 check(pt.scan(temporary))
             return sha256
     with atomic.folder(target) as temporary, read_back.digests() as digests:
@@ -164,8 +164,8 @@ def write(
             _compare_files(target, temporary, extra.files)
         elif layout is not None:
             table = t5x_names.table(layout)
-            t5x.write(temporary, stacked.to_stored(table, hashed), _step(target))
-            arrays = stacked.to_flax(table, t5x.find(temporary).weights)
+            t5x_checkpoint.write(temporary, stacked.to_stored(table, hashed), _step(target))
+            arrays = stacked.to_flax(table, t5x_checkpoint.find(temporary).weights)
             _compare(target, digests.result(), arrays)
             check(arrays)
             folders.write_files(temporary, extra.files)

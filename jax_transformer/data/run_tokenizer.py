@@ -9,7 +9,7 @@ from jax_transformer.data import huggingface_tokenizer
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import InputError
-from jax_transformer.storage import atomic, huggingface, untrusted
+from jax_transformer.storage import atomic, huggingface_folder, untrusted
 from jax_transformer.storage.run_files import LANGUAGES_FILE, SHARED_FILE, SIDE_FILES
 from jax_transformer.storage.untrusted import shown
 
@@ -66,7 +66,7 @@ def save_folder(tokenizer: Tokenizer | TokenizerPair, path: str | Path) -> None:
 
 
 def _has_huggingface(folder: Path) -> bool:
-    return any((folder / huggingface.IN_RUN / name).exists() for name in _VOCABULARY_FILES)
+    return any((folder / huggingface_folder.IN_RUN / name).exists() for name in _VOCABULARY_FILES)
 
 
 def _load_huggingface(folder: Path) -> HuggingFaceTokenizer:
@@ -78,11 +78,11 @@ def _load_huggingface(folder: Path) -> HuggingFaceTokenizer:
         or not all(isinstance(code, str | None) for code in languages.values())
     ):
         raise InputError(f"{path}: {shown(languages)} is no object of source_lang and target_lang")
-    return huggingface_tokenizer.load_huggingface(folder / huggingface.IN_RUN, **languages)
+    return huggingface_tokenizer.load_huggingface(folder / huggingface_folder.IN_RUN, **languages)
 
 
 def _save_huggingface(tokenizer: HuggingFaceTokenizer, folder: Path) -> None:
-    inner = folder / huggingface.IN_RUN
+    inner = folder / huggingface_folder.IN_RUN
     inner.mkdir(exist_ok=True)
     tokenizer.save(inner)
     languages = {"source_lang": tokenizer.source_lang, "target_lang": tokenizer.target_lang}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.generate import timestamps
+from jax_transformer.extras.speech import timestamps
 from jax_transformer.generate.generation_config import Constraints
 from jax_transformer.generate.prepare import Inputs, StaticArgs, start_tokens
 

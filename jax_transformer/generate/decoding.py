@@ -11,10 +11,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import beam_search, compaction, halves, selection
+from jax_transformer.generate import (
+    beam_search,
+    compaction,
+    selection,
+    split_batch,
+)
 from jax_transformer.generate import constraints as logits_processors
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
-from jax_transformer.generate.halves import Rows
 from jax_transformer.generate.prepare import (
     Inputs,
     Models,
@@ -29,6 +33,7 @@ from jax_transformer.generate.prepare import (
     split,
     start_tokens,
 )
+from jax_transformer.generate.split_batch import Rows
 from jax_transformer.shapes import AnyArray, Source
 
 _Choose = Callable[[Float[Array, "b v"], Int[Array, ""], Int[Array, " b"]], Int[Array, " b"]]
@@ -54,7 +59,7 @@ def generate(
         length = max_new_tokens(model.config, np.shape(source)[1], None, prompt_length(prompt))
     config = dataclasses.replace(config, max_new_tokens=length)
     decode = partial(_hypotheses, model, config)
-    tokens, *scores = halves.run(decode, Rows(source, row_ids, prompt), model.arrays)
+    tokens, *scores = split_batch.run(decode, Rows(source, row_ids, prompt), model.arrays)
     if scores:
         return tokens, scores[0]
     return tokens[:, None], np.full((len(tokens), 1), np.nan)

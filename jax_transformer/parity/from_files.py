@@ -8,16 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_transformer import pretrained
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.formats import pretrained
+from jax_transformer.formats.pretrained import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess
 from jax_transformer.parity.random_batch import random_batch
 from jax_transformer.parity.report import Report
-from jax_transformer.pretrained import Pretrained
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_transformer import processes
 from jax_transformer.errors import CheckpointError, Refusal
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, checksums, orbax_arrays, run_files
 from jax_transformer.storage.checksums import sha256
 from jax_transformer.storage.tensors import TensorInfo
@@ -237,23 +237,23 @@ def new(folder: Path, step: int, *, about: dict[str, Any]) -> Iterator[Path]:
     folder = folder.absolute()
     path, temporary = folder / str(step), folder / f"{_WRITING}{step}"
     aside = temporary.with_name(f"{temporary.name}.replaced")
-    if not processes.first():
-        processes.barrier("save begins")
+    if not distributed.first():
+        distributed.barrier("save begins")
         with _failures_reported_once():
             yield temporary
-        processes.barrier("save ends")
+        distributed.barrier("save ends")
         return
     folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(folder)
     try:
         with atomic.folder(path, temporary=temporary, aside=aside):
-            processes.barrier("save begins")
+            distributed.barrier("save begins")
             with _failures_reported_once():
                 yield temporary
             _write_manifest(temporary, step, about)
         for parent in (folder.parent, folder.parent.parent):
             atomic.sync(parent)
-        processes.barrier("save ends")
+        distributed.barrier("save ends")
     except Refusal:  # of what is being written
         remove_unfinished(folder)
         raise

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_transformer.storage import atomic, checksums, huggingface
+from jax_transformer.storage import atomic, checksums, huggingface_folder
 
 CONFIG, DATA, TRAIN_CONFIG, METRICS = (
     "config.json",
@@ -25,15 +25,17 @@ LANGUAGES_FILE = "languages.json"
 """The languages that a Hugging Face tokenizer was loaded with."""
 CHECKPOINTS = ("checkpoints", "averaged")
 TRAINING = (TRAIN_CONFIG, DATA)
-_FOR_PEOPLE = (huggingface.CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+_FOR_PEOPLE = (huggingface_folder.CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 HUGGINGFACE = tuple(
-    f"{huggingface.IN_RUN}/{name}" for name in huggingface.EXTRA_FILES if name not in _FOR_PEOPLE
+    f"{huggingface_folder.IN_RUN}/{name}"
+    for name in huggingface_folder.EXTRA_FILES
+    if name not in _FOR_PEOPLE
 )
 TOKENIZER = (
     SHARED_FILE,
     *SIDE_FILES,
     LANGUAGES_FILE,
-    *(f"{huggingface.IN_RUN}/{name}" for name in huggingface.TOKENIZER),
+    *(f"{huggingface_folder.IN_RUN}/{name}" for name in huggingface_folder.TOKENIZER),
 )
 LISTED = tuple(dict.fromkeys((*TRAINING, *TOKENIZER, *HUGGINGFACE, CONFIG)))
 """The files that SHA256SUMS lists, if a run has them. The last is one that every run has, so that

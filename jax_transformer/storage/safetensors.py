@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import ahead, atomic, lazy, tensors, untrusted
+from jax_transformer.storage import (
+    atomic,
+    lazy,
+    prefetch,
+    tensors,
+    untrusted,
+)
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorInfo
@@ -138,7 +144,7 @@ def save(
         first.setdefault(tensor, name)
     with (
         CheckedFile(path, target, hashed=hashed) as file,
-        ahead.reading({name: tensor for tensor, name in first.items()}) as reading,
+        prefetch.reading({name: tensor for tensor, name in first.items()}) as reading,
     ):
         file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
         starts: dict[str, int] = {}

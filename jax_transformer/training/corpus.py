@@ -28,7 +28,7 @@ from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.data.tokenizer import BOS, Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, checksums
-from jax_transformer.storage.huggingface import IN_RUN, write_files
+from jax_transformer.storage.huggingface_folder import IN_RUN, write_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source
 from jax_transformer.training.init_source import InitSource, Vocabulary

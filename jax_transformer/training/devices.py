@@ -17,9 +17,9 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from jax_transformer import processes
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn import sharding
+from jax_transformer.runtime import distributed
 from jax_transformer.training import partitioning
 
 
@@ -174,7 +174,7 @@ def environment() -> dict[str, Any]:
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     machine = {
         "device": jax.devices()[0].device_kind,
-        "cores": processes.cores(),
+        "cores": distributed.cores(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
     return {

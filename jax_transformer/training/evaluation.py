@@ -11,18 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_transformer import engines, pretrained, transformer, translation
+from jax_transformer import transformer
 from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import InputError, counted
+from jax_transformer.extras.deploy import engines
+from jax_transformer.formats import pretrained
 from jax_transformer.generate.generation_config import Engine
 from jax_transformer.generate.prepare import ModelStructure
+from jax_transformer.inference import translation
+from jax_transformer.inference.scores import METRICS, load_comet, score
+from jax_transformer.inference.translation import Translator
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import step
 from jax_transformer.training.loss import cross_entropy
-from jax_transformer.training.scores import METRICS, load_comet, score
-from jax_transformer.translation import Translator
 
 
 class Evaluation(NamedTuple):
@@ -79,12 +82,12 @@ def evaluate(
         comet: a checkpoint of COMET, see :func:`load_comet`.
         overrides: changes to the folder's generation config, see
             :meth:`GenerationConfig.overridden`.
-        weights: see :func:`jax_transformer.pretrained.open`.
+        weights: see :func:`jax_transformer.formats.pretrained.open`.
         bootstrap: see :func:`score`.
         languages: the source's and the target's, for a tokenizer with languages.
         ensemble: other folders, whose models' probabilities are averaged with those of ``run``.
         precision, tokens_per_batch: see :meth:`Translator.load`.
-        engine, quantization: see :func:`jax_transformer.engines.load`. Only JAX gives a loss.
+        engine, quantization: see :func:`.engines.load`. Only JAX gives a loss.
     """
     comet_score = None if comet is None else load_comet(comet)
     opened = pretrained.open(run, weights)

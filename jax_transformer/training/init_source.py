@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_transformer import pretrained
 from jax_transformer.architectures import huggingface_config
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.data import encoding, run_tokenizer
@@ -21,12 +20,13 @@ from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import huggingface
+from jax_transformer.formats import pretrained
+from jax_transformer.formats.kinds import Kind
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
-from jax_transformer.pretrained import Pretrained
-from jax_transformer.storage import huggingface as folders
-from jax_transformer.storage import intact
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.storage import integrity
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.storage.tensors import is_float
 from jax_transformer.training.options import RATES, ModelOptions, Precision, TrainOptions
@@ -100,7 +100,7 @@ def read_config(folder: str, options: ModelOptions) -> TransformerConfig:
     data = folders.configuration(Path(folder))
     if "model_type" in data:
         return _with_options(huggingface_config.from_config(data), options)
-    intact.verify(Path(folder))
+    integrity.verify(Path(folder))
     file = Path(folder) / folders.CONFIG
     return _with_options(parsed(file, TransformerConfig.from_json), options)
 
@@ -246,14 +246,14 @@ def _files(
     files = folders.contents(opened.extra_files)
     if folders.CONFIG not in files:
         return files
-    settings, _ = huggingface.read(opened.extra_files[folders.CONFIG].parent)
+    settings, _ = transformers_config.read(opened.extra_files[folders.CONFIG].parent)
     changed: dict[str, int] = {}
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.target_lang is not None:
         forced = tokenizer.forced_bos_id()
         changed = {"decoder_start_token_id": tokenizer.bos_id} | (
             {} if forced is None else {"forced_bos_token_id": forced}
         )
-    if not huggingface.has_length(settings):
+    if not transformers_config.has_length(settings):
         changed["max_length"] = (
             encoding.limits(data, config)[1] + 1
         )  # transformers counts the start token

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_transformer import processes, transformer
+from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch
 from jax_transformer.errors import CheckpointError, Preempted, counted
 from jax_transformer.nn.embeddings import Frozen
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import checkpoint, run_files
 from jax_transformer.storage.background import BackgroundSaver
 from jax_transformer.storage.checkpoint import Checkpoint
@@ -121,7 +122,7 @@ class Run:
         about = checkpoint.read_manifest(folder.checkpoints, began) if began else {}
         self.validated = not began or "figures" in about or not self._validates(began)
         average = checkpoint.steps(folder.averaged)
-        if processes.first():
+        if distributed.first():
             # Averages of later steps are out of date: those steps are made again
             checkpoint.prune(folder.averaged, [step for step in average if step <= began])
             folder.keep_metrics(began, validated="figures" in about, averaged=began in average)
@@ -160,7 +161,7 @@ class Run:
             now, stop = self.progress.step, self.votes(self.stop.asked)
             if now % options.log_every == 0 or now == options.steps:
                 self.logger.flush(now)
-            if processes.count() == 1:  # several notice an error when all wait for the checkpoint
+            if distributed.count() == 1:  # several notice an error when all wait for the checkpoint
                 self.saver.check()
             if self._validates(now) or stop:
                 self._pause(state)
@@ -173,7 +174,7 @@ class Run:
 
     def _patience_ended(self) -> bool:
         ended = run.stops_early(self.options, self.folder.validations())
-        return bool(processes.from_first("patience", ended))
+        return bool(distributed.from_first("patience", ended))
 
     def _pause(self, state: TrainState) -> None:
         """Validate if this step is due, begin to save, and stop if requested.
@@ -202,7 +203,7 @@ class Run:
     def _prune(self) -> None:
         """Remove the checkpoints that need not be kept."""
         steps = checkpoint.steps(self.folder.checkpoints)
-        if steps and processes.first():
+        if steps and distributed.first():
             keep = run.to_keep(self.options, self.folder.figures(), steps)
             checkpoint.prune(self.folder.checkpoints, keep)
 
@@ -211,7 +212,7 @@ class Run:
 
         Several processes validate together, so a request has to come before that.
         """
-        several = processes.count() > 1
+        several = distributed.count() > 1
         message = f"stopped after step {entry['step']}; the same command continues from there"
         if several and self.votes.now(self.stop.asked):
             raise Preempted(message)
@@ -230,7 +231,7 @@ class Run:
         return report.figures
 
     def _draw(self) -> None:
-        if processes.first():
+        if distributed.first():
             curves.draw(self.folder.metrics, self.folder.curves, title=self.folder.path.name)
 
     def _average(self, state: TrainState) -> None:
@@ -238,11 +239,11 @@ class Run:
         now = int(state.step)
         steps = run.to_average(self.options, self.folder.figures())
         if now in checkpoint.steps(self.folder.averaged):
-            if processes.first():  # it may have ended before it did this
+            if distributed.first():  # it may have ended before it did this
                 checkpoint.remove_unfinished(self.folder.averaged)
                 checkpoint.prune(self.folder.averaged, [now])
             steps = []
-        steps = processes.from_first("checkpoints to average", steps)
+        steps = distributed.from_first("checkpoints to average", steps)
         if not steps:
             return
         averaged = self.devices.place(mean_weights(self.folder, steps, state))
@@ -255,7 +256,7 @@ class Run:
         checkpoint.save(
             self.folder.averaged, now, {"params": averaged, "frozen": others}, about=about
         )
-        if processes.first():
+        if distributed.first():
             checkpoint.prune(self.folder.averaged, [now])
 
 
@@ -281,11 +282,11 @@ def mean_weights(folder: RunFolder, steps: list[int], like: TrainState) -> dict[
     abstract = {group: getattr(like, group)}
     total: dict[str, Any] = {}
     for each in steps:
-        opened = checkpoint.open(folder.checkpoints, each, verified=not processes.first())
-        processes.barrier("checkpoint to average")  # none is loaded that is damaged
+        opened = checkpoint.open(folder.checkpoints, each, verified=not distributed.first())
+        distributed.barrier("checkpoint to average")  # none is loaded that is damaged
         weights = like._replace(**opened.load(abstract, partial=True)).weights
         total = {
-            name: processes.on_host(weights[name]).astype(np.float64) + total.get(name, 0)
+            name: distributed.on_host(weights[name]).astype(np.float64) + total.get(name, 0)
             for name in like.trained
         }
     averaged = {

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from jax_transformer import processes
 from jax_transformer.errors import ConfigError, NonFiniteLossError
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic
 from jax_transformer.storage.run_folder import RunFolder, parsed
 from jax_transformer.training.options import TrainOptions
@@ -40,7 +40,7 @@ class MetricsLogger:
         unrecorded: list[dict[str, float]],
     ):
         self.folder, self.schedule = folder, schedule
-        self.trackers = Trackers(folder, options) if processes.first() else None
+        self.trackers = Trackers(folder, options) if distributed.first() else None
         self.progress = Progress(began, options.steps)
         self.pending: list[dict[str, jax.Array]] = []
         """Metrics of the last steps, perhaps not computed yet."""
@@ -104,11 +104,11 @@ class MetricsLogger:
         if self.trackers is not None:
             self.folder.add_metrics(entry)
             self.trackers.add(entry)
-        processes.barrier("metrics")  # a disk that is full ends all of them
+        distributed.barrier("metrics")  # a disk that is full ends all of them
 
     def sync(self) -> None:
         """Flush metrics.jsonl to the disk."""
-        if processes.first() and self.folder.metrics.exists():
+        if distributed.first() and self.folder.metrics.exists():
             atomic.sync(self.folder.metrics)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Progress:
     def __init__(self, start: int, steps: int):
         self.bar = (
             tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True)
-            if sys.stderr.isatty() and processes.first()
+            if sys.stderr.isatty() and distributed.first()
             else None
         )
         self.start, self.step, self.steps, self.began = start, start, steps, time.monotonic()
@@ -154,7 +154,7 @@ class Progress:
         """Print a line."""
         if self.bar is not None:
             self.bar.write(message, file=sys.stderr)
-        elif processes.first():
+        elif distributed.first():
             print(message, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jax_transformer import processes
 from jax_transformer.architectures import registry
 from jax_transformer.config import codec
 from jax_transformer.errors import InputError, counted
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import checkpoint, run_files, run_folder
 from jax_transformer.storage.checkpoint import Checkpoint
 from jax_transformer.storage.run_folder import RunFolder
@@ -54,12 +54,12 @@ def train(
             _check_devices(options, data, devices)
             saved = _newest_intact(folder)
             _warn_of_changes(options, folder, saved)
-            processes.barrier("ready")
-        if processes.first():
+            distributed.barrier("ready")
+        if distributed.first():
             run_files.replace(folder.path, run_files.TRAIN_CONFIG, codec.to_json(options))
             corpus.record(data, folder)
             run_files.record(folder.path)
-        processes.barrier("folder written")
+        distributed.barrier("folder written")
 
         from jax_transformer.training import loop
 
@@ -87,8 +87,8 @@ def _devices(options: TrainOptions, stop: Stop) -> "Devices":
 
     use_cache(options.compilation_cache)
     # JAX waits for the devices of every process: none leaves meanwhile, and none is late
-    with stop.put_off() if processes.count() > 1 else contextlib.nullcontext():
-        processes.barrier("devices")
+    with stop.put_off() if distributed.count() > 1 else contextlib.nullcontext():
+        distributed.barrier("devices")
         return Devices.take(options.devices, options.mesh.fsdp, options.mesh.tensor)
 
 
@@ -114,14 +114,14 @@ def _check_devices(options: TrainOptions, data: Corpus, devices: "Devices") -> N
 
 def _check_equal(data: Corpus) -> None:
     """Raise InputError if this process has read another text than the first one."""
-    about = processes.from_first("data", data.about)
+    about = distributed.from_first("data", data.about)
     changed = [name for name in data.about if data.about[name] != about.get(name)]
     if changed:
         raise InputError(
-            f"process {processes.index()} reads other data than process 0: "
+            f"process {distributed.index()} reads other data than process 0: "
             f"{', '.join(changed)} differ"
         )
-    processes.barrier("equal data")
+    distributed.barrier("equal data")
 
 
 def _newest_intact(folder: RunFolder) -> Checkpoint | None:
@@ -130,11 +130,11 @@ def _newest_intact(folder: RunFolder) -> Checkpoint | None:
     Newer checkpoints, which are damaged, are named and quarantined. Raises CheckpointError if there
     are checkpoints and none is intact.
     """
-    if processes.first():
+    if distributed.first():
         saved = _verified(folder)
-        processes.from_first("checkpoint", None if saved is None else saved.step)
+        distributed.from_first("checkpoint", None if saved is None else saved.step)
         return saved
-    step = processes.from_first("checkpoint", None)
+    step = distributed.from_first("checkpoint", None)
     return None if step is None else checkpoint.open(folder.checkpoints, step, verified=True)
 
 
@@ -228,5 +228,5 @@ def _rate_lines(options: TrainOptions) -> Iterator[str]:
 
 def say(message: str) -> None:
     """Print a line on stderr, in the first of several processes."""
-    if processes.first():
+    if distributed.first():
         print(message, file=sys.stderr, flush=True)

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from jax_transformer import processes, signals
 from jax_transformer.errors import CheckpointError, ConfigError, InputError, LockedError, Preempted
-from jax_transformer.storage import checkpoint, intact, run_folder
+from jax_transformer.runtime import distributed, signals
+from jax_transformer.storage import checkpoint, integrity, run_folder
 from jax_transformer.storage.run_folder import RunFolder, best_first
 from jax_transformer.training.optimizer_options import FROM_SCRATCH
 from jax_transformer.training.options import (
@@ -61,11 +61,11 @@ def open_run(options: TrainOptions) -> Iterator[RunFolder]:
         LockedError: another process is training the named run.
     """
     with ExitStack() as stack:
-        path = str(_opened(options, stack).path) if processes.first() else None
-        folder = RunFolder(Path(processes.from_first("run folder", path)))
+        path = str(_opened(options, stack).path) if distributed.first() else None
+        folder = RunFolder(Path(distributed.from_first("run folder", path)))
         if not folder.path.is_dir():
             raise ConfigError(
-                f"{folder.path.absolute()}: process {processes.index()} does not see the folder "
+                f"{folder.path.absolute()}: process {distributed.index()} does not see the folder "
                 "that process 0 has opened; give a --run that all processes share"
             )
         yield folder
@@ -75,7 +75,7 @@ def _opened(options: TrainOptions, stack: ExitStack) -> RunFolder:
     """The folder, locked until ``stack`` is closed."""
     folder = _named(options, stack) if options.run is not None else _numbered(options, stack)
     folder.remove_unfinished()
-    intact.verify_metrics(folder.path)
+    integrity.verify_metrics(folder.path)
     if options.resume is Resume.MUST and folder.last_step() is None:
         raise CheckpointError(
             f"{folder.path}: holds no checkpoint to continue from, as --resume must demands"
@@ -85,7 +85,7 @@ def _opened(options: TrainOptions, stack: ExitStack) -> RunFolder:
 
 def _named(options: TrainOptions, stack: ExitStack) -> RunFolder:
     folder = RunFolder(Path(options.run or ""))
-    intact.verify(folder.path)
+    integrity.verify(folder.path)
     if folder.train_config.exists():
         if options.resume is Resume.NEVER:
             raise ConfigError(
@@ -140,7 +140,7 @@ def _can_continue(options: TrainOptions, folder: RunFolder) -> bool:
     Warns of a folder that holds a checkpoint and cannot be read, with the file that is damaged.
     """
     try:
-        intact.verify(folder.path)
+        integrity.verify(folder.path)
         refused, warned = option_changes(options, read_options(folder))
         return not refused and not warned and not finished(options, folder)
     except InputError as error:

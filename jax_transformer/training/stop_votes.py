@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_transformer import processes
+from jax_transformer.runtime import distributed
 from jax_transformer.training.devices import Devices
 
 
@@ -27,14 +27,14 @@ class StopVotes:
 
     def __call__(self, stop: bool) -> bool:
         """True if all processes stop after this step; ``stop`` is the vote of this process."""
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return stop
         self._votes.append(self._cast(stop))
         return len(self._votes) > self._delay and bool(self._votes.popleft())
 
     def now(self, stop: bool) -> bool:
         """True if any process votes so now: waits for all of them."""
-        if processes.count() == 1:
+        if distributed.count() == 1:
             return stop
         self._votes.clear()
         return bool(self._cast(stop))

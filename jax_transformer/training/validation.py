@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_transformer import transformer, translation
+from jax_transformer import transformer
 from jax_transformer.data import batches
+from jax_transformer.inference import translation
+from jax_transformer.inference.scores import score
 from jax_transformer.training import step
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices
 from jax_transformer.training.options import TrainOptions
-from jax_transformer.training.scores import score
 from jax_transformer.training.step import Arrays
 
 

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from jax_transformer.errors import InputError
+from jax_transformer.extras.toolkits.t5x.t5x_checkpoint import Spool
 from jax_transformer.storage import tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.t5x import Spool
 from jax_transformer.storage.tensors import Shape, TensorInfo
 
 

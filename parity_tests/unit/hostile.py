@@ -28,7 +28,7 @@ GADGETS = (
     "torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_parameter_with_state "
     "torch.nn.modules.linear.Linear argparse.Namespace collections.defaultdict collections.deque "
     "collections.OrderedDict.fromkeys collections.namedtuple "
-    "jax_transformer.storage.pt_writer.write"
+    "jax_transformer.storage.pt.writer.write"
 ).split()
 
 

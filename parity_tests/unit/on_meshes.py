@@ -22,12 +22,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_transformer import processes, transformer
+from jax_transformer import transformer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import Constraints, GenerationConfig
 from jax_transformer.nn import sharding
 from jax_transformer.nn.embeddings import Frozen
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import checkpoint, run_folder
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source, loop, optimizer, step
@@ -68,7 +69,7 @@ def digest(state: step.TrainState) -> str:
     """The SHA-256 of every array of a state, with their names."""
     combined = hashlib.sha256()
     for name, leaf in leaves_by_path(state).items():
-        combined.update(name.encode() + processes.on_host(leaf).tobytes())
+        combined.update(name.encode() + distributed.on_host(leaf).tobytes())
     return combined.hexdigest()
 
 
@@ -107,7 +108,7 @@ def updates(preset: str, mesh: Mesh, vocabulary: int = 24) -> dict[str, Any]:
     return {
         "losses": losses,
         "programs": train.programs(),
-        "arrays": {name: processes.on_host(leaf) for name, leaf in leaves.items()},
+        "arrays": {name: distributed.on_host(leaf) for name, leaf in leaves.items()},
         "specs": {name: tuple(leaf.sharding.spec) for name, leaf in leaves.items()},
         "bytes": [bytes_on(device, list(leaves.values())) for device in devices.mesh.devices.flat],
     }

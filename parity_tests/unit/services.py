@@ -12,9 +12,9 @@ import pytest
 from starlette import testclient
 
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.serve.app import Service
-from jax_transformer.serve.limits import Limits
-from jax_transformer.translation import Translator
+from jax_transformer.extras.serve.app import Service
+from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.inference.translation import Translator
 from parity_tests.unit.helpers import tiny
 from parity_tests.unit.speakers import loud
 

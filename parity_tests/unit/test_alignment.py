@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_transformer import alignment, pretrained, transformer, translation
+from jax_transformer import transformer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.formats import pretrained
 from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.inference import attention_page, translation
 from parity_tests.unit import helpers, runs
 
 TEXT = ["the red house", "a small bird sees the house", "das rote Haus", "é 12"]
 LINE = TEXT[0]
-ROUNDED = 0.5 / alignment.LEVELS + 1e-6
+ROUNDED = 0.5 / attention_page.LEVELS + 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def page(
     translator = translation.Translator(
         options.pop("model", None) or model(), tokenizer, widths=options.pop("widths", ())
     )
-    alignment.write(path, translator, [line], [[hypothesis]], **({"title": "a run"} | options))
+    attention_page.write(path, translator, [line], [[hypothesis]], **({"title": "a run"} | options))
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -107,7 +109,7 @@ def test_the_decoder_begins_as_in_the_translation(tokenizer):
     for start in (None, tokenizer.bos_id, 7):
         config = GenerationConfig(decoder_start_token_id=start)
         translator = translation.Translator(model(), tokenizer, config, widths=(12,))
-        shown = alignment.maps(translator, LINE, hypothesis)["decoder"]
+        shown = attention_page.maps(translator, LINE, hypothesis)["decoder"]
         maps[start] = weights(shown)
     assert np.array_equal(maps[None], maps[tokenizer.bos_id])
     assert np.abs(maps[7] - maps[None]).max() > 0.01
@@ -132,7 +134,7 @@ def test_the_maps_are_the_models_weights(tmp_path, tokenizer):
 def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path, tokenizer):
     maps = page(tmp_path, tokenizer).sentences[0]["hypotheses"][0]["attention"]
     source, target = (
-        [*alignment.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
+        [*attention_page.pieces(tokenizer, tokenizer.encode(text)), "<eos>"]
         for text in (LINE, "das rote Haus")
     )
     assert "".join(source[:-1]) == LINE
@@ -155,7 +157,7 @@ def test_attention_to_padding_has_a_column(tmp_path, tokenizer, name):
 
 
 def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(alignment, "SENTENCES", 2)
+    monkeypatch.setattr(attention_page, "SENTENCES", 2)
     lines, hypotheses = [LINE, "", LINE, LINE], [[translated(tokenizer)]] * 4
     for count, numbers, note in (
         (4, [1, 3], "The first 2 of 3 lines."),
@@ -163,7 +165,7 @@ def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch)
         (0, [], ""),
     ):
         translator = translation.Translator(model(), tokenizer)
-        alignment.write(
+        attention_page.write(
             tmp_path / "out.html", translator, lines[:count], hypotheses[:count], title="a run"
         )
         shown = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
@@ -176,11 +178,11 @@ def test_a_page_shows_some_lines_and_the_total(tmp_path, tokenizer, monkeypatch)
 def test_pieces_are_readable(tokenizer):
     ids = tokenizer.encode("é 漢a")
     expected = ["é·1/2", "é·2/2", " ", "漢·1/3", "漢·2/3", "漢·3/3", "a"]
-    assert alignment.pieces(tokenizer, ids) == expected
-    assert alignment.pieces(
+    assert attention_page.pieces(tokenizer, ids) == expected
+    assert attention_page.pieces(
         tokenizer, [tokenizer.bos_id, ids[2], tokenizer.pad_id, tokenizer.eos_id]
     ) == ["<bos>", " ", "<pad>", "<eos>"]
-    broken = alignment.pieces(
+    broken = attention_page.pieces(
         tokenizer, [ids[3], ids[3], ids[3], ids[3], *ids]
     )  # a character that starts four times and never ends
     assert (len(broken), broken[4:]) == (4 + len(ids), expected)
@@ -194,10 +196,10 @@ def test_each_side_has_its_own_vocabulary(tmp_path, tokenizer):
     ]["hypotheses"][0]["attention"]["cross"]
     assert (
         cross["rows"]
-        == alignment.pieces(other, translated_line.ids.tolist())
-        != alignment.pieces(tokenizer, translated_line.ids.tolist())
+        == attention_page.pieces(other, translated_line.ids.tolist())
+        != attention_page.pieces(tokenizer, translated_line.ids.tolist())
     )
-    assert cross["columns"] == [*alignment.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
+    assert cross["columns"] == [*attention_page.pieces(tokenizer, tokenizer.encode(LINE)), "<eos>"]
 
 
 # The page
@@ -261,7 +263,7 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path, tokenizer, monkeyp
     monkeypatch.setattr(os, "fsync", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
     translator = translation.Translator(model(), tokenizer)
     with pytest.raises(OSError, match="no space left"):
-        alignment.write(path, translator, [LINE], [[translated(tokenizer)]], title="a run")
+        attention_page.write(path, translator, [LINE], [[translated(tokenizer)]], title="a run")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [
         ("out.html", "the page before")
     ]
@@ -299,7 +301,7 @@ def test_translate_writes_the_page_next_to_its_lines(console, tmp_path, tokenize
     assert [target.replace("\n", " ") for _, _, target in sentences] == [written[0], written[2]]
     for one, source in zip(shown.sentences, (lines[0], lines[2]), strict=True):
         assert one["hypotheses"][0]["attention"]["cross"]["columns"] == [
-            *alignment.pieces(tokenizer, tokenizer.encode(source)),
+            *attention_page.pieces(tokenizer, tokenizer.encode(source)),
             "<eos>",
         ]
 

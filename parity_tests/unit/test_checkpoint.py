@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from jax_transformer import errors, processes
+from jax_transformer import errors
+from jax_transformer.runtime import distributed
 from jax_transformer.storage import atomic, checkpoint, orbax_arrays, run_folder
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import runs
@@ -526,16 +527,16 @@ def test_an_error_of_a_save_may_be_the_death_of_another_process(tmp_path, monkey
     heartbeat. If it does not, the error is one line.
     """
     waited = []
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    monkeypatch.setattr(processes, "barrier", lambda name: None)
-    monkeypatch.setattr(processes, "_report", lambda error: None)
+    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "barrier", lambda name: None)
+    monkeypatch.setattr(distributed, "_report", lambda error: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: None)
     monkeypatch.setattr(jax.config, "update", lambda *option: None)
-    monkeypatch.setattr(processes.time, "sleep", waited.append)
-    options = processes.DistributedOptions("nowhere:1", 2, 0, heartbeat_timeout=7)
+    monkeypatch.setattr(distributed.time, "sleep", waited.append)
+    options = distributed.DistributedOptions("nowhere:1", 2, 0, heartbeat_timeout=7)
     with (
         pytest.raises(errors.CheckpointError, match=rf"3: could not be written \({reason}"),
-        processes.joined(options),
+        distributed.joined(options),
         checkpoint.new(tmp_path, 3, about={}) as folder,
     ):
         folder.mkdir()

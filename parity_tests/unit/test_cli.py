@@ -15,12 +15,13 @@ import pytest
 import safetensors.numpy
 
 import jax_transformer
-from jax_transformer import cli, processes
+from jax_transformer import cli
 from jax_transformer.cli import suggestion, translate
 from jax_transformer.cli.arguments import flag, listed, renamed
 from jax_transformer.cli.help_text import metavar
 from jax_transformer.data import options as data_options
-from jax_transformer.serve import limits
+from jax_transformer.extras.serve import limits
+from jax_transformer.runtime import distributed
 from jax_transformer.training import lora_options, mesh_options, optimizer_options, options
 from parity_tests.unit import runs
 
@@ -187,7 +188,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
     assert not [flag for flag in positive if f"{flag} " not in positive_only]
     printed = " ".join(console.say(command, "--help-all")[1].split())
     nested = {
-        "train": [*TRAIN, processes],
+        "train": [*TRAIN, distributed],
         "estimate": TRAIN,
         "evaluate": [translate],
         "serve": [translate, limits],

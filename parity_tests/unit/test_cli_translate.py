@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jax_transformer import translation
-from jax_transformer.pretrained import Pretrained
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.inference import translation
 from jax_transformer.storage import checkpoint, orbax_arrays
 from parity_tests.unit import runs
 

@@ -14,7 +14,8 @@ import safetensors.numpy
 from benchmarks import round_trips
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.preparation import ModelDescription
-from jax_transformer.storage import pt, pt_writer
+from jax_transformer.storage import pt
+from jax_transformer.storage.pt import writer
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import convert, state_of, write
 
@@ -81,7 +82,7 @@ def test_integers_are_converted_between_files(tmp_path):
 )
 def test_other_dtypes_are_converted_if_the_file_format_has_them(console, tmp_path, kind):
     dtype = np.dtype(getattr(ml_dtypes, kind, kind))
-    pt_writer.write(
+    writer.write(
         tmp_path / "a.pt",
         {
             "x": np.zeros((2, 3), dtype),
@@ -182,7 +183,7 @@ def test_no_file_is_read_more_often_than_needed(console, tmp_path, kind, to):
     """The source is read once, or mapped; the result once, to compare it."""
     state = {"a": np.zeros(1 << 20, np.float32), "b": np.ones(1 << 20, np.float32)}
     first, source = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
-    save = pt_writer.write if kind == "pt" else write
+    save = writer.write if kind == "pt" else write
     save(first, {"a": np.zeros(3, np.float32)})
     save(source, state)
     assert console.say("convert", first, tmp_path / f"first.{to}")[0] == 0  # loads the modules

@@ -18,7 +18,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking, infer
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.storage import lazy, pt, pt_writer
+from jax_transformer.storage import lazy, pt
+from jax_transformer.storage.pt import writer
 from jax_transformer.weights import rules
 from parity_tests import preset_names
 from parity_tests.unit import conversions, helpers, runs
@@ -243,9 +244,7 @@ def test_a_prefix_is_stripped_and_named(console, config_file, weights, tmp_path)
 
 def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, weights, tmp_path):
     state, path = safetensors.numpy.load_file(weights), tmp_path / "training.pt"
-    pt_writer.write(
-        path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}
-    )
+    writer.write(path, {"model": state, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3})
     code, out, _ = console.say(
         "convert", path, tmp_path / "out.safetensors", "--config", config_file, "--no-check"
     )
@@ -256,7 +255,7 @@ def test_a_state_dict_is_found_in_a_training_checkpoint(console, config_file, we
         and "not converted: epoch" in out
     )
     assert (tmp_path / "out.safetensors").read_bytes() == weights.read_bytes()
-    pt_writer.write(path, {"first": state, "second": state})
+    writer.write(path, {"first": state, "second": state})
     console.refused(3, ["--key", "first, second"], "convert", path, tmp_path / "two.safetensors")
     console.refused(
         3,

@@ -18,16 +18,16 @@ from jax_transformer import cli, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import checking, conversion, memory, writing
 from jax_transformer.errors import InputError
+from jax_transformer.formats.kinds import Kind
 from jax_transformer.storage import (
-    ahead,
     checkpoint_stream,
-    huggingface,
+    huggingface_folder,
     lazy,
+    prefetch,
     pt,
     read_back,
     safetensors,
 )
-from jax_transformer.storage.kinds import Kind
 from jax_transformer.storage.lazy import LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit.test_huggingface_folders import T5
@@ -70,7 +70,7 @@ def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkey
     """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
     written; here none may.
     """
-    monkeypatch.setattr(ahead, "_MOST", 0)
+    monkeypatch.setattr(prefetch, "_MOST", 0)
     monkeypatch.setattr(checkpoint_stream, "_BATCH", 2 * LENGTH * 40)
     monkeypatch.setattr(checkpoint_stream, "_READ", 2 * LENGTH * 40)
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
@@ -92,9 +92,9 @@ def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkey
 
 def test_tensors_are_read_ahead_of_their_turn_but_few_bytes_of_them(monkeypatch):
     """Those that follow are read while one is held, each once and in their order."""
-    monkeypatch.setattr(ahead, "_MOST", 2 * LENGTH * 40)
+    monkeypatch.setattr(prefetch, "_MOST", 2 * LENGTH * 40)
     counted = Counted()
-    with ahead.reading(counted.state()) as reading:
+    with prefetch.reading(counted.state()) as reading:
         array = reading["t0"].read()
         while counted.reads < 3:
             time.sleep(0.001)
@@ -111,7 +111,7 @@ def test_an_error_while_reading_ahead_is_that_of_its_tensor(tmp_path, monkeypatc
 
     state = Counted().state()
     state["t2"] = LazyTensor(state["t2"].info, fail)
-    with ahead.reading(state) as reading:
+    with prefetch.reading(state) as reading:
         assert [reading[f"t{i}"].read()[0, 0] for i in range(2)] == [0, 1]
         with pytest.raises(InputError, match="t2 is damaged"):
             reading["t2"].read()
@@ -212,9 +212,9 @@ def test_a_file_that_becomes_shorter_is_one_line(scan, tmp_path):
     path = tmp_path / "file"
     state = {"a": np.ones(10_000, np.float32)}
     if scan is pt.scan:
-        from jax_transformer.storage import pt_writer
+        from jax_transformer.storage.pt import writer
 
-        pt_writer.write(path, state)
+        writer.write(path, state)
     else:
         safetensors.write(path, state)
     tensor = scan(path)["a"]
@@ -300,7 +300,7 @@ def _random_folder(path: Path, data: dict) -> int:
     }
     state = huggingface_state.saved(state, config)
     files = {"config.json": json.dumps(data).encode()}
-    huggingface.write(path, state, files, shard_size=100_000_000)
+    huggingface_folder.write(path, state, files, shard_size=100_000_000)
     return sum(tensor.nbytes for tensor in state.values())
 
 

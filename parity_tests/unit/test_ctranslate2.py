@@ -10,10 +10,11 @@ import pytest
 import tokenizers
 
 import jax_transformer as jt
-from jax_transformer import engines, pretrained
 from jax_transformer.config import Mask, TransformerConfig
-from jax_transformer.convert.ctranslate2 import checks, folder, self_check, vocabulary
 from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.extras.deploy import engines
+from jax_transformer.extras.deploy.ctranslate2 import checks, folder, self_check, vocabulary
+from jax_transformer.formats import pretrained
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 import pytest
 
 from jax_transformer import cli
-from jax_transformer.training import estimate, estimate_report, flops, hlo, loop
+from jax_transformer.extras.estimate import (
+    estimate,
+    flops,
+    hlo,
+    report,
+)
+from jax_transformer.extras.estimate.topologies import Topology
+from jax_transformer.training import loop
 from jax_transformer.training.options import ModelOptions, TrainOptions
-from jax_transformer.training.topologies import Topology
 from parity_tests.unit import helpers
 
 TINY = dict(d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, max_length=8)
@@ -222,9 +228,9 @@ def test_a_topology_that_cannot_be_is_one_line(topology, message, monkeypatch, c
 
 def test_advice_begins_with_what_takes_most():
     sixteen = dataclasses.replace(example(), mesh={"data": 16}, available=150)
-    assert estimate_report.advice(sixteen)[:2] == ["--mesh.fsdp 16", "--model.remat full"]
+    assert report.advice(sixteen)[:2] == ["--mesh.fsdp 16", "--model.remat full"]
     small = dataclasses.replace(sixteen, memory=estimate.Memory(10, 20, 200, 10))
-    assert estimate_report.advice(small)[::5] == ["--model.remat full", "--mesh.fsdp 16"]
+    assert report.advice(small)[::5] == ["--model.remat full", "--mesh.fsdp 16"]
 
 
 def test_gpus_on_several_hosts_are_linked_by_the_network():
@@ -244,7 +250,7 @@ def test_the_roofline_is_the_slowest_part_or_the_sum():
     times = v5e.times
     assert times.least == pytest.approx(0.010)
     assert times.most == pytest.approx(0.010 + 0.006 + 0.005)
-    text = "\n".join(estimate_report.lines(v5e))
+    text = "\n".join(report.lines(v5e))
     assert "time of an update: 10.0 ms if all overlaps, 21.0 if nothing does" in text
 
 

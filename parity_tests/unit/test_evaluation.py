@@ -11,9 +11,10 @@ from unittest import mock
 
 import pytest
 
-from jax_transformer import pretrained, translation
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import pretrained
+from jax_transformer.inference import translation
 from jax_transformer.training import evaluation
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import random_model, tiny

@@ -14,7 +14,7 @@ import pytest
 from flax import serialization, traverse_util
 
 from jax_transformer.errors import InputError, Refusal, UnsafeFileError
-from jax_transformer.storage import flax_msgpack, msgpack
+from jax_transformer.extras.toolkits import flax_msgpack, msgpack
 from jax_transformer.storage.tensors import TensorInfo
 
 

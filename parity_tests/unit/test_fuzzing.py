@@ -18,7 +18,9 @@ from benchmarks import fuzz, fuzz_mutators, fuzz_targets, fuzzing
 from benchmarks.fuzzing import Target, Watcher
 from jax_transformer.architectures import preset
 from jax_transformer.errors import LONGEST_MESSAGE, InputError
-from jax_transformer.storage import marian, pickled, zarr
+from jax_transformer.extras.toolkits.marian import marian_model
+from jax_transformer.extras.toolkits.t5x import zarr
+from jax_transformer.storage.pt import unpickler
 from parity_tests.unit import helpers
 
 
@@ -201,9 +203,15 @@ def _as_utf8(machine: Any, raw: bytes) -> str:
 @pytest.mark.parametrize(
     ("target", "module", "name", "careless", "wrong"),
     [
-        ("pickle", pickled._Machine, "text", _as_utf8, "UnicodeDecodeError"),
+        ("pickle", unpickler._Machine, "text", _as_utf8, "UnicodeDecodeError"),
         ("zarr", zarr, "_lengths", lambda path, data, name: tuple(data[name]), "Error"),
-        ("marian vocabulary", marian, "_id", lambda path, token, value: int(value), "ValueError"),
+        (
+            "marian vocabulary",
+            marian_model,
+            "_id",
+            lambda path, token, value: int(value),
+            "ValueError",
+        ),
     ],
 )
 def test_a_careless_reader_is_reported(

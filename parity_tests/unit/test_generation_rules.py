@@ -7,7 +7,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import decoding, huggingface
+from jax_transformer.generate import decoding, transformers_config
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
@@ -195,7 +195,7 @@ MARIAN = {  # as in OPUS-MT's models
 
 
 def test_the_file_of_an_opus_model():
-    config = huggingface.from_generation_config(MARIAN, CONFIG)
+    config = transformers_config.from_generation_config(MARIAN, CONFIG)
     constraints = Constraints(
         bad_words_ids=((12,),), forced_eos_token_ids=(0,), renormalize_logits=True
     )
@@ -211,23 +211,25 @@ def test_the_file_of_an_opus_model():
 
 
 def test_missing_keys_have_transformers_defaults():
-    config = huggingface.from_generation_config({}, CONFIG)
+    config = transformers_config.from_generation_config({}, CONFIG)
     assert config == GenerationConfig(
         length_penalty=1.0, max_new_tokens=CONFIG.max_length - 1, beam_scorer=BeamScorer.AVERAGE
     )  # 20 within positions for 20
-    assert huggingface.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
+    assert transformers_config.from_generation_config({"do_sample": True}, CONFIG).top_k == 50
     assert (
-        huggingface.from_generation_config(
+        transformers_config.from_generation_config(
             {"max_new_tokens": 7, "max_length": 90, "min_length": 5}, CONFIG
         ).max_new_tokens
         == 7
     )
     assert (
-        huggingface.from_generation_config({"min_length": 5}, CONFIG).constraints.min_new_tokens
+        transformers_config.from_generation_config(
+            {"min_length": 5}, CONFIG
+        ).constraints.min_new_tokens
         == 4
     )
     assert (
-        huggingface.from_generation_config(
+        transformers_config.from_generation_config(
             {"min_length": 5, "min_new_tokens": 5}, CONFIG
         ).constraints.min_new_tokens
         == 5
@@ -243,7 +245,7 @@ def test_the_keys_of_an_old_config_json():
         "force_bos_token_to_be_generated": True,
         "top_k": None,
     }
-    config = huggingface.from_model_config(old)
+    config = transformers_config.from_model_config(old)
     assert config == {
         "num_beams": 4,
         "early_stopping": True,
@@ -283,7 +285,7 @@ def test_the_keys_of_an_old_config_json():
 )
 def test_unsupported_settings_are_refused_by_name(data, message):
     with pytest.raises(InputError) as error:
-        huggingface.from_generation_config(data, CONFIG, where="a/generation_config.json")
+        transformers_config.from_generation_config(data, CONFIG, where="a/generation_config.json")
     assert str(error.value).startswith("a/generation_config.json: ") and message in str(error.value)
 
 
@@ -300,12 +302,12 @@ def test_a_generation_config_round_trips():
         FOLDER.overridden({"beam": 3}),
     ):
         assert (
-            huggingface.from_generation_config(
-                huggingface.to_generation_config(config, CONFIG), CONFIG
+            transformers_config.from_generation_config(
+                transformers_config.to_generation_config(config, CONFIG), CONFIG
             )
             == config
         )
-    assert huggingface.to_generation_config(GenerationConfig(), CONFIG) == {
+    assert transformers_config.to_generation_config(GenerationConfig(), CONFIG) == {
         **{
             "decoder_start_token_id": CONFIG.bos_id,
             "eos_token_id": CONFIG.eos_id,
@@ -318,7 +320,7 @@ def test_a_generation_config_round_trips():
         (GenerationConfig(do_sample=True, seed=3), "seed=3: a generation_config.json has no seed"),
     ):
         with pytest.raises(ConfigError, match=message):
-            huggingface.to_generation_config(config, CONFIG)
+            transformers_config.to_generation_config(config, CONFIG)
 
 
 def test_scores_of_the_average_search_are_sums_over_the_length():

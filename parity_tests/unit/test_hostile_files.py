@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import kinds, pickled, pt, safetensors, zipped
+from jax_transformer.formats import kinds
+from jax_transformer.storage import pt, safetensors
+from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import helpers, hostile, hostile_containers
 
@@ -276,11 +278,11 @@ def test_there_are_many_hostile_files():
 
 
 def test_limits_on_counts_hold(path, monkeypatch):
-    monkeypatch.setattr(pickled, "MOST_STEPS", 1000)
+    monkeypatch.setattr(unpickler, "MOST_STEPS", 1000)
     path.write_bytes(hostile.file(b"(" + b"N" * 998 + b"t"))
     with pytest.raises(UnsafeFileError, match="more than 1,000 instructions"):
         pt.read(path)
-    monkeypatch.setattr(zipped, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(zip_archive, "MOST_MEMBERS", 3)
     path.write_bytes(hostile.file(b"}"))
     with pytest.raises(UnsafeFileError, match="4 members, more than 3"):
         pt.read(path)

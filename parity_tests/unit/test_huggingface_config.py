@@ -23,8 +23,8 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.generate import huggingface
-from jax_transformer.storage.kinds import is_huggingface
+from jax_transformer.formats.kinds import is_huggingface
+from jax_transformer.generate import transformers_config
 
 STACKS = ("encoder", "decoder")
 # From the hub, with attributes that older versions of transformers wrote
@@ -523,7 +523,7 @@ def test_training_settings_do_not_prevent_an_export():
 
 
 def test_generation_defaults_in_a_config_json_are_read():
-    unread = attributes.GENERATION - huggingface.KNOWN
+    unread = attributes.GENERATION - transformers_config.KNOWN
     assert unread == {
         "prefix",
         "force_bos_token_to_be_generated",

@@ -15,12 +15,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_transformer import pretrained, state_dict
+from jax_transformer import state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.storage import huggingface, kinds, lazy, pt, run_files, safetensors
+from jax_transformer.formats import kinds, pretrained
+from jax_transformer.storage import (
+    huggingface_folder,
+    lazy,
+    pt,
+    run_files,
+    safetensors,
+)
 from jax_transformer.weights import rules
 from parity_tests.unit import helpers, runs
 
@@ -63,7 +70,7 @@ def theirs(tmp_path_factory) -> Path:
         "README.md": CARD.encode(),
     }
     extra_files = {"config.json": json.dumps(T5).encode(), **others}
-    huggingface.write(path, lazy.in_memory(weights()), extra_files)
+    huggingface_folder.write(path, lazy.in_memory(weights()), extra_files)
     (path / "modeling_t5.py").write_text("raise SystemExit('this file was run')")
     (path / "tf_model.h5").write_bytes(b"no")
     return path
@@ -236,21 +243,21 @@ def test_shards_are_whole_tensors_and_an_index_that_is_read_back(theirs, tmp_pat
 
 
 def test_runs_of_names_fill_the_shards_in_order():
-    assert huggingface.split({"a": 6, "b": 6, "c": 2, "d": 6, "e": 2, "f": 2}, 10) == [
+    assert huggingface_folder.split({"a": 6, "b": 6, "c": 2, "d": 6, "e": 2, "f": 2}, 10) == [
         ["a"],
         ["b", "c"],
         ["d", "e", "f"],
     ]
-    assert huggingface.split({"a": 20, "b": 1}, 10) == [["a"], ["b"]]
+    assert huggingface_folder.split({"a": 20, "b": 1}, 10) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("written", ["", "5", "0", "-1KB", "5.5GB", "GB", "5 GB", "²GB"])
 def test_max_shard_size_is_an_integer(written):
     if written == "5":
-        assert huggingface.size(written) == 5 and huggingface.size("2MB") == 2_000_000
+        assert huggingface_folder.size(written) == 5 and huggingface_folder.size("2MB") == 2_000_000
     else:
         with pytest.raises(ConfigError, match="--shard-size"):
-            huggingface.size(written)
+            huggingface_folder.size(written)
 
 
 def test_a_cast_changes_only_the_dtype_of_the_configuration(theirs, tmp_path):
@@ -333,7 +340,7 @@ def test_two_vocabularies_are_not_exported_and_the_plan_says_so(theirs, tmp_path
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
     assert {note.name for note in prepared.plan.dropped} == set(run_files.SIDE_FILES)
-    assert not set(prepared.extra_files.files) & set(huggingface.TOKENIZER)
+    assert not set(prepared.extra_files.files) & set(huggingface_folder.TOKENIZER)
 
 
 def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, monkeypatch):
@@ -344,8 +351,8 @@ def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, mon
     def faulty(path, state, extra_files, **more):
         return real(path, state, dict(extra_files) | {"spiece.model": b"another"}, **more)
 
-    real = huggingface.write
-    monkeypatch.setattr(huggingface, "write", faulty)
+    real = huggingface_folder.write
+    monkeypatch.setattr(huggingface_folder, "write", faulty)
     with pytest.raises(InputError, match=r"spiece\.model reads back different"):
         convert(theirs, out, to="hf", force=True)
     assert files(out) == before and [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -363,7 +370,9 @@ def test_the_parent_folder_is_created_and_removed_after_a_refusal(theirs, tmp_pa
     with pytest.raises(InputError, match="no such folder"):
         convert(theirs, tmp_path / "a/b.safetensors")
     monkeypatch.setattr(
-        huggingface, "write", lambda path, *more, **options: path.mkdir() or sys.exit("no room")
+        huggingface_folder,
+        "write",
+        lambda path, *more, **options: path.mkdir() or sys.exit("no room"),
     )
     with pytest.raises(SystemExit):
         convert(theirs, tmp_path / "a/b", to="hf")

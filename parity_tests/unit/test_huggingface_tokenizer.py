@@ -15,7 +15,7 @@ from jax_transformer.architectures import m2m_100 as m2m_100_family
 from jax_transformer.architectures import mbart as mbart_family
 from jax_transformer.data import batches, encoding, huggingface_tokenizer, run_tokenizer, tokenizer
 from jax_transformer.data.huggingface_tokenizer import load_huggingface
-from jax_transformer.storage import huggingface as folders
+from jax_transformer.storage import huggingface_folder as folders
 from parity_tests import tokenizer_models
 
 LINE, OTHER = "the quick dog", "le renard"

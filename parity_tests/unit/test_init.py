@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import cli, convert, pretrained, transformer
+from jax_transformer import cli, convert, transformer
 from jax_transformer.cli.train import TrainCommand
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError
+from jax_transformer.formats import pretrained
 from jax_transformer.storage import run_files
 from jax_transformer.storage.run_folder import RunFolder
 from jax_transformer.training import init_source

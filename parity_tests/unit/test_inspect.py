@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.storage import pt_writer
+from jax_transformer.storage.pt import writer
 from parity_tests.unit import conversions, runs
 from parity_tests.unit.conversions import write
 
@@ -36,7 +36,7 @@ def weights(small) -> Path:
 def test_inspect_json_is_complete(console, weights, tmp_path):
     state = safetensors.numpy.load_file(weights)
     shared = np.ones((2, 3), np.float32)
-    pt_writer.write(
+    writer.write(
         tmp_path / "a.pt",
         {"model": {"x": shared, "y": shared, "z": np.zeros(2, ml_dtypes.bfloat16)}, "step": 7},
     )
@@ -56,7 +56,7 @@ def test_a_checksum_that_does_not_hold_is_refused(console, tmp_path, name):
     path, state = tmp_path / name, {"x": np.arange(1 << 19, dtype=np.float32)}  # two chunks
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text('{"model_type": "marian"}')
-    pt_writer.write(path, state)
+    writer.write(path, state)
     source = path if path.parent == tmp_path else path.parent
     content = path.read_bytes()
     report = json.loads(console.say("inspect", source, "--json")[1])

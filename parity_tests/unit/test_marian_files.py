@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_transformer import cli, pretrained
+from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import marian, npz, yaml_data
+from jax_transformer.extras.toolkits.marian import marian_model, npz
+from jax_transformer.formats import pretrained
+from jax_transformer.storage import yaml_data
 from parity_tests import marian_files
 
 WORDS = ["</s>", "<unk>", "no", "▁the", "'", '"', ":", "#", "1", "~", "null"]
@@ -59,7 +61,7 @@ def test_a_model_is_recognised_and_described(folder, capsys):
 def test_the_ids_of_a_vocabulary_stay_text_and_come_back(folder):
     opened = pretrained.open(folder)
     assert opened.marian is not None and opened.config is not None
-    assert [marian.read_vocabulary(path) for path in opened.marian.vocabularies] == [IDS, IDS]
+    assert [marian_model.read_vocabulary(path) for path in opened.marian.vocabularies] == [IDS, IDS]
     assert (opened.config.bos_id, opened.config.eos_id) == (11, 0)
     table = opened.read()["model.shared.weight"]
     assert table.shape == (12, 6) and not table[11].any()
@@ -131,16 +133,16 @@ def test_folders_of_several_models_need_a_choice(folder, capsys):
 def test_a_model_that_decoder_yml_names_and_that_is_missing_is_not_replaced(folder):
     (folder / "decoder.yml").write_text("models: [best.npz]\n")
     with pytest.raises(InputError, match=r"best\.npz: missing, and decoder\.yml names it"):
-        marian.find(folder)
+        marian_model.find(folder)
 
 
 def test_the_end_of_a_vocabulary_in_text_is_its_own(folder):
-    tokens = sorted(IDS, key=lambda token: token == marian.END)
+    tokens = sorted(IDS, key=lambda token: token == marian_model.END)
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
     decoder = (folder / "decoder.yml").read_text()
     decoder = decoder.replace("opus.spm32k-spm32k.vocab.yml", "vocab.txt")
     (folder / "decoder.yml").write_text(decoder)
-    assert marian.end_id(marian.find(folder)) == len(IDS) - 1
+    assert marian_model.end_id(marian_model.find(folder)) == len(IDS) - 1
     (folder / "vocab.txt").write_text("\n".join([*"abcdefghijklmnop", *tokens]))
     with pytest.raises(InputError, match=r"vocab\.txt: eos_id=26 is outside the vocabulary of 1"):
         pretrained.open(folder)
@@ -259,11 +261,11 @@ def test_yaml_stays_text():
 def test_names_in_decoder_yml_are_plain_names(named, folder):
     (folder / "decoder.yml").write_text(f"models: [{named}]\nvocabs: [a, b]\n")
     with pytest.raises(UnsafeFileError, match="is no name of a file"):
-        marian.find(folder)
+        marian_model.find(folder)
 
 
 def test_other_folders_are_not_read(folder):
     (folder.parent / "secret.yml").write_text("a: 1\n")
     (folder / "decoder.yml").write_text("vocabs: [../secret.yml, ../secret.yml]\n")
     with pytest.raises(InputError, match=r"en-fr.secret\.yml: missing"):
-        marian.find(folder)
+        marian_model.find(folder)

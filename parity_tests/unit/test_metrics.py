@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import scores
+from jax_transformer.inference import scores
 
 REFERENCES = [
     f"the {word} cat sees {word} red houses and a small bird"

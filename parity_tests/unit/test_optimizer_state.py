@@ -13,9 +13,8 @@ import optax
 import pytest
 
 from jax_transformer import convert
-from jax_transformer.convert import optimizer
+from jax_transformer.convert.training_state import opt_state, torch_optimizer
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.training import optimizer_state
 from jax_transformer.weights import rules
 
 # Packed, fused by head, transposed, tied, frozen and square tensors: everything that a table does
@@ -131,15 +130,15 @@ def assert_same(ours: Any, theirs: Any, where: str = "state_dict") -> None:
 @pytest.mark.parametrize("kind", list(GROUPS))
 def test_there_and_back_is_the_identity(kind: str, dtype: str):
     state = saved(kind, dtype=dtype)
-    moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert moments.kind == kind
     assert moments.first.keys() == SHAPES.keys()
-    assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
+    assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
 def test_moments_are_mapped_like_their_parameters():
     """Negative control of the identity above, which an unused table would pass too."""
-    moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     state = saved("adamw")["state"]
     packed, fused = (
         state[NAMES.index(name)]["exp_avg"] for name in ("attn.in_proj_weight", "mix.qkv.weight")
@@ -158,9 +157,9 @@ def test_moments_are_mapped_like_their_parameters():
 @pytest.mark.parametrize("kind", list(GROUPS))
 def test_before_its_first_update_an_optimizer_has_no_state(kind: str):
     state = saved(kind) | {"state": {}}
-    moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert not moments.first and not moments.second and not any(moments.counts.values())
-    assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
+    assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
 def split(state: dict[str, Any], at: int, **changes: Any) -> dict[str, Any]:
@@ -176,25 +175,28 @@ def split(state: dict[str, Any], at: int, **changes: Any) -> dict[str, Any]:
 
 def test_groups_may_differ_in_weight_decay():
     state = split(saved("adamw"), 2, weight_decay=0.0)
-    moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert {name for name, decay in moments.weight_decay.items() if decay} == {
         "norm.scale",
         "norm.bias",
     }
-    assert_same(optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
+    assert_same(torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES), state)
 
 
 def test_missing_momentum_is_zero():
     """torch creates a buffer at the first gradient, with that value, as if it were zero before."""
     state = saved("sgd")
     state["state"][NAMES.index("up.bias")] = {"momentum_buffer": None}
-    moments = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     np.testing.assert_array_equal(moments.first["up.bias"], np.zeros(6))
 
 
 @pytest.mark.parametrize("fields", ["step", "group"])
 def test_forms_of_older_and_capturable_optimizers(fields: str):
-    state, expected = saved("adamw"), optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
+    state, expected = (
+        saved("adamw"),
+        torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES),
+    )
     if fields == "step":  # a number, before 1.12
         for each in state["state"].values():
             each["step"] = 3
@@ -205,7 +207,7 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
             "fused": True,
             "param_names": NAMES,
         }
-    converted = optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+    converted = torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert (
         converted.counts == expected.counts
         and converted.hyperparameters == expected.hyperparameters
@@ -214,9 +216,13 @@ def test_forms_of_older_and_capturable_optimizers(fields: str):
 
 def test_the_order_of_parameters_is_that_of_the_state_dict():
     state = [*NAMES[:3], "emb.weight", "pe", *NAMES[3:]]
-    assert optimizer.parameter_names(state, TABLE, {"pe"}) == NAMES
+    assert torch_optimizer.parameter_names(state, TABLE, {"pe"}) == NAMES
     state[2], state[3] = state[3], state[2]
-    assert optimizer.parameter_names(state, TABLE, {"pe"}) == [*NAMES[:2], "emb.weight", *NAMES[3:]]
+    assert torch_optimizer.parameter_names(state, TABLE, {"pe"}) == [
+        *NAMES[:2],
+        "emb.weight",
+        *NAMES[3:],
+    ]
 
 
 def change(**settings: Any) -> Callable[[dict[str, Any]], Any]:
@@ -311,7 +317,7 @@ def test_state_without_an_exact_counterpart_is_refused_in_one_line(name: str):
     state = copy.deepcopy(saved(kind))
     spoil(state)
     with pytest.raises(InputError) as refusal:
-        optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+        torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
     assert "\n" not in str(refusal.value) and not [
         word for word in words if word not in str(refusal.value)
     ], refusal.value
@@ -322,7 +328,7 @@ def test_all_problems_of_an_optimizer_state_are_one_error():
     state["state"].pop(NAMES.index("up.bias"))
     state["state"][NAMES.index("norm.bias")]["exp_avg"] = np.zeros(9)
     with pytest.raises(InputError, match=r"2 problems.*up\.bias has no state.*norm\.bias: exp_avg"):
-        optimizer.from_torch(state, TABLE, SHAPES, NAMES)
+        torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -338,12 +344,12 @@ def test_all_problems_of_an_optimizer_state_are_one_error():
 )
 def test_names_that_do_not_fit_are_refused(names: list[str], words: list[str]):
     with pytest.raises(InputError) as refusal:
-        optimizer.from_torch(saved("adamw"), TABLE, SHAPES, names)
+        torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, names)
     assert not [word for word in words if word not in str(refusal.value)], refusal.value
 
 
 def test_a_packed_tensor_has_one_count_and_one_decay():
-    moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     moments.counts["self_attention.key.kernel"] = 9
     moments.weight_decay["self_attention.query.bias"] = 0.5
     with pytest.raises(
@@ -351,7 +357,7 @@ def test_a_packed_tensor_has_one_count_and_one_decay():
         match=r"in_proj_weight would have 2 counts: 3, 9.*"
         r"in_proj_bias would have 2 weight decays: 0\.1, 0\.5",
     ):
-        optimizer.to_torch(moments, TABLE, SHAPES, NAMES)
+        torch_optimizer.to_torch(moments, TABLE, SHAPES, NAMES)
 
 
 def params() -> dict[str, jax.Array]:
@@ -374,27 +380,27 @@ CHAINS = {
 
 @pytest.mark.parametrize("kind", list(CHAINS))
 def test_optax_chains_round_trip(kind: str):
-    moments = optimizer.from_torch(saved(kind), TABLE, SHAPES, NAMES)
-    state = optimizer_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
+    moments = torch_optimizer.from_torch(saved(kind), TABLE, SHAPES, NAMES)
+    state = opt_state.into_optax(CHAINS[kind]().init(params()), moments, 7)
     counts = {
         int(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
         if "count" in jax.tree_util.keystr(path)
     }
     assert counts == ({7} if kind == "sgd" else {3, 7})
-    again = optimizer_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
-    assert_same(optimizer.to_torch(again, TABLE, SHAPES, NAMES), saved(kind))
+    again = opt_state.from_optax(state, kind, moments.hyperparameters, moments.weight_decay)
+    assert_same(torch_optimizer.to_torch(again, TABLE, SHAPES, NAMES), saved(kind))
 
 
 def test_another_optax_state_is_refused():
-    moments = optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
+    moments = torch_optimizer.from_torch(saved("adamw"), TABLE, SHAPES, NAMES)
     with pytest.raises(ConfigError, match="not that of adamw: it holds TraceState"):
-        optimizer_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
+        opt_state.into_optax(optax.trace(0.9).init(params()), moments, 0)
     with pytest.raises(ConfigError, match="not that of sgd"):
-        optimizer_state.from_optax(optax.adam(1.0).init(params()), "sgd", {}, {})
+        opt_state.from_optax(optax.adam(1.0).init(params()), "sgd", {}, {})
     lion = optax.chain(optax.scale_by_adam(), optax.scale_by_lion()).init(params())
     with pytest.raises(ConfigError, match="not that of adamw"):
-        optimizer_state.from_optax(lion, "adamw", {}, {})
+        opt_state.from_optax(lion, "adamw", {}, {})
 
 
 def test_counts_that_differ_and_other_dtypes_are_refused():
@@ -402,15 +408,17 @@ def test_counts_that_differ_and_other_dtypes_are_refused():
     state = saved("adamw")
     state["state"][NAMES.index("up.bias")]["step"] = np.array(5, np.float32)
     with pytest.raises(InputError, match=r"different numbers of updates \(.* 3, up\.bias 5\)"):
-        optimizer_state.into_optax(fresh, optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
+        opt_state.into_optax(fresh, torch_optimizer.from_torch(state, TABLE, SHAPES, NAMES), 0)
     with pytest.raises(InputError, match=r"are float32 .* the parameter is float64"):
-        optimizer_state.into_optax(
-            fresh, optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES), 0
+        opt_state.into_optax(
+            fresh,
+            torch_optimizer.from_torch(saved("adamw", dtype="float32"), TABLE, SHAPES, NAMES),
+            0,
         )
 
 
 def test_the_package_exports_the_optimizer_converters():
     assert (convert.optimizer_from_torch, convert.optimizer_to_torch) == (
-        optimizer.from_torch,
-        optimizer.to_torch,
+        torch_optimizer.from_torch,
+        torch_optimizer.to_torch,
     )

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jax_transformer.storage import atomic, pt, pt_writer, safetensors
+from jax_transformer.storage import atomic, pt, safetensors
+from jax_transformer.storage.pt import writer
 from parity_tests.unit import runs
 
 STATE = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -112,7 +113,7 @@ def test_weights_go_into_a_fifo_and_through_a_link(tmp_path):
     (tmp_path / "copy").write_bytes(reader.result())
     assert safetensors.read(tmp_path / "copy")["weight"].tobytes() == STATE["weight"].tobytes()
     (tmp_path / "link").symlink_to("file.pt")
-    pt_writer.write(tmp_path / "link", STATE)
+    writer.write(tmp_path / "link", STATE)
     assert (tmp_path / "link").is_symlink()
     assert pt.read(tmp_path / "file.pt")["weight"].tobytes() == STATE["weight"].tobytes()
 

@@ -44,12 +44,12 @@ def pairs(splits) -> list[phrases.Pair]:
 @pytest.mark.slow
 def test_the_generator_makes_the_shipped_file():
     babel = pytest.importorskip("babel")
-    from jax_transformer.data import make_phrases
+    from tools import make_phrases
 
     made_with = re.search(
         r"Babel version (\S+?)\.?$", "\n".join(phrases.header()), flags=re.MULTILINE
     ).group(1)
-    remedy = "run `python -m jax_transformer.data.make_phrases` and ship the new file"
+    remedy = "run `python -m tools.make_phrases` and ship the new file"
     assert made_with == babel.__version__, (
         f"phrases.tsv.xz is of Babel {made_with}, installed is {babel.__version__}: {remedy}"
     )

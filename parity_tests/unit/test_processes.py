@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_transformer import processes
 from jax_transformer.errors import ConfigError
-from jax_transformer.processes import DistributedOptions
+from jax_transformer.runtime import distributed
+from jax_transformer.runtime.distributed import DistributedOptions
 from jax_transformer.storage import checkpoint
 from parity_tests.unit import helpers, runs
 
@@ -59,9 +59,9 @@ def test_only_a_launcher_of_several_processes_begins_a_distributed_run(environme
 
 
 def test_one_process_waits_for_nobody():
-    assert (processes.index(), processes.count(), processes.first()) == (0, 1, True)
-    processes.barrier("anything")
-    assert processes.from_first("anything", [1]) == [1]
+    assert (distributed.index(), distributed.count(), distributed.first()) == (0, 1, True)
+    distributed.barrier("anything")
+    assert distributed.from_first("anything", [1]) == [1]
 
 
 # The parent of a process

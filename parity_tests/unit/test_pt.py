@@ -15,8 +15,15 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import kinds, pt, pt_writer, read_back, safetensors, tensors, zipped
-from jax_transformer.storage.kinds import Kind
+from jax_transformer.formats import kinds
+from jax_transformer.formats.kinds import Kind
+from jax_transformer.storage import (
+    pt,
+    read_back,
+    safetensors,
+    tensors,
+)
+from jax_transformer.storage.pt import writer, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
 from parity_tests.unit import hostile
 
@@ -59,7 +66,7 @@ def path(tmp_path) -> Path:
 
 
 def test_written_files_are_read_back(path):
-    pt_writer.write(path, STATE)
+    writer.write(path, STATE)
     again = pt.read(path)
     assert again["plain"] == STATE["plain"] and list(map(type, again["plain"])) == list(
         map(type, STATE["plain"])
@@ -79,17 +86,17 @@ def test_written_files_are_read_back(path):
 def test_the_same_state_is_the_same_bytes(path):
     digests = set()
     for _ in range(3):
-        pt_writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.0]})
+        writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.0]})
         digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
-    pt_writer.write(path, pt.read(path))
+    writer.write(path, pt.read(path))
     digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
     assert len(digests) == 1
-    pt_writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.5]})
+    writer.write(path, {"a": WEIGHT.copy(), "b": WEIGHT.T, "c": [1.5]})
     assert hashlib.sha256(path.read_bytes()).hexdigest() not in digests
 
 
 def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
-    pt_writer.write(path, STATE)
+    writer.write(path, STATE)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {
@@ -98,12 +105,12 @@ def test_it_is_an_ordinary_zip_file_with_aligned_storages(path):
             "archive/byteorder",
             "archive/data/0",
         } <= set(archive.namelist())
-    with zipped.Archive(path) as ours:
+    with zip_archive.Archive(path) as ours:
         assert all(member.start % 64 == 0 for member in ours.members.values())
 
 
 def test_shapes_are_read_without_reading_storages(path):
-    pt_writer.write(path, STATE)
+    writer.write(path, STATE)
     content = path.read_bytes()
     path.write_bytes(content.replace(WEIGHT.tobytes(), b"\xff" * WEIGHT.nbytes))
     described = pt.describe(path)
@@ -120,7 +127,7 @@ def test_shapes_are_read_without_reading_storages(path):
 
 
 def test_tied_tensors_stay_tied(path):
-    pt_writer.write(
+    writer.write(
         path,
         {
             "a": WEIGHT,
@@ -172,12 +179,12 @@ def test_regions_are_equal_if_their_elements_are():
 def test_an_unwritable_state_is_named_and_leaves_no_file(message, value, path):
     path.write_bytes(b"before")
     with pytest.raises(InputError, match=message):
-        pt_writer.write(path, value)
+        writer.write(path, value)
     assert path.read_bytes() == b"before" and [*path.parent.iterdir()] == [path]
 
 
 def test_other_byte_orders_are_written_as_little(path):
-    pt_writer.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
+    writer.write(path, {"a": WEIGHT.astype(">f4"), "b": np.arange(3, dtype=">i8")[::-1]})
     again = pt.read(path)
     assert (
         again["a"].dtype == np.dtype("<f4")
@@ -187,7 +194,7 @@ def test_other_byte_orders_are_written_as_little(path):
 
 
 def test_kinds_are_known_by_content(path):
-    pt_writer.write(path, {})
+    writer.write(path, {})
     assert kinds.of(path) is Kind.PT and not pt.is_legacy(path)
     assert not safetensors.is_safetensors(path)
     with zipfile.ZipFile(path, "w") as archive:
@@ -258,7 +265,7 @@ def test_overlapping_tensors_are_read_up_to_the_file_s_size(path):
 
 
 def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
-    pt_writer.write(path, {"a": WEIGHT})
+    writer.write(path, {"a": WEIGHT})
     before = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -266,14 +273,14 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        pt_writer.write(path, {"a": WEIGHT + 1})
+        writer.write(path, {"a": WEIGHT + 1})
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
 def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
     """Control of the comparison: another storage, a list for a tuple, 0.0 for -0.0."""
     describe = pt.describe
-    pt_writer.write(path, [WEIGHT, WEIGHT + 1])
+    writer.write(path, [WEIGHT, WEIGHT + 1])
     other = describe(path)[1]
     for value, wrong in (
         ({"a": WEIGHT}, {"a": other}),
@@ -284,12 +291,12 @@ def test_a_write_that_went_wrong_is_detected(path, monkeypatch):
     ):
         monkeypatch.setattr(pt, "describe", lambda _, wrong=wrong: wrong)
         with pytest.raises(InputError, match="reads back different"):
-            pt_writer.write(path, value)
+            writer.write(path, value)
         monkeypatch.setattr(pt, "describe", describe)
-        pt_writer.write(path, value)
+        writer.write(path, value)
 
 
-@pytest.mark.parametrize("write", [pt_writer.write, safetensors.write])
+@pytest.mark.parametrize("write", [writer.write, safetensors.write])
 def test_a_byte_that_reaches_the_disk_wrong_is_detected(path, write, monkeypatch):
     """Control of the comparison: one bit of the tensor's last byte is flipped on its way."""
     monkeypatch.setattr(read_back, "open", FlippingFile, raising=False)
@@ -312,7 +319,7 @@ class FlippingFile(io.FileIO):
 
 
 def test_ordered_dicts_and_tuples_of_a_subclass_are_plain(path):
-    pt_writer.write(path, collections.OrderedDict(a=1))
+    writer.write(path, collections.OrderedDict(a=1))
     assert pt.read(path) == {"a": 1} and type(pt.read(path)) is dict
 
 
@@ -374,7 +381,7 @@ def test_safetensors_are_read_as_the_library_reads_them(path):
 def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
     before = os.umask(mask)
     try:
-        pt_writer.write(tmp_path / "a.pt", {"x": WEIGHT})
+        writer.write(tmp_path / "a.pt", {"x": WEIGHT})
         safetensors.write(tmp_path / "a.safetensors", {"x": WEIGHT})
     finally:
         os.umask(before)
@@ -384,7 +391,7 @@ def test_every_kind_of_file_has_the_mode_of_a_new_file(tmp_path, mask):
 
 
 def test_reading_needs_neither_torch_nor_jax(path):
-    pt_writer.write(path, STATE)
+    writer.write(path, STATE)
     code = (
         "import sys; sys.modules['torch'] = sys.modules['jax'] = None\n"
         "from jax_transformer.storage import pt, pt_writer, safetensors\n"

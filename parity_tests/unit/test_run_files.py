@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import engines
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, InputError
+from jax_transformer.extras.deploy import engines
 from jax_transformer.storage import (
     checkpoint,
     checksums,
-    huggingface,
-    intact,
+    huggingface_folder,
+    integrity,
     run_files,
     run_folder,
 )
@@ -58,13 +58,13 @@ def new_run(run: Path, **others: str) -> Path:
 def refusal(run: Path) -> str:
     """The error that names everything, which is one line."""
     with pytest.raises((InputError, CheckpointError)) as refused:
-        intact.verify_all(run)
+        integrity.verify_all(run)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_an_intact_run_is_accepted_by_sha256sum_too(run):
-    intact.verify_all(run)
+    integrity.verify_all(run)
     listed = checksums.read(run)
     assert sorted(listed) == sorted(SMALL)
     if shutil.which("sha256sum"):
@@ -85,7 +85,7 @@ def test_damage_is_named(run, tmp_path, name, damage):
         other = new_run(tmp_path / "other", **dict.fromkeys(SMALL, "[]"))
         path.write_bytes((other / name).read_bytes())
     with pytest.raises(InputError) as refused:
-        intact.verify(run)
+        integrity.verify(run)
     assert name in str(refused.value) and "put it back" in str(refused.value)
 
 
@@ -102,7 +102,7 @@ def test_sums_that_lost_their_last_lines_are_noticed(run, lines):
     path = run / checksums.NAME
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     with pytest.raises(InputError, match=checksums.NAME):
-        intact.verify(run)
+        integrity.verify(run)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_a_damaged_line_of_the_sums_is_named(run, line):
     path = run / checksums.NAME
     path.write_text(path.read_text()[: None if line else -1] + line)
     with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged"):
-        intact.verify(run)
+        integrity.verify(run)
     with pytest.raises(InputError, match=rf"{checksums.NAME}: line \d is damaged") as refused:
-        intact.verify_all(run)  # and not as damage of the checkpoints
+        integrity.verify_all(run)  # and not as damage of the checkpoints
     assert len(refused.value.details) == 1
 
 
@@ -132,7 +132,7 @@ def test_an_added_file_that_would_be_read_is_named(run, name):
     (run / "huggingface").mkdir()
     (run / "notes.txt").write_text("")
     (run / "huggingface/README.md").write_text("")
-    intact.verify_all(run)
+    integrity.verify_all(run)
     (run / name).write_text("{}")
     assert f"{name}: is not in {checksums.NAME}" in refusal(run)
 
@@ -142,7 +142,7 @@ def test_a_run_without_sums_whose_checkpoints_record_nothing_is_not_checked(tmp_
     (run / "checkpoints").mkdir(parents=True)
     checkpoint.save(run / "checkpoints", 1, {"a": np.ones(1)}, about={})
     (run / "config.json").write_text("{}")
-    intact.verify_all(run)
+    integrity.verify_all(run)
     run_files.record(run)  # at its next start
     (run / "config.json").write_text("{ }")
     assert "config.json" in refusal(run)
@@ -164,11 +164,11 @@ def test_replacing_a_file_may_be_killed_at_any_moment(run, monkeypatch, killed_a
             run_files.replace(run, "train_config.json", '{"steps": 4}')
     else:
         run_files.replace(run, "train_config.json", '{"steps": 4}')
-    intact.verify(run)
+    integrity.verify(run)
     monkeypatch.undo()
     run_files.replace(run, "train_config.json", '{"steps": 4}')
     run_files.record(run)
-    intact.verify_all(run)
+    integrity.verify_all(run)
     assert len(checksums.read(run)["train_config.json"]) == 1
 
 
@@ -181,7 +181,7 @@ def test_files_next_to_the_weights_are_on_the_disk_when_they_are_listed(tmp_path
 
     monkeypatch.setattr(os, "fsync", recorded)
     folder = tmp_path / "huggingface"
-    huggingface.write_files(folder, {"config.json": b"{}", "spiece.model": b"0"})
+    huggingface_folder.write_files(folder, {"config.json": b"{}", "spiece.model": b"0"})
     written = [tmp_path, folder, folder / "config.json", folder / "spiece.model"]
     assert {path.stat().st_ino for path in written} <= synced
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "spiece.model"]
@@ -196,14 +196,14 @@ def test_recording_again_does_not_accept_damage(run):
 @pytest.mark.parametrize("change", ["first", "second", "cut", "missing"])
 def test_damaged_metrics_are_named(run, change):
     path = run / "metrics.jsonl"
-    intact.verify_metrics(run)
+    integrity.verify_metrics(run)
     text = path.read_text()
     if change == "missing":
         path.unlink()
     else:
         changed = {"first": text.replace("1", "7"), "second": text.replace("2", "7")}
         path.write_text(changed.get(change, LINES[:-1]))
-    for verify in (intact.verify_metrics, intact.verify_all):
+    for verify in (integrity.verify_metrics, integrity.verify_all):
         with pytest.raises(InputError, match=r"metrics\.jsonl: (damaged|missing).*--init"):
             verify(run)
 
@@ -211,7 +211,7 @@ def test_damaged_metrics_are_named(run, change):
 def test_metrics_after_the_last_checkpoint_are_not_covered_and_dropped(run):
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 1, "valid_loss": 0}\nnot JSON')
-    intact.verify_all(run)
+    integrity.verify_all(run)
     RunFolder(run).keep_metrics(2, validated=True, averaged=False)
     assert (run / "metrics.jsonl").read_text() == LINES
 
@@ -240,7 +240,7 @@ def test_everything_that_is_damaged_is_named_at_once(run):
     (run / "metrics.jsonl").write_text("")
     (run / "checkpoints/1/manifest.json").unlink()
     with pytest.raises(CheckpointError) as refused:
-        intact.verify_all(run)
+        integrity.verify_all(run)
     names = ("data.json", "config.json", "metrics.jsonl", "checkpoints/1/manifest.json")
     for name, detail in zip(names, refused.value.details, strict=True):
         assert str(run / name) in detail and detail in str(refused.value)
@@ -252,7 +252,7 @@ def test_many_damaged_files_are_all_in_the_details(run):
     for path in arrays:
         path.write_bytes(path.read_bytes() + b"0")
     with pytest.raises(CheckpointError) as refused:
-        intact.verify_all(run)
+        integrity.verify_all(run)
     assert len(arrays) > 6 and len(refused.value.details) == len(arrays)
     assert str(refused.value).endswith(f"and {len(arrays) - 6} more, which --json lists")
 
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(run, monkeypatch)
         return read_manifest(folder, step)
 
     monkeypatch.setattr(checkpoint, "read_manifest", removing)
-    intact.verify_all(run)
+    integrity.verify_all(run)
 
 
 def test_a_checkpoint_may_be_saved_by_a_relative_path(run, monkeypatch):
@@ -281,10 +281,10 @@ def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder
         (tmp_path / name).write_text("{}")
     run_files.record(tmp_path)
     (tmp_path / "huggingface/tokenizer.json").write_text("{}")
-    intact.verify(tmp_path)
+    integrity.verify(tmp_path)
     (tmp_path / "huggingface/generation_config.json").write_text("{}")
     with pytest.raises(InputError, match=r"generation_config\.json: is not in SHA256SUMS"):
-        intact.verify(tmp_path)
+        integrity.verify(tmp_path)
 
 
 def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):

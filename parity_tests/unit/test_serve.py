@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from starlette import testclient
 
-from jax_transformer import alignment
 from jax_transformer.cli import translate
+from jax_transformer.extras.serve import requests, server
+from jax_transformer.extras.serve.app import Service
+from jax_transformer.extras.serve.engine import Engine
 from jax_transformer.generate.generation_config import ALIASES, GenerationConfig
-from jax_transformer.serve import requests, server
-from jax_transformer.serve.app import Service
-from jax_transformer.serve.engine import Engine
-from jax_transformer.translation import Hypothesis, Translator
+from jax_transformer.inference import attention_page
+from jax_transformer.inference.translation import Hypothesis, Translator
 from parity_tests.unit import services
 from parity_tests.unit.services import (
     LIMITS,
@@ -114,12 +114,12 @@ def test_attention_comes_if_asked_for(client, translator):
 
 
 def test_attention_compiles_nothing_after_the_start(served, translator):
-    before = alignment._attend._cache_size()
+    before = attention_page._attend._cache_size()
     for line in LINES[:2]:
         for length in range(1, 17):
             hypothesis = Hypothesis("", np.arange(length), None)
-            alignment.maps(translator, line, hypothesis)
-    assert alignment._attend._cache_size() == before >= 2
+            attention_page.maps(translator, line, hypothesis)
+    assert attention_page._attend._cache_size() == before >= 2
 
 
 # No mix-up

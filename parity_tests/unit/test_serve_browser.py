@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from jax_transformer import alignment
 from jax_transformer.data.tokenizer import Tokenizer
-from jax_transformer.serve import server
-from jax_transformer.serve.app import Service
-from jax_transformer.serve.limits import Limits
-from jax_transformer.translation import Translator
+from jax_transformer.extras.serve import server
+from jax_transformer.extras.serve.app import Service
+from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.inference import attention_page
+from jax_transformer.inference.translation import Translator
 from parity_tests.unit.helpers import tiny
 from parity_tests.unit.speakers import loud
 
@@ -120,7 +120,7 @@ def test_what_is_typed_is_translated(page, translator):
     scores = texts(page, "#alternatives b:last-child")
     assert scores == [f"{each.score:.3f}" for each in expected[0]]
     tokenizer = translator.tokenizer
-    pieces = alignment.pieces(tokenizer, [*tokenizer.encode(LINES[0]), tokenizer.eos_id])
+    pieces = attention_page.pieces(tokenizer, [*tokenizer.encode(LINES[0]), tokenizer.eos_id])
     assert texts(page, "#columns button") == [piece.replace(" ", "␣") for piece in pieces]
 
 
@@ -131,7 +131,7 @@ def test_another_line_and_another_alternative_show_their_attention(page, transla
     tokenizer = translator.tokenizer
     for index in (0, 2):
         all_of(page, "#alternatives label")[index].click()
-        pieces = alignment.pieces(tokenizer, expected[index].ids.tolist())
+        pieces = attention_page.pieces(tokenizer, expected[index].ids.tolist())
         rows = [piece.replace(" ", "␣") for piece in pieces]
         until(lambda rows=rows: len(texts(page, "#rows button")) == len(rows))
 
@@ -214,7 +214,7 @@ def test_the_page_fits_its_width_and_follows_the_scheme(page, width, scheme):
 def test_the_file_of_translate_is_the_same_page(browser, translator, tmp_path):
     path = tmp_path / "out.html"
     hypotheses = translator.hypotheses(LINES, beam=4, n_best=3)
-    alignment.write(path, translator, LINES, hypotheses, title="a run")
+    attention_page.write(path, translator, LINES, hypotheses, title="a run")
     browser.get(path.as_uri())
     until(lambda: texts(browser, "#map td"))
     assert not all_of(browser, "#request")[0].is_displayed()

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.serve import server
-from jax_transformer.serve.app import Service
-from jax_transformer.translation import Translator
+from jax_transformer.extras.serve import server
+from jax_transformer.extras.serve.app import Service
+from jax_transformer.inference.translation import Translator
 from parity_tests.unit import runs, services
 from parity_tests.unit.services import LIMITS, device_busy, serving, until
 
@@ -125,8 +125,8 @@ def test_an_address_in_use_is_refused():
 def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
     for name in ("app", "server"):
-        monkeypatch.delitem(sys.modules, f"jax_transformer.serve.{name}", raising=False)
-    monkeypatch.delattr("jax_transformer.serve.app")
+        monkeypatch.delitem(sys.modules, f"jax_transformer.extras.serve.{name}", raising=False)
+    monkeypatch.delattr("jax_transformer.extras.serve.app")
     assert runs.main("serve", "nowhere") == 2
     assert "jax-seq2seq[serve]" in capsys.readouterr().err
 
@@ -182,7 +182,7 @@ def test_sigterm_under_load_answers_what_was_accepted(tmp_path_factory):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_answers(translator, monkeypatch, capfd):
-    logger = logging.getLogger("jax_transformer.serve")
+    logger = logging.getLogger("jax_transformer.extras.serve")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", True)  # and so again after the test
     service, bound = Service(translator, LIMITS), server.bind("127.0.0.1", 0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer.data import log_mel, sound
 from jax_transformer.errors import InputError
+from jax_transformer.extras.speech import log_mel, sound
 
 WIDTHS = {1: 128, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 

@@ -14,9 +14,9 @@ import pytest
 
 import jax_transformer as jt
 from jax_transformer import transformer
-from jax_transformer.convert.stablehlo import folder, programs
-from jax_transformer.convert.stablehlo.run import Model
 from jax_transformer.errors import ConfigError
+from jax_transformer.extras.deploy.stablehlo import folder, programs
+from jax_transformer.extras.deploy.stablehlo.run import Model
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from parity_tests import preset_names

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import jax_transformer as jt
-from jax_transformer import cli, pretrained
-from jax_transformer.architectures import t5x as layouts
+from jax_transformer import cli
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.storage import lazy, t5x, zarr
+from jax_transformer.extras.toolkits.t5x import t5x_checkpoint, zarr
+from jax_transformer.extras.toolkits.t5x import t5x_names as layouts
+from jax_transformer.formats import pretrained
+from jax_transformer.storage import lazy
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights import stacked
 from parity_tests import t5x_files
@@ -39,7 +41,7 @@ def written(folder: Path, sizes: Sizes | None = None, **options: Any) -> Path:
 
 
 def read(folder: Path) -> t5x_files.Arrays:
-    return {name: tensor.read() for name, tensor in t5x.find(folder).weights.items()}
+    return {name: tensor.read() for name, tensor in t5x_checkpoint.find(folder).weights.items()}
 
 
 # Arrays

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import pretrained
 from jax_transformer.errors import ConfigError
+from jax_transformer.formats import pretrained
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, trainable
 from jax_transformer.training.lora_options import LoraOptions

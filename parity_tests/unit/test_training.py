@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_transformer import pretrained, transformer
+from jax_transformer import transformer
 from jax_transformer.architectures import registry
+from jax_transformer.formats import pretrained
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.storage import checkpoint
 from jax_transformer.training import step, validation

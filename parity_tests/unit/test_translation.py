@@ -10,12 +10,13 @@ import pytest
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import convert, generate, transformer, translation
+from jax_transformer import convert, generate, transformer
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.generate import GenerationConfig, beam_search, decoding
+from jax_transformer.inference import translation
+from jax_transformer.inference.translation import Translator
 from jax_transformer.training import evaluation
-from jax_transformer.translation import Translator
 from parity_tests.unit import runs
 from parity_tests.unit.helpers import shapes, tiny
 from parity_tests.unit.speakers import loud

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from jax_transformer import transformer, translation
+from jax_transformer import transformer
 from jax_transformer.data import batches
 from jax_transformer.data.batches import Batch, BatchPlan
+from jax_transformer.inference import translation
 from jax_transformer.training import step, validation
 from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.devices import Devices

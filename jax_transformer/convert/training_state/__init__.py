@@ -1,0 +1,1 @@
+"""Training states, both ways between Optax and torch.optim."""

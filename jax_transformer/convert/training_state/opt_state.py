@@ -1,0 +1,163 @@
+"""The state of an optimizer between torch.optim (as ``Moments``) and an Optax chain over
+``{Flax name: array}``, both ways and exactly."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jax_transformer.convert.training_state.parameter_groups import ADAM, ADAMW, SGD
+from jax_transformer.convert.training_state.torch_optimizer import Moments
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions
+
+_KINDS: dict[str, type] = {
+    ADAMW: optax.ScaleByAdamState,
+    ADAM: optax.ScaleByAdamState,
+    SGD: optax.TraceState,
+}
+
+
+def torch_kind(options: OptimizerOptions) -> str:
+    """The torch.optim optimizer with the same arithmetic. Raises ConfigError if there is none."""
+    kinds = {OptimizerName.ADAMW: ADAMW, OptimizerName.ADAM: ADAM, OptimizerName.SGD: SGD}
+    if options.name in kinds:
+        return kinds[options.name]
+    reason = {
+        OptimizerName.ADAFACTOR: "torch.optim.Adafactor factors other arrays, with another epsilon",
+        OptimizerName.LION: "torch.optim has no Lion",
+    }[options.name]
+    raise ConfigError(
+        f"optimizer.name={options.name.value}: its state cannot be converted, as {reason}"
+    )
+
+
+def hyperparameters(options: OptimizerOptions) -> dict[str, Any]:
+    """The settings that torch.optim's optimizer has besides learning rate and weight decay."""
+    if torch_kind(options) == SGD:
+        return {"momentum": options.momentum, "nesterov": options.nesterov}
+    return {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
+
+
+def from_optax(
+    state: optax.OptState,
+    kind: str,
+    hyperparameters: Mapping[str, Any],
+    weight_decay: Mapping[str, float],
+) -> Moments:
+    """The moments in an Optax state over ``{Flax name: array}``, with the settings that it lacks.
+
+    Raises ConfigError if the state holds anything that torch.optim's optimizer of that ``kind``
+    does not.
+    """
+    ours = _only(state, _KINDS[kind])
+    rest = [node for node in _nodes(state) if node is not ours]
+    schedules = [node for node in rest if isinstance(node, optax.ScaleByScheduleState)]
+    others = [node for node in rest if not isinstance(node, optax.ScaleByScheduleState)]
+    without_momentum = kind == SGD and not hyperparameters.get("momentum")
+    if others or (ours is None and not without_momentum):
+        raise ConfigError(
+            f"this Optax state is not that of {kind}: "
+            f"{', '.join(type(leaf).__name__ for leaf in others) or 'no moments'}"
+        )
+    settings, decay = dict(hyperparameters), dict(weight_decay)
+    if kind == SGD:
+        # Before its first step torch.optim.SGD has no momentum yet
+        begun = ours is not None and all(int(node.count) for node in schedules)
+        return Moments(kind, {}, _host(ours.trace) if begun else {}, {}, settings, decay)
+    count = int(ours.count)
+    first, second = (_host(ours.mu), _host(ours.nu)) if count else ({}, {})
+    return Moments(kind, dict.fromkeys(ours.mu, count), first, second, settings, decay)
+
+
+def into_optax(state: optax.OptState, moments: Moments, position: int) -> optax.OptState:
+    """``state``, as ``init`` made it, with these moments, and with its schedule at ``position``.
+
+    Raises InputError if the moments are of other arrays or counts, ConfigError if the state is not
+    that of such an optimizer.
+    """
+    kind = _KINDS[moments.kind]
+    fresh = _only(state, kind)
+    if fresh is None and (moments.kind != SGD or moments.first):
+        nodes = ", ".join(type(node).__name__ for node in _nodes(state))
+        raise ConfigError(f"this Optax state is not that of {moments.kind}: it holds {nodes}")
+    filled = (
+        _adam(fresh, moments)
+        if isinstance(fresh, optax.ScaleByAdamState)
+        else fresh and fresh._replace(trace=_like(fresh.trace, moments.first))
+    )
+
+    def replace(node: Any) -> Any:
+        if isinstance(node, optax.ScaleByScheduleState):
+            return node._replace(count=jnp.asarray(position, node.count.dtype))
+        return filled if isinstance(node, kind) else node
+
+    return jax.tree.map(replace, state, is_leaf=_is_node)
+
+
+def position(state: optax.OptState) -> int:
+    """The position in its one schedule. Raises ConfigError if it has none or several."""
+    counts = [
+        int(node.count) for node in _nodes(state) if isinstance(node, optax.ScaleByScheduleState)
+    ]
+    if len(counts) != 1:
+        raise ConfigError(f"this Optax state has {len(counts)} schedules")
+    return counts[0]
+
+
+def _adam(fresh: optax.ScaleByAdamState, moments: Moments) -> optax.ScaleByAdamState:
+    counts = set(moments.counts.values())
+    if len(counts) > 1:
+        by_count = {
+            count: next(name for name, each in moments.counts.items() if each == count)
+            for count in sorted(counts)
+        }
+        several = ", ".join(f"{name} {count}" for count, name in by_count.items())
+        raise InputError(
+            f"the arrays had different numbers of updates ({several}), "
+            "and Optax has one count for all"
+        )
+    count = jnp.asarray(counts.pop() if counts else 0, fresh.count.dtype)
+    return optax.ScaleByAdamState(
+        count, _like(fresh.mu, moments.first), _like(fresh.nu, moments.second)
+    )
+
+
+def _is_node(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByAdamState | optax.TraceState | optax.ScaleByScheduleState)
+
+
+def _nodes(state: optax.OptState) -> list[Any]:
+    """The states of transformations that this file knows, and any other array."""
+    return jax.tree.leaves(state, is_leaf=_is_node)
+
+
+def _only(state: optax.OptState, kind: type) -> Any:
+    nodes = [node for node in _nodes(state) if isinstance(node, kind)]
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _host(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
+def _like(fresh: Mapping[str, jax.Array], arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Copies of ``arrays``, which must have the shapes and dtypes of ``fresh``; zeros if empty."""
+    if not arrays:
+        return {name: jnp.zeros_like(array) for name, array in fresh.items()}
+    if fresh.keys() != arrays.keys():
+        raise InputError(
+            "moments of other arrays than the model trains: "
+            f"{', '.join(sorted(fresh.keys() ^ arrays.keys()))}"
+        )
+    for name, array in arrays.items():
+        if (array.shape, str(array.dtype)) != (fresh[name].shape, str(fresh[name].dtype)):
+            ours = f"{fresh[name].dtype} {fresh[name].shape}"
+            raise InputError(
+                f"the moments of {name} are {array.dtype} {array.shape}, "
+                f"and the parameter is {ours}"
+            )
+    return {name: jnp.array(arrays[name], copy=True) for name in fresh}

@@ -1,0 +1,261 @@
+"""Convert a training state between Optax and the checkpoint of a PyTorch loop.
+
+Weights and moments are converted by the same table.
+
+A training checkpoint is ``{"model", "optimizer", "scheduler", "step", "config"}``, as PyTorch users
+write it. ``step`` is also the position in the data, because batch n depends only on the run's data
+and n.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_transformer import convert, transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.training_state import opt_state
+from jax_transformer.convert.training_state import torch_optimizer as moments_of
+from jax_transformer.convert.training_state.parameter_groups import ADAM, ADAMW
+from jax_transformer.convert.training_state.torch_optimizer import Moments
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.nn.embeddings import Frozen
+from jax_transformer.storage import checkpoint, run_files
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.training import (
+    devices,
+    optimizer,
+    step,
+    trainable,
+)
+from jax_transformer.training.options import TrainOptions, read_options
+from jax_transformer.training.step import TrainState
+from jax_transformer.weights import rules
+
+# Conversion between a run's state and a PyTorch checkpoint
+
+
+def to_checkpoint(
+    state: TrainState,
+    options: TrainOptions,
+    config: TransformerConfig,
+    parameter_names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the checkpoint of a PyTorch loop at this step: plain containers with arrays.
+
+    The inverse of :func:`from_checkpoint`. ``parameter_names`` are the module's, in its order:
+    ``[name for name, _ in module.named_parameters()]``. Raises ConfigError for a moving average,
+    which that loop does not have, for an optimizer that torch.optim does not have, and for a run
+    that does not train every parameter.
+    """
+    _check_plain(options)
+    table, shapes = (
+        convert.weight_table(config),
+        {name: array.shape for name, array in state.params.items()},
+    )
+    position = opt_state.position(state.opt_state)
+    rate, peak = learning_rate(options, position), options.optimizer.rate.learning_rate
+    settings = {
+        "lr": rate,
+        "initial_lr": peak,
+        **opt_state.hyperparameters(options.optimizer),
+    }
+    moments = opt_state.from_optax(
+        state.opt_state,
+        opt_state.torch_kind(options.optimizer),
+        settings,
+        dict.fromkeys(state.params | state.frozen, options.optimizer.weight_decay),
+    )
+    model = convert.to_torch(transformer.unflatten(config, state.params | state.frozen))
+    model |= {
+        rule.torch: model[rule.of] for rule in table if isinstance(rule, rules.Alias)
+    }  # one array, so that tied tensors are one in a file
+    in_order = dict.fromkeys(
+        [*parameter_names, *model]
+    )  # the order of the names is the optimizer's
+    return {
+        "model": {name: model[name] for name in in_order},
+        "optimizer": moments_of.to_torch(moments, table, shapes, parameter_names),
+        "scheduler": {
+            "base_lrs": [peak],
+            "last_epoch": position,
+            "_step_count": position + 1,
+            "_is_initial": False,
+            "_get_lr_called_within_step": False,
+            "_last_lr": [rate],
+            "lr_lambdas": [None],
+        },
+        "step": int(state.step),
+        "config": config.to_json(),
+    }
+
+
+def from_checkpoint(
+    saved: Mapping[str, Any],
+    options: TrainOptions,
+    config: TransformerConfig,
+    parameter_names: Sequence[str] | None = None,
+) -> TrainState:
+    """Return the state that ``train`` resumes from, converted from a PyTorch loop's checkpoint.
+
+    Without ``parameter_names``, their order is that of the checkpoint's ``model``, the
+    ``state_dict()`` of a module.
+
+    Raises:
+        InputError: the checkpoint lacks ``model``, ``optimizer``, ``scheduler`` or ``step``, or
+            does not fit the model.
+        ConfigError: the run's options differ from those that it was trained with.
+    """
+    _check_plain(options)
+    opt_state.torch_kind(options.optimizer)
+    missing = [name for name in ("model", "optimizer", "scheduler", "step") if name not in saved]
+    if missing:
+        raise InputError(
+            f"no training checkpoint: it has no {', '.join(map(repr, missing))}; without them a "
+            "run cannot be resumed"
+        )
+    scheduler = saved["scheduler"]
+    position = _step_count(
+        scheduler.get("last_epoch") if isinstance(scheduler, Mapping) else None,
+        "scheduler.last_epoch",
+    )
+    saved_step = _step_count(saved["step"], "step")
+    model = convert.from_torch(saved["model"], config)
+    state = step.initial_state(model, optimizer.make(options.optimizer, options.steps))
+    table, shapes = (
+        convert.weight_table(config),
+        {name: array.shape for name, array in state.params.items()},
+    )
+    names = parameter_names or moments_of.parameter_names(saved["model"], table, buffers(config))
+    moments = moments_of.from_torch(saved["optimizer"], table, shapes, names)
+    _check_options(moments, options, position)
+    return state._replace(
+        step=jnp.asarray(saved_step, jnp.int32),
+        opt_state=opt_state.into_optax(state.opt_state, moments, position),
+    )
+
+
+def buffers(config: TransformerConfig) -> set[str]:
+    """Return PyTorch's names of position tables and logits' bias: stored, but never trained."""
+    frozen = transformer.flatten(transformer.abstract(config), Frozen)
+    stored = {name for name in frozen if name.endswith(".positions.table") or name == "logits_bias"}
+    return {
+        rule.torch
+        for rule in convert.weight_table(config)
+        if isinstance(rule, rules.Rule) and stored.issuperset(rule.flax)
+    }
+
+
+def learning_rate(options: TrainOptions, position: int) -> float:
+    """Return the learning rate after ``position`` updates, in float64 as PyTorch's scheduler."""
+    with jax.enable_x64(True):
+        return float(optimizer.schedule(options.optimizer, options.steps)(position))
+
+
+def _step_count(value: Any, name: str) -> int:
+    """Return a value as an int. Raises InputError if it is not a number of steps."""
+    value = (
+        value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+    )
+    if not isinstance(value, int | float) or value != value // 1 or value < 0:
+        raise InputError(f"{name}={value!r} of the training checkpoint is not a number of steps")
+    return int(value)
+
+
+def _check_plain(options: TrainOptions) -> None:
+    if options.freeze or options.lora.rank:
+        name = "freeze" if options.freeze else "lora.rank"
+        raise ConfigError(
+            f"{name}: the training state of a run that does not train every parameter cannot be "
+            "converted; its weights can (convert without --training)"
+        )
+    if options.optimizer.ema:
+        raise ConfigError(
+            f"optimizer.ema={options.optimizer.ema}: torch.optim's state has no moving average of "
+            "the weights"
+        )
+
+
+def _check_options(moments: Moments, options: TrainOptions, position: int) -> None:
+    """Raise ConfigError naming every setting in which the checkpoint and the run differ."""
+    settings, decays = moments.hyperparameters, sorted(set(moments.weight_decay.values()))
+    kind, here = opt_state.torch_kind(options.optimizer), options.optimizer
+    pairs: dict[str, tuple[Any, Any]] = {}
+    # Without weight decay Adam and AdamW are the same
+    if moments.kind == kind or ({moments.kind, kind} == {ADAM, ADAMW} and decays == [0.0]):
+        names = {"betas": "beta1 and beta2", "eps": "epsilon"}
+        pairs = {
+            names.get(name, name): (settings[name], value)
+            for name, value in opt_state.hyperparameters(here).items()
+        }
+    else:
+        pairs = {"the optimizer": (moments.kind, kind)}
+    decay = decays[0] if len(decays) == 1 else decays
+    pairs["weight_decay"] = (decay, here.weight_decay)
+    different = [
+        f"{name} ({theirs} there, {ours} here)"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
+    ]
+    ours = learning_rate(options, position)
+    if (
+        abs(settings["lr"] - ours) > 1e-6 * here.rate.learning_rate
+    ):  # schedules are often computed in float32
+        different.append(
+            f"the learning rate after {position} updates ({settings['lr']:.6g} there, {ours:.6g} "
+            "here)"
+        )
+    if different:
+        raise ConfigError(
+            "the run's options are not those that the checkpoint was trained with: "
+            f"{', '.join(different)}"
+        )
+
+
+# The state in a run folder
+
+
+def load(folder: RunFolder, at: int) -> TrainState:
+    """Load the state that was saved at step ``at``, in the dtypes of the checkpoint.
+
+    Raises CheckpointError if it is damaged or does not belong to the run's model, or if it has
+    float64 arrays and JAX is in 32-bit mode.
+    """
+    options, config = read_options(folder), parsed(folder.config, TransformerConfig.from_json)
+    opened = checkpoint.open(folder.checkpoints, at)
+    if any(tensor.dtype == "float64" for tensor in opened.tensors.values()) and not jax.config.read(
+        "jax_enable_x64"
+    ):
+        raise CheckpointError(
+            f"{folder.checkpoints / str(at)} holds float64 and JAX is in 32-bit mode: set "
+            "JAX_ENABLE_X64=1"
+        )
+    tx = optimizer.make(options.optimizer, options.steps)
+    fresh = jax.eval_shape(
+        lambda: step.initial_state(
+            transformer.Transformer(config, rngs=nnx.Rngs(0)),
+            tx,
+            ema=options.optimizer.ema > 0,
+            divide=lambda params: trainable.divide(params, options),
+        )
+    )
+
+    def typed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        saved = opened.tensors.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+        return jax.ShapeDtypeStruct(leaf.shape, saved.dtype if saved else leaf.dtype)
+
+    return opened.load(jax.tree_util.tree_map_with_path(typed, fresh))
+
+
+def save(folder: RunFolder, state: TrainState) -> Path:
+    """Write the state as the checkpoint of its step, from which ``train`` resumes.
+
+    Raises CheckpointError if it cannot be written.
+    """
+    run = run_files.about_run(folder.checkpoints / str(int(state.step)))
+    about = {**devices.environment(), "unrecorded": [], **run}
+    return checkpoint.save(folder.checkpoints, int(state.step), state, about=about)

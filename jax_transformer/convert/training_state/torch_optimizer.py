@@ -1,0 +1,302 @@
+"""Optimizer state between ``torch.optim`` and arrays by Flax name. NumPy only.
+
+AdamW, Adam, and SGD with momentum. A moment has the shape of its parameter, so the weight table
+converts moments too, transposed and packed as the weights are. Everything without an exact equal is
+refused by name, with the reason.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.convert.training_state import parameter_groups
+from jax_transformer.convert.training_state.parameter_groups import SGD
+from jax_transformer.errors import InputError, nearest
+from jax_transformer.weights import rules
+from jax_transformer.weights.rules import Rule, Shape, Table
+
+Arrays = dict[str, np.ndarray]
+
+# The state that torch has for each parameter, by the kind of optimizer: the count, then moments
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+_SGD_STATE = ("momentum_buffer",)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The state of an optimizer for the trained arrays, by their Flax names."""
+
+    kind: str
+    """``adamw`` (decoupled weight decay), ``adam`` (weight decay in the gradient) or ``sgd``."""
+    counts: dict[str, int]
+    """Number of updates of each array, for Adam's bias correction; empty for SGD."""
+    first: Arrays
+    """Adam's running means of gradients, or SGD's momentum.
+
+    Empty before the first update, and for SGD without momentum.
+    """
+    second: Arrays
+    """Adam's running means of squared gradients; empty before the first update, and for SGD."""
+    hyperparameters: dict[str, Any]
+    """``lr`` of the next update; ``initial_lr``, the schedule's base, if there is one; and
+    ``betas`` and ``eps``, or ``momentum`` and ``nesterov``.
+    """
+    weight_decay: dict[str, float]
+    """Weight decay of each array, frozen ones included; groups differ only in it."""
+
+
+def from_torch(
+    state: Mapping[str, Any],
+    table: Table,
+    shapes: Mapping[str, Shape],
+    parameter_names: Sequence[str],
+    *,
+    kind: str | None = None,
+) -> Moments:
+    """Return the moments in the ``state_dict()`` of a torch.optim optimizer, its tensors as arrays.
+
+    Args:
+        state: ``{"state": {number: ...}, "param_groups": [...]}``.
+        table: the weight table of the model.
+        shapes: the shapes of the trained arrays by Flax name; other arrays of the table are frozen
+            and may have no state.
+        parameter_names: PyTorch's names in the optimizer's order, group after group, as
+            ``[name for name, _ in module.named_parameters()]``.
+        kind: "adam" or "adamw", for files of versions of torch that do not say which.
+
+    Raises:
+        InputError: one line with everything that has no exact equal: amsgrad, maximize, groups that
+            differ in more than their weight decay, another optimizer; states that are missing, too
+            many or mis-shaped; parameters that do not fit the table.
+    """
+    groups, states = parameter_groups.parts(state)
+    kind = parameter_groups.kind(groups, kind)
+    _refuse(
+        "the optimizer's state cannot be converted exactly", list(parameter_groups.problems(groups))
+    )
+    numbers = [number for group in groups for number in group["params"]]
+    names = _canonical(table, parameter_names)
+    problems = list(_check_names(groups, numbers, parameter_names, names, table, shapes))
+    problems += [
+        f"a state of parameter {number}, of which there is none"
+        for number in states
+        if number not in set(numbers)
+    ]
+    _refuse("the optimizer's state does not fit the model", problems)
+    by_name = {
+        name: states[number]
+        for name, number in zip(names, numbers, strict=True)
+        if number in states
+    }
+    trained = rules.restrict(table, shapes)
+    counts, first, second = _read_states(kind, by_name, trained, shapes, names)
+    decays = [
+        float(parameter_groups.plain(group["weight_decay"]))
+        for group in groups
+        for _ in group["params"]
+    ]
+    parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
+    decay = {part: value for name, value in zip(names, decays, strict=True) for part in parts[name]}
+    return Moments(
+        kind, counts, first, second, parameter_groups.hyperparameters(kind, groups[0]), decay
+    )
+
+
+def to_torch(
+    moments: Moments, table: Table, shapes: Mapping[str, Shape], parameter_names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the ``state_dict()`` of the torch.optim optimizer: plain containers with arrays.
+
+    The inverse of :func:`from_torch`, with its arguments and errors. Neighbours in
+    ``parameter_names`` with the same weight decay make one group.
+    """
+    names = _canonical(table, parameter_names)
+    problems = list(_check_names([], range(len(names)), parameter_names, names, table, shapes))
+    parts = {rule.torch: rule.flax for rule in table if isinstance(rule, Rule)}
+    for name in names:
+        for label, values in (("weight decays", moments.weight_decay), ("counts", moments.counts)):
+            distinct = {values[part] for part in parts.get(name, ()) if part in values}
+            if len(distinct) > 1:
+                numbers = ", ".join(map(str, sorted(distinct)))
+                problems.append(f"{name} would have {len(distinct)} {label}: {numbers}")
+    _refuse("the optimizer's state does not fit the model", problems)
+    trained = rules.restrict(table, shapes)
+    states = _write_states(moments, trained)
+    state = {number: states[name] for number, name in enumerate(names) if name in states}
+    groups, begin = [], 0
+    for decay, members in itertools.groupby(
+        names, key=lambda name: moments.weight_decay[parts[name][0]]
+    ):
+        end = begin + len(list(members))
+        groups.append(
+            {
+                **parameter_groups.settings(moments.kind, moments.hyperparameters, decay),
+                "params": list(range(begin, end)),
+            }
+        )
+        begin = end
+    return {"state": state, "param_groups": groups}
+
+
+def parameter_names(state: Iterable[str], table: Table, buffers: Iterable[str] = ()) -> list[str]:
+    """List PyTorch's parameters in a module's order, from the order of its ``state_dict()``.
+
+    A tied parameter is listed once, as by ``named_parameters``; ``buffers`` are left out.
+    """
+    left_out, seen, parameters = set(buffers), set(), []
+    names = list(state)
+    for name, canonical in zip(names, _canonical(table, names), strict=True):
+        if canonical not in seen and name not in left_out:
+            parameters.append(name)
+        seen.add(canonical)
+    return parameters
+
+
+# Parameters and their states
+
+
+def _canonical(table: Table, names: Sequence[str]) -> list[str]:
+    """Replace the names of tied tensors by the one that has a rule."""
+    aliases = rules.aliases(table)
+    return [aliases.get(name, name) for name in names]
+
+
+def _check_names(
+    groups: Sequence[Mapping[str, Any]],
+    numbers: Sequence[Any],
+    parameter_names: Sequence[str],
+    names: Sequence[str],
+    table: Table,
+    shapes: Mapping[str, Shape],
+) -> Iterator[str]:
+    """Yield every problem of the list of parameters."""
+    if len(numbers) != len(names) or len(set(numbers)) != len(numbers):
+        yield (
+            f"the optimizer has {len(numbers)} parameters, {len(set(numbers))} of them different,"
+            f" and the model {len(names)}"
+        )
+        return
+    known = [rule.torch for rule in table if isinstance(rule, Rule)]
+    for stated, name in zip(parameter_names, names, strict=True):
+        if name not in known:
+            yield f"unknown parameter {stated}{nearest(name, known)}"
+    yield from (
+        f"{name} is there more than once" for name in sorted(set(names)) if names.count(name) > 1
+    )
+    absent = [
+        rule.torch
+        for rule in rules.restrict(table, shapes)
+        if isinstance(rule, Rule) and rule.torch not in set(names)
+    ]
+    yield from (f"{name} is trained here and is no parameter of the optimizer" for name in absent)
+    recorded = [name for group in groups for name in group.get("param_names", ())]
+    for ours, theirs in zip(parameter_names, recorded, strict=False):
+        if ours != theirs:
+            yield f"the optimizer's own names have another order: {theirs} where {ours} is expected"
+            return
+
+
+def _read_states(
+    kind: str,
+    states: Mapping[str, Mapping[str, Any]],
+    trained: Table,
+    shapes: Mapping[str, Shape],
+    names: Sequence[str],
+) -> tuple[dict[str, int], Arrays, Arrays]:
+    """Return counts, first and second moments by Flax name."""
+    keys, expected = _SGD_STATE if kind == SGD else _ADAM_STATE, rules.torch_shapes(trained, shapes)
+    problems = [
+        f"{name} has a state, but is not trained here"
+        for name in names
+        if name not in expected and _nonempty(states.get(name))
+    ]
+    own = {name: _nonempty(states.get(name)) for name in expected}
+    stepped = [name for name in expected if own[name]]
+    if kind != SGD and stepped:
+        problems += [
+            f"{name} has no state: it had no gradient yet, and Optax counts for all at once"
+            for name in expected
+            if not own[name]
+        ]
+    for name in stepped:
+        problems += _check_state(name, own[name], keys, expected[name])
+    _refuse("the optimizer's state cannot be converted exactly", problems)
+    if not stepped:
+        return {part: 0 for part in shapes if kind != SGD}, {}, {}
+    dtype = own[stepped[0]][keys[-1]].dtype
+    moments = [
+        rules.to_flax(
+            trained,
+            {name: own[name].get(key, np.zeros(expected[name], dtype)) for name in expected},
+            shapes,
+        )
+        for key in keys
+        if key != "step"
+    ]
+    if kind == SGD:
+        return {}, moments[0], {}
+    counts = {
+        part: _count(own[rule.torch]["step"])
+        for rule in trained
+        if isinstance(rule, Rule)
+        for part in rule.flax
+    }
+    return counts, moments[0], moments[1]
+
+
+def _nonempty(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Remove entries of None, which SGD without momentum writes, from a parameter's state."""
+    return {key: value for key, value in (state or {}).items() if value is not None}
+
+
+def _check_state(
+    name: str, state: Mapping[str, Any], keys: Sequence[str], shape: Shape
+) -> Iterator[str]:
+    if state.keys() != set(keys):
+        yield f"{name} has the state {', '.join(map(str, state))}, expected {', '.join(keys)}"
+        return
+    for key in keys:
+        value = state[key]
+        if key == "step":
+            if _count(value) < 1:
+                yield f"{name}: step is {value}, not a count of updates"
+        elif not isinstance(value, np.ndarray):
+            yield f"{name}: {key} is a {type(value).__name__}, not an array"
+        elif value.shape != shape:
+            yield f"{name}: {key} has the shape {value.shape}, expected {shape}"
+
+
+def _count(value: Any) -> int:
+    """Return the count, which torch stores as a float tensor or an int; -1 if it is neither."""
+    value = parameter_groups.plain(value)
+    return int(value) if isinstance(value, int | float) and value == value // 1 else -1
+
+
+def _write_states(moments: Moments, trained: Table) -> dict[str, dict[str, Any]]:
+    """Return the state of each parameter by PyTorch's name."""
+    if not moments.first:
+        return {}
+    first = rules.to_torch(trained, moments.first)
+    if moments.kind == SGD:
+        return {name: {"momentum_buffer": array} for name, array in first.items()}
+    second = rules.to_torch(trained, moments.second)
+    counts = {
+        rule.torch: moments.counts[rule.flax[0]] for rule in trained if isinstance(rule, Rule)
+    }
+    # torch stores the count in float32, whatever the dtype of its parameters
+    return {
+        name: {
+            "step": np.array(counts[name], np.float32),
+            "exp_avg": first[name],
+            "exp_avg_sq": second[name],
+        }
+        for name in first
+    }
+
+
+def _refuse(summary: str, problems: Sequence[str]) -> None:
+    if problems:
+        raise InputError(f"{summary} ({len(problems)} problems): {'; '.join(problems)}")

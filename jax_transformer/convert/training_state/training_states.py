@@ -1,0 +1,237 @@
+"""``convert --training``: training states between run folders and checkpoints of PyTorch loops.
+
+Optimizer state, schedule and position in the data are converted with the weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jax_transformer.architectures.tensor_names import NameChanges
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import writing
+from jax_transformer.convert.preparation import ModelDescription, Request
+from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
+from jax_transformer.formats import kinds
+from jax_transformer.formats.kinds import Kind
+from jax_transformer.storage import (
+    atomic,
+    integrity,
+    pt,
+    run_folder,
+)
+from jax_transformer.storage.pt import writer
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import same
+from jax_transformer.training.options import read_options
+
+if TYPE_CHECKING:
+    from jax_transformer.training.step import TrainState
+
+
+@dataclass(frozen=True)
+class ConvertedTraining:
+    """A finished conversion of a training state."""
+
+    source: str
+    destination: str
+    step: int
+    arrays: int
+    """Number of weights and moments."""
+    numbers: int
+
+    def lines(self) -> Iterator[str]:
+        yield (
+            f"{self.source} -> {self.destination}: step {self.step}, {self.arrays} arrays of "
+            f"weights and moments, {self.numbers:,} numbers"
+        )
+        yield (
+            "checked: there and back bit for bit, with moments, counts and the schedule's position"
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def convert(request: Request) -> ConvertedTraining:
+    """Convert a training state.
+
+    Raises ConfigError unless source and destination are a PyTorch training checkpoint and a run
+    with the same options.
+    """
+    excluded = {
+        "--config, --preset and --set": request.description != ModelDescription(),
+        "--dtype": request.dtype is not None,
+        "--key": request.key is not None,
+        "--strip-prefix, --ignore and --rename": request.names != NameChanges(),
+        "--no-check": not request.check,
+    }
+    for flag, is_given in excluded.items():
+        if is_given:
+            raise ConfigError(f"{flag}: not with --training, which converts a run as it is")
+    source, target = Path(request.source), Path(request.destination)
+    ends = kinds.of(source), kinds.to_write(target)
+    if ends[0] is Kind.PT and not ends[1].is_file:
+        return _into_run(source, target, ends[1], force=request.force)
+    if ends[1] is Kind.PT and not ends[0].is_file:
+        writing.check_free(target, Kind.PT, force=request.force)
+        return _out_of_run(source, target, ends[0], request.weights)
+    raise ConfigError(f"{source} -> {target}: --training is between a run and a PyTorch file")
+
+
+def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
+    """Return the run, and the step if the path is a single checkpoint."""
+    folder = RunFolder(path) if kind is Kind.RUN else RunFolder(path.absolute().parent.parent)
+    if not folder.train_config.is_file():
+        raise InputError(
+            f"{folder.path}: not a run that can be resumed ({folder.train_config.name} is missing)"
+        )
+    integrity.verify(folder.path)
+    return folder, int(path.name) if kind is Kind.STEP else None
+
+
+def _config(folder: RunFolder) -> TransformerConfig:
+    return parsed(folder.config, TransformerConfig.from_json)
+
+
+def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
+    folder, expected_step = _folder(target, kind)
+    # Lock before options and state are read: a run that is training would save a newer step
+    with run_folder.lock(folder.path):
+        return _into_locked(source, folder, expected_step, force=force)
+
+
+def _into_locked(
+    source: Path, folder: RunFolder, expected_step: int | None, *, force: bool
+) -> ConvertedTraining:
+    from jax_transformer.convert.training_state import torch_checkpoint
+    from jax_transformer.storage import checkpoint
+
+    options, config = read_options(folder), _config(folder)
+    saved = pt.read(source)
+    if not isinstance(saved, dict):
+        raise InputError(f"{source}: holds a {type(saved).__name__}, not a training checkpoint")
+    try:
+        state = torch_checkpoint.from_checkpoint(saved, options, config)
+    except Refusal as error:
+        raise type(error)(f"{source}: {error}") from None
+    step = int(state.step)
+    if expected_step not in (None, step):
+        raise ConfigError(f"{folder.checkpoints / str(expected_step)}: {source} is of step {step}")
+    newer = [each for each in checkpoint.steps(folder.checkpoints) if each > step]
+    if newer:
+        raise InputError(
+            f"{folder.checkpoints}: holds step {max(newer)}, from which the run would resume "
+            f"instead of {step}"
+        )
+    if (folder.checkpoints / str(step)).exists() and not force:
+        raise InputError(
+            f"{folder.checkpoints / str(step)}: exists already, and is not overwritten without "
+            "--force"
+        )
+    _check(saved, _saved(state, folder, _saved_order(saved, config)), source)
+    path = torch_checkpoint.save(folder, state)
+    _check_same(torch_checkpoint.load(folder, step), state, path)
+    return _outcome(str(source), str(path), state)
+
+
+def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> ConvertedTraining:
+    from jax_transformer.convert.training_state import torch_checkpoint
+    from jax_transformer.storage import checkpoint
+
+    folder, step = _folder(source, kind)
+    if kind is Kind.RUN:
+        if weights not in ("auto", "last") and not weights.isdecimal():
+            raise ConfigError(
+                f"--weights {weights}: a run resumes from its last checkpoint or from a step"
+            )
+        steps = checkpoint.steps(folder.checkpoints)
+        step = int(weights) if weights.isdecimal() else max(steps, default=None)
+        if step not in steps:
+            raise InputError(
+                f"{folder.checkpoints}: holds no "
+                f"checkpoint{'' if step is None else f' of step {step}'}"
+            )
+    assert step is not None
+    state = torch_checkpoint.load(folder, step)
+    saved = _saved(state, folder, _module_order(_config(folder)))
+    with atomic.file(target) as temporary:
+        writer.save(temporary, saved, target=target)
+        content = pt.read(temporary)
+        read_back = torch_checkpoint.from_checkpoint(content, read_options(folder), _config(folder))
+        _check_same(read_back, state, target)
+    return _outcome(f"{folder.path} (step {step})", str(target), state)
+
+
+def _saved(state: "TrainState", folder: RunFolder, names: list[str]) -> dict[str, Any]:
+    from jax_transformer.convert.training_state import torch_checkpoint
+
+    return torch_checkpoint.to_checkpoint(state, read_options(folder), _config(folder), names)
+
+
+def _saved_order(saved: Mapping[str, Any], config: TransformerConfig) -> list[str]:
+    from jax_transformer import convert
+    from jax_transformer.convert.training_state import torch_checkpoint, torch_optimizer
+
+    return list(
+        torch_optimizer.parameter_names(
+            saved["model"], convert.weight_table(config), torch_checkpoint.buffers(config)
+        )
+    )
+
+
+def _module_order(config: TransformerConfig) -> list[str]:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not "
+            "known without PyTorch: install it"
+        )
+    from jax_transformer import torch_bridge
+
+    return torch_bridge.parameter_names(config)
+
+
+def _check(saved: Mapping[str, Any], converted: Mapping[str, Any], source: Path) -> None:
+    """Raise DifferentError unless weights and moments come back bit for bit."""
+    for part in ("model", "optimizer"):
+        before, after = dict(_arrays(saved[part])), dict(_arrays(converted[part]))
+        wrong = [
+            name
+            for name in before
+            if before[name].ndim and (name not in after or not same(before[name], after[name]))
+        ]
+        if wrong:
+            raise DifferentError(
+                f"{source}: {part}.{', '.join(wrong)} do not come back bit for bit; nothing was "
+                "changed"
+            )
+
+
+def _arrays(value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    return ((name, leaf) for name, leaf in pt.leaves(value) if isinstance(leaf, np.ndarray))
+
+
+def _check_same(one: "TrainState", other: "TrainState", path: Path) -> None:
+    import jax
+
+    for (key_path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        if not same(np.asarray(a), np.asarray(b)):
+            raise DifferentError(f"{path}: {jax.tree_util.keystr(key_path)} reads back different")
+
+
+def _outcome(source: str, destination: str, state: "TrainState") -> ConvertedTraining:
+    import jax
+
+    arrays = [
+        leaf for leaf in jax.tree.leaves((state.params, state.frozen, state.opt_state)) if leaf.ndim
+    ]
+    return ConvertedTraining(
+        source, destination, int(state.step), len(arrays), sum(leaf.size for leaf in arrays)
+    )

@@ -1,0 +1,256 @@
+"""Engines that translate: JAX, or CTranslate2 with the extra ``ctranslate2``.
+
+CTranslate2 computes in float32 or with int8 matrices on the CPU. Its beam search is that of
+transformers' ``generate`` with ``early_stopping=True``, and other searches are refused: facts from
+``src/decoding.cc`` of version 4.8.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer import transformer
+from jax_transformer.data import encoding
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.extras.deploy.ctranslate2 import folder, vocabulary
+from jax_transformer.extras.deploy.ctranslate2.folder import Quantization
+from jax_transformer.formats.kinds import CONVERTED
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.generate import prepare
+from jax_transformer.generate.generation_config import (
+    BeamScorer,
+    Constraints,
+    EarlyStopping,
+    Engine,
+    GenerationConfig,
+)
+from jax_transformer.inference.translation import TOKENS_PER_BATCH, Batch, Translator
+from jax_transformer.storage import atomic, checksums
+
+_FORMAT = "2"  # of the folders that `converted` writes
+
+
+def check_generation(generation: GenerationConfig) -> None:
+    """Raise one ConfigError for all settings with which CTranslate2's tokens would be others."""
+    if reasons := list(_differing(generation)):
+        raise ConfigError(f"--engine ctranslate2 decodes otherwise: {'; '.join(reasons)}")
+
+
+def _differing(generation: GenerationConfig) -> Iterator[str]:
+    if generation.do_sample:
+        yield "do_sample=True (its draws are others)"
+    if generation.num_beams > 1:
+        yield from _differing_search(generation)
+    constraints = generation.constraints
+    neutral = Constraints()
+    exact = {"min_new_tokens", "suppress_tokens", "bad_words_ids", "renormalize_logits"}
+    exact |= {"forced_eos_token_ids"} if generation.num_beams == 1 else set()
+    for name, value in vars(constraints).items():
+        if name not in exact and value != getattr(neutral, name):
+            yield f"{name.replace('_token_ids', '_token_id')}={value}"
+    if any(len(word) > 1 for word in constraints.bad_words_ids):
+        yield f"bad_words_ids={constraints.bad_words_ids} (only single tokens are the same)"
+    if len(constraints.forced_eos_token_ids) > 1:
+        yield f"forced_eos_token_id={constraints.forced_eos_token_ids} (it may force only one)"
+
+
+def _differing_search(generation: GenerationConfig) -> Iterator[str]:
+    if generation.beam_scorer is not BeamScorer.AVERAGE:
+        yield (
+            f"beam_scorer={generation.beam_scorer} (a score is divided by length ** "
+            "length_penalty: give --penalty average --early-stopping full)"
+        )
+    elif generation.length_penalty == 0:
+        if generation.early_stopping is EarlyStopping.FULL or generation.num_return_sequences > 1:
+            yield "length_penalty=0.0 (it then ends with the best hypothesis, and has one)"
+    elif generation.early_stopping is not EarlyStopping.FULL:
+        yield (
+            f"early_stopping={generation.early_stopping} (it ends after num_beams hypotheses: "
+            "give --early-stopping full)"
+        )
+    if generation.forced_bos_token_id is not None:
+        yield (
+            f"forced_bos_token_id={generation.forced_bos_token_id} (an end directly after it is "
+            "allowed only in the best beam: give --beam 1)"
+        )
+    constraints = generation.constraints
+    for name in ("min_new_tokens", "suppress_tokens", "bad_words_ids"):
+        if getattr(constraints, name) and not constraints.renormalize_logits:
+            yield f"{name}={getattr(constraints, name)} (the scores of the others are raised)"
+
+
+class CTranslate2Translator(Translator):
+    """A :class:`Translator` whose tokens CTranslate2 computes, on the CPU."""
+
+    def __init__(
+        self,
+        opened: Pretrained,
+        quantization: Quantization = Quantization.FLOAT32,
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        **options: Any,
+    ):
+        """The model is converted first, unless a folder in that of the model has it already.
+
+        The other arguments are those of :meth:`Translator.from_opened`. Raises ConfigError for a
+        model or a setting that CTranslate2 does not compute as JAX does.
+        """
+        folder.check_installed("--engine ctranslate2")
+        import ctranslate2
+
+        if opened.config is not None:
+            opened.config.check_text("translation")
+
+        tokenizer = opened.tokenizer(source_lang, target_lang)
+        generation = opened.generation_config(tokenizer).overridden(options)
+        check_generation(generation)
+        config = opened.config
+        assert config is not None, "a folder with a tokenizer has a configuration"
+        prepare.max_new_tokens(config, config.longest, generation.max_new_tokens)
+        super().__init__(
+            transformer.abstract(config),
+            tokenizer,
+            generation,
+            widths=opened.widths,
+            tokens_per_batch=tokens_per_batch,
+        )
+        path = converted(opened, quantization)
+        try:
+            self._engine = ctranslate2.Translator(
+                str(path), device="cpu", compute_type=_COMPUTE[quantization]
+            )
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"{path}: CTranslate2 cannot read it: {error}") from None
+
+    def _translate(self, batch: Batch, config: GenerationConfig) -> None:
+        check_generation(config)
+        special = encoding.special_tokens(self.tokenizer)
+        lines = [[*special.prefix, *line.ids, *special.suffix] for line in batch.lines]
+        results = self._engine.translate_batch(
+            [[str(i) for i in line] for line in lines],
+            target_prefix=[self._prefix(config)] * len(lines),
+            **self._options(config, batch.width),
+        )
+        for line, result in zip(batch.lines, results, strict=True):
+            scores = result.scores or [np.nan]
+            line.hypotheses = [
+                self.hypothesis(self._ids(tokens, config, batch.width), float(score), config)
+                for tokens, score in zip(result.hypotheses, scores, strict=True)
+            ]
+
+    def _prefix(self, config: GenerationConfig) -> list[str]:
+        """The decoder's first input and, if there is one, the forced first token."""
+        start = config.decoder_start_token_id
+        ids = [self.model.config.bos_id if start is None else start]
+        if config.forced_bos_token_id is not None:
+            ids.append(config.forced_bos_token_id)
+        return [str(i) for i in ids]
+
+    def _options(self, config: GenerationConfig, width: int) -> dict[str, Any]:
+        constraints, end = config.constraints, self._end(config)
+        longest = self._longest(config, width)
+        words = {word[0] for word in constraints.bad_words_ids} - {end}
+        return {
+            "beam_size": config.num_beams,
+            "num_hypotheses": config.num_return_sequences,
+            "length_penalty": config.length_penalty,
+            "return_scores": config.num_beams > 1,
+            "max_input_length": 0,
+            "max_decoding_length": longest,
+            "min_decoding_length": min(constraints.min_new_tokens, longest),
+            "suppress_sequences": [[str(i)] for i in {*constraints.suppress_tokens, *words}],
+            "end_token": [str(end)],
+            "return_end_token": True,
+        }
+
+    def _ids(self, tokens: list[str], config: GenerationConfig, width: int) -> np.ndarray:
+        ids = np.array([int(token) for token in tokens], np.int32)
+        if config.constraints.forced_eos_token_ids and len(ids) == self._longest(config, width):
+            ids[-1] = config.constraints.forced_eos_token_ids[0]
+        return ids
+
+    def _longest(self, config: GenerationConfig, width: int) -> int:
+        return prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
+
+    def _end(self, config: GenerationConfig) -> int:
+        return self.model.config.eos_id if config.eos_token_id is None else config.eos_token_id
+
+
+_COMPUTE = {
+    Quantization.FLOAT32: "float32",
+    Quantization.FLOAT16: "float32",  # which CPUs compute
+    Quantization.INT8: "int8_float32",
+}
+
+
+def converted(opened: Pretrained, quantization: Quantization) -> Path:
+    """Return the folder of the converted model, which is written if it does not exist, and again if
+    one of its files is damaged.
+
+    Its name is a hash of the weights, the configuration and the quantization. Its tokens are ids in
+    decimal, and the decoder's start is given with each line, so any tokenizer can be used with it.
+    """
+    assert opened.config is not None
+    hashed = hashlib.sha256(f"{_FORMAT} {quantization} {opened.config.portable.to_json()}".encode())
+    for path in opened.files:
+        with open(path, "rb") as file:
+            hashed.update(hashlib.file_digest(file, "sha256").digest())
+    owner = opened.path if opened.run is None else opened.run.path
+    path = owner / CONVERTED / hashed.hexdigest()[:32]
+    damage = next(_damage(path), None) if path.is_dir() else None
+    if damage is not None:
+        print(f"warning: {damage}; the model is converted again", file=sys.stderr)
+    if damage is not None or not path.is_dir():
+        ids = vocabulary.of(opened.config, None, explicit=True)
+        path.parent.mkdir(exist_ok=True)
+        with atomic.folder(path) as temporary:
+            folder.write(temporary, opened.config, opened.state(), ids, quantization)
+            files = sorted(file.name for file in temporary.iterdir())
+            checksums.write(
+                temporary, {name: [checksums.sha256(temporary / name)] for name in files}
+            )
+    return path
+
+
+def _damage(path: Path) -> Iterator[str]:
+    """Name the damaged files of a converted model."""
+    try:
+        sums = checksums.read(path)
+        yield from checksums.changed(path, sums)
+        if folder.MODEL not in sums:
+            yield f"{path / checksums.NAME}: damaged: it does not list {folder.MODEL}"
+    except InputError as error:
+        yield str(error)
+
+
+def load(
+    opened: Pretrained,
+    *others: Pretrained,
+    engine: Engine = Engine.JAX,
+    quantization: str | None = None,
+    precision: str | None = None,
+    **settings: Any,
+) -> Translator:
+    """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
+
+    Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
+    options that it does not have.
+    """
+    if engine is Engine.JAX:
+        if quantization is not None:
+            raise ConfigError(f"--quantization {quantization} is for --engine ctranslate2")
+        return Translator.from_opened(opened, *others, precision=precision, **settings)
+    if others:
+        raise ConfigError("--engine ctranslate2 has no ensembles: leave out --ensemble")
+    if precision is not None:
+        raise ConfigError(
+            f"--precision {precision}: --engine ctranslate2 has --quantization float32, float16 "
+            "or int8"
+        )
+    return CTranslate2Translator(opened, folder.quantization(quantization), **settings)

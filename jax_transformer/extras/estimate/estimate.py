@@ -1,0 +1,270 @@
+"""The cost of a training step on devices that need not be there: memory, operations, traffic, time.
+
+The step that ``train`` runs is compiled ahead of time for the devices of a topology, with their
+layout. Nothing is allocated, and nothing runs.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data import batches, encoding
+from jax_transformer.data.batches import Batch
+from jax_transformer.errors import ConfigError
+from jax_transformer.extras.estimate import flops, hlo
+from jax_transformer.extras.estimate.hlo import Traffic
+from jax_transformer.extras.estimate.topologies import Topology, compiler_options
+from jax_transformer.nn import fused_attention
+from jax_transformer.training import (
+    corpus,
+    init_source,
+    loop,
+    partitioning,
+    trainable,
+)
+from jax_transformer.training.devices import Devices, bytes_of_a_device
+from jax_transformer.training.options import Precision, TrainOptions
+from jax_transformer.training.step import TrainState
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of the largest batch."""
+
+    rows: int
+    length: int
+    """Tokens of each source and each target, padding included."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device."""
+
+    state: int
+    """Parameters, optimizer state and moving average."""
+    arguments: int
+    """The state, and the rows of a batch."""
+    temporaries: int
+    """The most that the step has at a time next to its arguments."""
+    other: int
+    """The program, and results that do not take the place of an argument."""
+    refused: int = 0
+    """Bytes that are certainly too many: those of the state, or what the compiler asked for when it
+    refused the program. The parts are then unknown."""
+
+    @property
+    def peak(self) -> int:
+        return self.refused or self.arguments + self.temporaries + self.other
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The compiled step of a configuration on a topology."""
+
+    options: TrainOptions
+    topology: Topology
+    mesh: dict[str, int]
+    parameters: int
+    shape: Shape
+    memory: Memory
+    available: int
+    """Bytes of a device that a program can have; 0 if unknown."""
+    flops: float
+    """Operations of the model in an update, on all devices."""
+    recomputed: float
+    """Operations that the step adds to them, to save memory."""
+    traffic: Traffic | None
+    """None if the program was refused."""
+    compile_seconds: float
+
+    @property
+    def devices(self) -> int:
+        """The number of devices in use."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def fits(self) -> bool:
+        return not self.memory.refused and (
+            not self.available or self.memory.peak <= self.available
+        )
+
+    @property
+    def times(self) -> "Times | None":
+        """The times of an update; None if the figures of the device or the traffic are unknown."""
+        device = self.topology.accelerator
+        if self.traffic is None or not device.bandwidth:
+            return None
+        half = self.options.model.precision is Precision.BFLOAT16
+        peak = device.bfloat16 if half else device.float32
+        sent = sum(each.bytes for each in self.traffic.collectives)
+        return Times(
+            (self.flops + self.recomputed) / self.devices / peak,
+            self.traffic.bytes / device.bandwidth,
+            sent / self.topology.links,
+            self.flops / self.devices / peak,
+        )
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of an update, each as if it were the only work."""
+
+    products: float
+    memory: float
+    links: float
+    model: float
+    """The products without what is computed again."""
+
+    @property
+    def least(self) -> float:
+        """The seconds if all overlap."""
+        return max(self.products, self.memory, self.links)
+
+    @property
+    def most(self) -> float:
+        """The seconds if nothing overlaps."""
+        return self.products + self.memory + self.links
+
+
+def estimate(
+    options: TrainOptions, topology: Topology, *, length: int = 0, memory: int = 0
+) -> Estimate:
+    """Compile the step of ``train`` and read its cost.
+
+    ``length`` is the width of the largest batch, if not the longest that ``options`` allow;
+    ``memory`` are the bytes of a device, if not the topology's.
+
+    Raises ConfigError for options that ``train`` would refuse, and without the compiler.
+    """
+    devices = take(topology, options)
+    config = config_of(options)
+    partitioning.check(config, options.mesh)
+    fused_attention.check_device(config)
+    if options.freeze or options.lora.rank:
+        trainable.check(options, config)
+    shape = largest_batch(options, config, length, devices.row_shards)
+    state = loop.abstract_state(options, config, devices)
+    available = memory or topology.usable
+    began = time.perf_counter()
+    compiled, refused = None, bytes_of_a_device(state)
+    if not available or refused < available:  # otherwise there is no need to compile
+        compiled, refused = _compile(lower(options, config, state, shape, devices), topology)
+    seconds = time.perf_counter() - began
+    each = options.optimizer.accumulate
+    sizes = shape.rows * each, shape.length, shape.length
+    return Estimate(
+        options,
+        topology,
+        dict(devices.mesh.shape),
+        sum(math.prod(array.shape) for array in state.params.values()),
+        shape,
+        _memory(state, compiled, refused),
+        available,
+        flops.training(config, *sizes),
+        flops.recomputed(config, *sizes),
+        None if compiled is None else _traffic(compiled, topology, each),
+        seconds,
+    )
+
+
+def config_of(options: TrainOptions) -> TransformerConfig:
+    """The model's configuration, without reading text or weights."""
+    if options.init is not None:
+        source = init_source.read_config(options.init, options.model)
+        return options.model.executed(source)
+    return corpus.model_config(options, init_source.named_tokenizer(options.data))
+
+
+def take(topology: Topology, options: TrainOptions) -> Devices:
+    """The mesh of the options on a topology. Raises ConfigError if it cannot be."""
+    available = topology.devices()
+    if options.devices > len(available):
+        raise ConfigError(f"devices={options.devices}, and {topology} has {len(available)}")
+    used = available[: options.devices or None]
+    return Devices.of(used, options.mesh.fsdp, options.mesh.tensor)
+
+
+def largest_batch(
+    options: TrainOptions, config: TransformerConfig, length: int, rows_multiple: int
+) -> Shape:
+    """The widest bucket that training can have, and its rows."""
+    width = length or max(encoding.limits(options.data, config))
+    if width > config.longest:
+        raise ConfigError(f"--length {width} is over the model's {config.longest}")
+    (rows,) = batches.rows_per_batch([width], options.data.tokens_per_batch, rows_multiple)
+    return Shape(rows, width)
+
+
+def lower(
+    options: TrainOptions,
+    config: TransformerConfig,
+    state: TrainState,
+    shape: Shape,
+    devices: Devices,
+) -> Any:
+    """The step that training runs, traced for these shapes and layouts.
+
+    With several batches an update, it is the program that adds a batch to the sums of those before.
+    """
+    train_step: Any = loop.make_step(options, config)
+    ids: Any = jax.ShapeDtypeStruct((shape.rows, shape.length), jnp.int32, sharding=devices.rows)
+    batch = Batch(ids, ids, ids)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=devices.replicated)
+    with devices.context():
+        if options.optimizer.accumulate == 1:
+            return train_step.one.lower(state, batch, key)
+        sums = devices.abstract(jax.eval_shape(train_step.first, state, batch, key))
+        return train_step.further.lower(sums, state, batch, key, np.int32(1))
+
+
+def _compile(lowered: Any, topology: Topology) -> tuple[Any, int]:
+    """The compiled program; None and the bytes that it needs of a device, if they are too many."""
+    try:
+        return lowered.compile(compiler_options=compiler_options(topology)), 0
+    except jax.errors.JaxRuntimeError as error:
+        if not (needed := needed_bytes(str(error))):
+            raise
+        return None, needed
+
+
+def needed_bytes(message: str) -> int:
+    """The bytes in a compiler's message that a program does not fit; 0 for another message."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return 0
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    match = re.search(r"(?:Used |temporaries \()([\d.]+)([KMGT])", message)
+    return int(float(match[1]) * units[match[2]]) if match else 0
+
+
+def _memory(state: TrainState, compiled: Any, refused: int) -> Memory:
+    of_state = bytes_of_a_device(state)
+    if compiled is None:
+        return Memory(of_state, of_state, 0, 0, refused)
+    sizes = compiled.memory_analysis()
+    results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return Memory(
+        of_state,
+        sizes.argument_size_in_bytes,
+        sizes.temp_size_in_bytes,
+        results + sizes.generated_code_size_in_bytes,
+    )
+
+
+def _traffic(compiled: Any, topology: Topology, times: int) -> Traffic:
+    """The traffic of one device in an update."""
+    on_chip = "S(1)" if topology.accelerator.platform == "tpu" else None
+    one = hlo.traffic(compiled.as_text(), on_chip=on_chip)
+    every = [
+        dataclasses.replace(each, count=each.count * times, bytes=each.bytes * times)
+        for each in one.collectives
+    ]
+    return Traffic(one.bytes * times, tuple(every))

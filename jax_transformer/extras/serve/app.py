@@ -1,0 +1,244 @@
+"""The HTTP interface of the service, on Starlette."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from jax_transformer import webpage
+from jax_transformer.extras.serve import requests
+from jax_transformer.extras.serve.batching import Batcher
+from jax_transformer.extras.serve.engine import EncodedLine, Engine, Translation
+from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.extras.serve.metrics import CONTENT_TYPE, Metrics
+from jax_transformer.extras.serve.requests import RequestError, TranslationRequest
+from jax_transformer.inference import attention_page
+from jax_transformer.inference.translation import Translator, empty_hypothesis
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = Limits()
+CLIENT_CLOSED = 499
+"""Status of a request whose client has gone, in logs and metrics; nobody receives it."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Service:
+    """One model behind HTTP. :attr:`app` is the ASGI application."""
+
+    def __init__(
+        self,
+        translator: Translator,
+        limits: Limits = _DEFAULTS,
+        *,
+        title: str = "",
+        allowed_hosts: Sequence[str] = ("*",),
+    ):
+        self.limits, self.metrics = limits, Metrics()
+        self.engine = Engine(
+            translator, batch_rows=limits.batch_rows, max_configs=limits.max_configs
+        )
+        self.defaults = translator.generation_config
+        self.title = title
+        self.accepted = self.answered = self.abandoned = 0
+        self.ready = False
+        self.failure: BaseException | None = None
+        """An error outside of requests: the service cannot go on."""
+        self.on_failure: Callable[[], None] = lambda: None
+        self._page = attention_page.service_page(
+            title, beam=self.engine.page_config.num_beams, max_beam=limits.max_beam
+        )
+        self.app = Starlette(
+            routes=[
+                Route("/", self._show_page),
+                Route("/translate", self._translate, methods=["POST"]),
+                Route("/health", self._readiness),
+                Route("/health/ready", self._readiness),
+                Route("/health/live", self._liveness),
+                Route("/metrics", self._figures),
+            ],
+            middleware=[
+                Middleware(
+                    TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False
+                )
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.batcher = Batcher(self.engine, self.limits, self.metrics)
+        self._encoder = ThreadPoolExecutor(1, "encode")
+        tasks = [asyncio.create_task(self._warm()), asyncio.create_task(self.batcher.run())]
+        for task in tasks:
+            task.add_done_callback(self._finished)
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._encoder.shutdown()
+        self.batcher.device.shutdown()
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error
+            self.on_failure()
+
+    async def _warm(self) -> None:
+        """Compile all programs of the start, one at a time."""
+        loop = asyncio.get_running_loop()
+        programs, start = list(self.engine.programs()), loop.time()
+        for program in programs:
+            await loop.run_in_executor(self.batcher.device, program)
+        self.ready = True
+        logger.info("ready: %d programs after %.0f s", len(programs), loop.time() - start)
+
+    # Endpoints
+
+    async def _show_page(self, request: Request) -> Response:
+        policy = f"{webpage.content_policy(self._page)}; frame-ancestors 'none'"
+        return HTMLResponse(self._page, headers=_HEADERS | {"Content-Security-Policy": policy})
+
+    async def _liveness(self, request: Request) -> Response:
+        live = self.failure is None
+        return _answer({"live": live}, status=200 if live else 503)
+
+    async def _readiness(self, request: Request) -> Response:
+        live = self.failure is None
+        ready = self.ready and live
+        body = {"live": live, "ready": ready, "model": self.title}
+        return _answer(body, status=200 if ready else 503)
+
+    async def _figures(self, request: Request) -> Response:
+        return PlainTextResponse(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _translate(self, request: Request) -> Response:
+        loop = asyncio.get_running_loop()
+        start, status = loop.time(), 500
+        try:
+            body = await self._answered(request, start)
+            response = _answer({"translations": body})
+            status = 200
+        except RequestError as error:
+            status = error.status
+            response = _answer({"error": error.message}, status=status, headers=error.headers)
+        except ClientDisconnect:
+            status = CLIENT_CLOSED
+            response = Response(status_code=CLIENT_CLOSED)
+        finally:
+            self.metrics.requests.labels(str(status)).inc()
+            self.metrics.seconds.observe(loop.time() - start)
+        return response
+
+    async def _answered(self, request: Request, start: float) -> list[dict[str, Any]]:
+        """The translations of a request, as JSON."""
+        loop = asyncio.get_running_loop()
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise RequestError(415, "the content type must be application/json")
+        content = await self._body(request)
+        parsed = requests.parse(content, self.defaults, self.limits)
+        if not self.ready:
+            raise RequestError(
+                503, "the programs of this server are being compiled", {"Retry-After": "5"}
+            )
+        lines = await loop.run_in_executor(self._encoder, self._encoded, parsed)
+        futures = self.batcher.submit([line for line in lines if line is not None])
+        self.accepted += 1
+        self.metrics.accepted.inc()
+        try:
+            translations = await _before(start + parsed.timeout, futures, request)
+        except ClientDisconnect:
+            self.abandoned += 1
+            raise
+        except RequestError:
+            self.answered += 1
+            raise
+        self.answered += 1
+        following, empty = iter(translations), Translation([empty_hypothesis(parsed.config)], [])
+        return [_as_json(empty if line is None else next(following)) for line in lines]
+
+    def _encoded(self, parsed: TranslationRequest) -> list[EncodedLine | None]:
+        return self.engine.encode(parsed.lines, parsed.config, attention=parsed.attention)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request. Raises RequestError if it is too large or does not come."""
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                async for chunk in request.stream():
+                    content += chunk
+                    if len(content) > self.limits.max_body_bytes:
+                        raise RequestError(
+                            413, f"the body is over {self.limits.max_body_bytes} bytes"
+                        )
+        except TimeoutError:
+            raise RequestError(408, "the body did not come in time") from None
+        return bytes(content)
+
+
+async def _before(
+    deadline: float, futures: "Sequence[asyncio.Future[Translation]]", request: Request
+) -> list[Translation]:
+    """The results of ``futures``, all of which are cancelled at the deadline, at an error of one
+    of them, and if the client goes.
+    """
+    translations = asyncio.gather(*futures)
+    # That it was cancelled is no error, also if nobody asks for the result
+    translations.add_done_callback(lambda done: done.cancelled() or done.exception())
+    gone = asyncio.ensure_future(_disconnected(request))
+    seconds = deadline - asyncio.get_running_loop().time()
+    try:
+        either: set[asyncio.Future[Any]] = {translations, gone}
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if translations.done():
+            return translations.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise RequestError(504, "the translation was not ready before the request's timeout")
+    finally:
+        gone.cancel()
+        for future in futures:
+            future.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _as_json(translation: Translation) -> dict[str, Any]:
+    maps = translation.maps or [None] * len(translation.hypotheses)
+    hypotheses = [
+        attention_page.hypothesis_data(each, attention)
+        for each, attention in zip(translation.hypotheses, maps, strict=True)
+    ]
+    return {"text": hypotheses[0]["text"], "hypotheses": hypotheses}
+
+
+def _answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(body, status, headers={**_HEADERS, **(headers or {})})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _answer({"error": error.detail}, status=error.status_code, headers=error.headers)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return _answer({"error": "internal error: see the server's log"}, status=500)

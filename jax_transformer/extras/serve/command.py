@@ -1,0 +1,89 @@
+"""``jax-transformer serve``: a model as an HTTP service with a page."""
+
+import sys
+from dataclasses import dataclass, field
+
+from jax_transformer.cli.arguments import Command, Inline, Positional
+from jax_transformer.cli.translate import SamplingOptions, SearchOptions, generation_options
+from jax_transformer.errors import ConfigError
+from jax_transformer.extras.serve.limits import Limits
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Answer translation requests over HTTP, with a page for a browser."""
+
+    run: Positional[str]
+    """The model: a run folder, a Hugging Face folder, or hf:owner/name."""
+    weights: str = "auto"
+    """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    architecture: str | None = None
+    """Register an architecture of yours, my_file.py:NAME or package.module:NAME."""
+    source_lang: str | None = None
+    """Source language of a multilingual Hugging Face model: eng_Latn, en_XX, en."""
+    target_lang: str | None = None
+    """Target language of a multilingual Hugging Face model."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every IPv4 address of this machine."""
+    port: int = 8000
+    """Port to listen on; 0 is a free one, which is printed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may call the server (default: any, or this machine's on loopback)."""
+    limits: Inline[Limits] = field(default_factory=Limits)
+    search: Inline[SearchOptions] = field(default_factory=SearchOptions)
+    sampling: Inline[SamplingOptions] = field(default_factory=SamplingOptions)
+
+
+def run(options: ServeOptions) -> int:
+    """Serve until a signal and return the exit code."""
+    try:
+        from jax_transformer.extras.serve import app, server
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise ConfigError(
+            f"serve needs the package {package}: pip install 'jax-seq2seq[serve]'"
+        ) from None
+    from jax_transformer.formats import pretrained
+    from jax_transformer.inference import translation
+    from jax_transformer.training import devices
+
+    bound = server.bind(options.host, options.port)
+    devices.use_cache()
+    opened = pretrained.open(options.run, options.weights)
+    translator = translation.Translator.from_opened(
+        opened,
+        source_lang=options.source_lang,
+        target_lang=options.target_lang,
+        **generation_options(options.search, options.sampling),
+    )
+    if message := translation.without_cache(translator.model.config):
+        print(message, file=sys.stderr)
+    service = app.Service(
+        translator,
+        options.limits,
+        title=f"{options.run}, step {opened.step}",
+        allowed_hosts=options.allowed_hosts or server.hosts(options.host),
+    )
+    server.run(service, bound)
+    return 0
+
+
+COMMAND = Command(
+    ServeOptions,
+    run,
+    groups={
+        "model": "run weights architecture source_lang target_lang",
+        "server": "host port allowed_hosts",
+        "limits": "queue_size timeout max_lines max_characters max_body_bytes max_beam max_configs "
+        "batch_*",
+        "default decoding options": "max_length beam length_penalty penalty early_stopping "
+        "no_repeat_* repetition_penalty min_new_tokens",
+        "default sampling": "sample temperature top_k top_p seed",
+    },
+    examples=(
+        "serve runs/phrases",
+        "serve opus-mt-en-de --port 8080 --beam 4 --timeout 10",
+    ),
+)

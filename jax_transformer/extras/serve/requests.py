@@ -1,0 +1,175 @@
+"""The body of a translation request: JSON, checked against the limits and the known options."""
+
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jax_transformer.errors import ConfigError, nearest
+from jax_transformer.extras.serve.limits import Limits
+from jax_transformer.generate.generation_config import ALIASES, Constraints, GenerationConfig
+from jax_transformer.storage.untrusted import shown
+
+OPTIONS = frozenset(
+    """num_beams num_return_sequences max_new_tokens length_penalty beam_scorer early_stopping
+    no_repeat_ngram_size repetition_penalty min_new_tokens
+    do_sample temperature top_k top_p seed""".split()
+)
+"""The decoding options of a request: those of the command ``translate``."""
+NAMES = OPTIONS | {name for name, field in ALIASES.items() if field in OPTIONS}
+"""Every name of an option, the flags of ``translate`` included."""
+ATTENTION_HYPOTHESES = 64
+"""Hypotheses whose attention a request may ask for, at most: each is a forward pass of its own."""
+_FIELDS = ("text", "attention", "timeout")
+_HINTS = {**typing.get_type_hints(GenerationConfig), **typing.get_type_hints(Constraints)}
+_LARGEST = 2**31 - 1
+
+
+class RequestError(Exception):
+    """A request that is not answered with a translation; the message goes to the client."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, dict(headers or {})
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """A request that is well-formed and within the limits."""
+
+    lines: tuple[str, ...]
+    config: GenerationConfig
+    attention: bool
+    """Return the attention weights of each hypothesis."""
+    timeout: float
+    """Seconds until the request is answered 504."""
+
+
+def parse(body: bytes, defaults: GenerationConfig, limits: Limits) -> TranslationRequest:
+    """The request in a body, with the server's ``defaults`` for the options that it leaves out.
+
+    Raises RequestError: 400 for a body that is not a JSON object, 413 for one over a limit, 422 for
+    unknown fields and for values that are wrong.
+    """
+    fields = _json_object(body)
+    known = sorted({*_FIELDS, *NAMES})
+    if unknown := [name for name in fields if name not in known]:
+        names = ", ".join(f"{shown(name)}{nearest(name[:80], known)}" for name in unknown[:12])
+        raise RequestError(422, f"unknown field {names}")
+    parsed = TranslationRequest(
+        _lines(fields, limits),
+        _config({name: fields[name] for name in fields if name in NAMES}, defaults, limits),
+        _typed("attention", fields.get("attention", False), bool),
+        _timeout(fields, limits),
+    )
+    hypotheses = len(parsed.lines) * parsed.config.num_return_sequences
+    if parsed.attention and hypotheses > ATTENTION_HYPOTHESES:
+        raise RequestError(
+            413,
+            f"attention of {hypotheses} hypotheses is over the maximum of {ATTENTION_HYPOTHESES}",
+        )
+    return parsed
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(items)
+        if len(result) < len(items):
+            raise ValueError("a key appears twice")
+        return result
+
+    def constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        fields = json.loads(body, object_pairs_hook=pairs, parse_constant=constant)
+    except RecursionError:
+        raise RequestError(400, "the body is not JSON: nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise RequestError(400, 'the body is not a JSON object such as {"text": "A line."}')
+    return fields
+
+
+def _lines(fields: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
+    text = fields.get("text")
+    lines = [text] if isinstance(text, str) else text
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise RequestError(422, "text must be a string or a list of strings")
+    if not lines:
+        raise RequestError(422, "text is an empty list")
+    if len(lines) > limits.max_lines:
+        raise RequestError(
+            413, f"{len(lines)} lines are over this server's maximum of {limits.max_lines}"
+        )
+    characters = sum(map(len, lines))
+    if characters > limits.max_characters:
+        raise RequestError(
+            413, f"{characters} characters are over this server's maximum of "
+            f"{limits.max_characters}"
+        )  # fmt: skip
+    for number, line in enumerate(lines, start=1):
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            raise RequestError(422, f"line {number} has half of a surrogate pair") from None
+    return tuple(lines)
+
+
+def _config(
+    options: Mapping[str, Any], defaults: GenerationConfig, limits: Limits
+) -> GenerationConfig:
+    values = {
+        name: _option(name, value) for name, value in options.items() if value is not None
+    }  # null is the server's default
+    try:
+        config = defaults.overridden(values)
+    except ConfigError as error:
+        raise RequestError(422, str(error)) from None
+    if config.num_beams > limits.max_beam:
+        raise RequestError(
+            422, f"num_beams={config.num_beams} is over this server's maximum of {limits.max_beam}"
+        )
+    return config
+
+
+def _option(name: str, value: Any) -> Any:
+    """The value of a decoding option, in the type of its field."""
+    hint = _HINTS[ALIASES.get(name, name)]
+    if isinstance(hint, types.UnionType):
+        (hint,) = {*typing.get_args(hint)} - {type(None)}
+    return _typed(name, value, hint)
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if issubclass(kind, enum.Enum):
+        choices = [str(member.value) for member in kind]
+        if value not in choices:
+            raise RequestError(422, f"{name} must be one of {', '.join(choices)}")
+        return kind(value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if abs(value) <= _LARGEST:
+            return float(value)
+        raise RequestError(422, f"{name} must be between -{_LARGEST} and {_LARGEST}")
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) <= _LARGEST:
+            return value
+        raise RequestError(422, f"{name} must be between -{_LARGEST} and {_LARGEST}")
+    noun = {bool: "true or false", float: "a number", int: "an integer"}[kind]
+    raise RequestError(422, f"{name} must be {noun}")
+
+
+def _timeout(fields: Mapping[str, Any], limits: Limits) -> float:
+    seconds = _typed("timeout", fields.get("timeout", limits.timeout), float)
+    if not 0 < seconds <= limits.timeout or not math.isfinite(seconds):
+        raise RequestError(
+            422, f"timeout={seconds} must be above 0 and at most this server's {limits.timeout}"
+        )
+    return seconds

@@ -1,0 +1,107 @@
+"""``jax-transformer transcribe``: WAV files in, text out."""
+
+import enum
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jax_transformer.cli import streams
+from jax_transformer.cli.arguments import Command, Positional
+from jax_transformer.cli.translate import Precision, with_precision
+
+if TYPE_CHECKING:
+    from jax_transformer.extras.speech.transcription import Transcript
+
+
+class Task(enum.StrEnum):
+    """The text that is made of speech."""
+
+    TRANSCRIBE = "transcribe"
+    TRANSLATE = "translate"
+
+
+@dataclass(frozen=True)
+class TranscribeOptions:
+    """Write down what is said in a WAV file, to standard output."""
+
+    audio: Positional[str]
+    """A WAV file of 8, 16, 24 or 32 bits (PCM), of 4 to 192 kHz and up to 32 channels."""
+    run: str
+    """The model: a Hugging Face folder, hf:owner/name, or a run that was made from one."""
+    weights: str = "auto"
+    """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
+    precision: Precision | None = None
+    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    language: str | None = None
+    """Language of the speech, de or german (default: that of the folder, otherwise detected)."""
+    task: Task | None = None
+    """Transcribe, or translate to English (default: that of the folder, otherwise transcribe)."""
+    timestamps: bool | None = None
+    """Write a line for each phrase, with its times (default: as the folder says)."""
+    beam: int | None = None
+    """Beam size; 1 is greedy (default: that of the folder)."""
+    output: str | None = None
+    """Write the text to this file instead of standard output."""
+    json: bool = False
+    """Print one JSON object: text, language, and phrases with their times."""
+
+
+@with_precision
+def run(options: TranscribeOptions) -> int:
+    """Write the transcript and return the exit code."""
+    from jax_transformer.extras.speech import transcription
+    from jax_transformer.training import devices
+
+    devices.use_cache()
+    streams.check_output(options.output)
+    transcriber = transcription.Transcriber.load(
+        options.run, options.weights, precision=options.precision, beam=options.beam
+    )
+    timestamps = options.timestamps
+    if timestamps is None:
+        timestamps = transcriber.config.timestamps
+    transcript = transcriber(
+        options.audio,
+        language=options.language,
+        task=options.task,
+        timestamps=timestamps or options.json,
+    )
+    with streams.output(options.output) as file:
+        streams.write(file, _lines(transcript, timestamps, options))
+    return 0
+
+
+def _lines(transcript: "Transcript", timestamps: bool, options: TranscribeOptions) -> Iterator[str]:
+    if options.json:
+        segments = [segment._asdict() for segment in transcript.segments]
+        yield json.dumps(
+            {"text": transcript.text, "language": transcript.language, "segments": segments},
+            ensure_ascii=False,
+        )
+    elif timestamps:
+        for segment in transcript.segments:
+            yield f"[{_time(segment.start)} --> {_time(segment.end)}] {segment.text.strip()}"
+    else:
+        yield transcript.text.strip()
+
+
+def _time(seconds: float) -> str:
+    """Return the time as hours, minutes and seconds."""
+    minutes, rest = divmod(round(1000 * seconds), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest / 1000:06.3f}"
+
+
+COMMAND = Command(
+    TranscribeOptions,
+    run,
+    groups={
+        "model": "run weights precision",
+        "input and output": "language output timestamps json",
+        "decoding": "task beam",
+    },
+    examples=(
+        "transcribe talk.wav --run whisper-tiny",
+        "transcribe talk.wav --run hf:openai/whisper-small --language de --timestamps",
+    ),
+)

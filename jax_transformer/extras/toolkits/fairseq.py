@@ -1,0 +1,227 @@
+"""fairseq's Transformer for translation, under the names of its checkpoints.
+
+Ott et al. 2019. Facts from ``models/transformer/`` (``transformer_config.py``,
+``transformer_legacy.py``, ``transformer_encoder.py``, ``transformer_decoder.py``),
+``modules/transformer_layer.py``, ``modules/sinusoidal_positional_embedding.py``,
+``data/dictionary.py`` and ``trainer.py`` of fairseq 0.12.2. Positions count tokens that are not
+padding, from the row after that of padding, and a translation begins with the token that ends one.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.architectures import bart, base
+from jax_transformer.architectures.base import Architecture
+from jax_transformer.config import (
+    Activation,
+    EmbeddingScale,
+    NormPlacement,
+    PositionIndex,
+    Positions,
+    Sinusoids,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import InputError, about_file
+from jax_transformer.extras.toolkits import toolkit
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
+from jax_transformer.storage import untrusted
+from jax_transformer.storage.untrusted import shown
+from jax_transformer.weights.rules import (
+    Table,
+)
+
+_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+_PAD, _EOS = 1, 2
+_ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_accurate": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+}
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "adaptive_input": (False,),
+    "adaptive_softmax_cutoff": (None,),
+    "no_cross_attention": (False,),
+    "cross_self_attention": (False,),
+    "encoder_layers_to_keep": (None,),
+    "decoder_layers_to_keep": (None,),
+    "no_token_positional_embeddings": (False,),
+    "char_inputs": (False,),
+    "quant_noise_pq": (0,),
+    "scale_fc": (False,),
+    "scale_attn": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "moe_freq": (0,),
+    "base_layers": (0,),
+}
+"""Options that have one value in the models that are read; others act in training only, or change
+the names of the weights, which are compared.
+"""
+_NO_WEIGHTS = {
+    r"(encoder|decoder)\.version": "counts versions of fairseq's format",
+    r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)": (
+        "is computed: sines and cosines"
+    ),
+    r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)": (
+        "is filled from the weights by fairseq's fast path"
+    ),
+}
+
+
+def weight_table(config: TransformerConfig) -> Table:
+    """Return the rules for the weights in the module's ``state_dict()``."""
+    source, target = "encoder.embed_tokens", "decoder.embed_tokens"
+    return [
+        *toolkit.embeddings(config, source, target),
+        *bart.stacks(config, prefix=""),
+        *toolkit.output(config, "decoder.output_projection", target),
+    ]
+
+
+# Checkpoints
+
+
+def _recognises(content: Mapping[str, Any]) -> bool:
+    state = content.get("model")
+    named = isinstance(state, dict) and "decoder.embed_tokens.weight" in state
+    return named and _sections(content) is not None
+
+
+def _sections(content: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """The options of model and task: of ``cfg``, or before fairseq 0.10 of ``args``."""
+    cfg = content.get("cfg")
+    if isinstance(cfg, dict) and isinstance(cfg.get("model"), dict):
+        return cfg["model"], cfg.get("task") or {}
+    args = content.get("args")
+    return (args, args) if isinstance(args, dict) else None
+
+
+def _describe(path: Path, content: Mapping[str, Any]) -> Description:
+    sections = _sections(content)
+    assert sections is not None  # it was recognised
+    state = content["model"]
+    with about_file(path):
+        model, task = (Options(section) for section in sections)
+        sizes = [_rows(state, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
+        config = configuration(model, sizes[0], sizes[1])
+    ignored = {
+        name: reason
+        for name in state
+        for pattern, reason in _NO_WEIGHTS.items()
+        if re.fullmatch(pattern, name)
+    }
+    files = [
+        path.parent / f"dict.{task.values.get(f'{side}_lang')}.txt" for side in ("source", "target")
+    ]
+    if not all(re.fullmatch(r"dict\.[\w-]{1,40}\.txt", file.name, re.ASCII) for file in files):
+        raise InputError(f"{path}: source_lang and target_lang are no names of languages")
+    words = None
+    if all(file.is_file() for file in files):
+        source, target = (_dictionary(file, size) for file, size in zip(files, sizes, strict=True))
+        end = _SPECIALS[_EOS]
+        words = Vocabularies(source, target, _SPECIALS[_PAD], end, end, _SPECIALS[-1])
+    return Description(config, {"": ("model",)}, ignored, words, tuple(files) if words else ())
+
+
+def _rows(state: Mapping[str, Any], name: str) -> int:
+    shape: tuple[int, ...] = getattr(state.get(name), "shape", ())
+    if len(shape) != 2 or shape[0] <= len(_SPECIALS):
+        raise InputError(f"{name} is no embedding")
+    return shape[0]
+
+
+def configuration(model: Options, source_size: int, target_size: int) -> TransformerConfig:
+    """Return the configuration of a model with these options and sizes of vocabularies.
+
+    Raises InputError naming every option that no model here has.
+    """
+    model.check_fixed(_FIXED)
+    width = model.number("encoder_embed_dim", 512)
+    for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
+        if model.number(name, width) != width:
+            raise InputError(f"{name} is not encoder_embed_dim={width}")
+    pre = [model.flag(f"{side}_normalize_before", False) for side in ("encoder", "decoder")]
+    learned = [model.flag(f"{side}_learned_pos", False) for side in ("encoder", "decoder")]
+    longest = [model.number(f"max_{side}_positions", 1024) for side in ("source", "target")]
+    for name, values in (
+        ("normalize_before", pre),
+        ("learned_pos", learned),
+        ("max_positions", longest if any(learned) else []),
+    ):
+        if len(set(values)) > 1:
+            raise InputError(f"{name} of encoder and decoder differ: {values[0]} and {values[1]}")
+    norms = [pre[0], pre[1] and not model.flag("no_decoder_final_norm", False)]
+    stacks = [
+        make(
+            model.layers(f"{side}_layers", 6),
+            num_heads=model.number(f"{side}_attention_heads", 8),
+            d_ff=model.number(f"{side}_ffn_embed_dim", 2048),
+            activation=model.choice("activation_fn", _ACTIVATIONS, "relu"),
+            positions=Positions.LEARNED if learned[0] else Positions.SINUSOIDAL,
+            sinusoids=Sinusoids.TENSOR2TENSOR,
+            position_index=PositionIndex.NOT_PADDING,
+            position_offset=_PAD + 1,
+            embedding_norm=model.flag("layernorm_embedding", False),
+            final_norm=final_norm,
+        )
+        for side, make, final_norm in zip(
+            ("encoder", "decoder"), (base.encoder, base.decoder), norms, strict=True
+        )
+    ]
+    shared = model.flag("share_all_embeddings", False)
+    tied = model.flag("share_decoder_input_output_embed", False)
+    scaled = not model.flag("no_scale_embedding", False)
+    dropout = model.real("dropout", 0.1)
+    return TransformerConfig(
+        source_vocab_size=source_size,
+        target_vocab_size=target_size,
+        source_pad_id=_PAD,
+        target_pad_id=_PAD,
+        bos_id=_EOS,
+        eos_id=_EOS,
+        d_model=width,
+        num_heads=stacks[0].num_heads or 0,
+        d_ff=stacks[0].d_ff or 0,
+        max_length=min(longest),
+        norm_placement=NormPlacement.PRE if pre[0] else NormPlacement.POST,
+        output_bias=False,
+        padding_trained=False,
+        embedding_scale=EmbeddingScale.SQRT_D_MODEL if scaled else EmbeddingScale.NONE,
+        tying=Tying.ALL if shared else Tying.OUTPUT if tied else Tying.NONE,
+        dropout=dropout,
+        attention_dropout=model.real("attention_dropout", 0.0),
+        activation_dropout=model.real("activation_dropout", 0.0),
+        embedding_dropout=dropout,
+        architecture="fairseq",
+        encoder=stacks[0],
+        decoder=stacks[1],
+    )
+
+
+def _dictionary(path: Path, size: int) -> tuple[str, ...]:
+    """The tokens of a dictionary: four special ones, and those of lines ``token count``."""
+    words = []
+    for number, line in enumerate(untrusted.read_lines(path), 1):
+        word, _, count = line.rstrip().rpartition(" ")
+        if line.strip() and (not word or not count.isdecimal()):
+            raise InputError(f"{path}: line {number}: {shown(line)} is no token count")
+        words += [word] if word else []
+    tokens = (*_SPECIALS, *words)
+    if len(set(tokens)) != len(tokens):
+        raise InputError(f"{path}: has a token twice")
+    if len(tokens) != size:
+        raise InputError(f"{path}: has {len(tokens):,} tokens, and the model's embedding {size:,}")
+    return tokens
+
+
+TOOLKIT = Toolkit("fairseq", _recognises, _describe)
+
+ARCHITECTURE = Architecture(
+    name="fairseq",
+    source="Ott et al. 2019, fairseq (its checkpoints of translation)",
+    weight_table=weight_table,
+)

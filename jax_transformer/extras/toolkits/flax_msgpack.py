@@ -1,0 +1,115 @@
+"""Read ``flax_model.msgpack``, the weights of transformers' Flax classes before version 5.
+
+They are in one file, or in shards with an index. The modules have the names of the PyTorch classes,
+so that a parameter's path is its PyTorch name except for the last word: a Dense layer has
+``kernel`` with the axes (in, out), an Embed ``embedding``, a LayerNorm ``scale``; a norm without a
+bias already has ``weight``. Computed positions and tied copies are not in a file. Facts from
+``modeling_flax_utils.py`` and the ``modeling_flax_*.py`` of each family in transformers 4.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.extras.toolkits import msgpack
+from jax_transformer.extras.toolkits.msgpack import ArrayExtent, Keys
+from jax_transformer.storage import lazy, tensors, untrusted
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
+
+FILE = "flax_model.msgpack"
+INDEX = "flax_model.msgpack.index.json"
+_LAST = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "weight": "weight",
+    "bias": "bias",
+}
+_TOP_LEVEL = ("final_logits_bias",)
+
+
+def read(path: str | Path) -> dict[str, np.ndarray]:
+    """Read every array of a file, or of all files in an index.
+
+    Names and axes are those of transformers' PyTorch classes.
+
+    Raises:
+        InputError: a file is missing or damaged, or has names that the Flax classes did not have;
+            all are listed.
+        UnsafeFileError: a file declares more data than it has.
+    """
+    return lazy.arrays(scan(path))
+
+
+def scan(path: str | Path) -> dict[str, LazyTensor]:
+    """Return every array by name, without reading one. Raises as ``read``."""
+    extents = _headers(Path(path))
+    names = _names(Path(path), {keys: extent.shape for keys, extent in extents.items()})
+    return {
+        name: LazyTensor(
+            TensorInfo(_torch_shape(keys, extents[keys]), extents[keys].dtype.name),
+            partial(_as_torch, keys, extents[keys]),
+        )
+        for keys, name in names.items()
+    }
+
+
+def describe(path: str | Path) -> dict[str, TensorInfo]:
+    """Return shape and dtype of every array, without reading one. Raises as ``read``."""
+    return {name: tensor.info for name, tensor in scan(path).items()}
+
+
+def files(path: str | Path) -> list[Path]:
+    """List the files with the arrays: those in an index, in order, or the file itself."""
+    return untrusted.shards(Path(path)) if untrusted.is_index(path) else [Path(path)]
+
+
+def _headers(path: Path) -> dict[Keys, msgpack.ArrayExtent]:
+    headers = {file: msgpack.header(file) for file in files(path)}
+    if untrusted.is_index(path):
+        untrusted.check_shards(
+            path, {file: {"/".join(keys) for keys in extents} for file, extents in headers.items()}
+        )
+    return {keys: extent for extents in headers.values() for keys, extent in extents.items()}
+
+
+def _names(path: Path, shapes: Mapping[Keys, tuple[int, ...]]) -> dict[Keys, str]:
+    """Return PyTorch's name of each path. Raises InputError listing paths of no Flax class."""
+    names: dict[Keys, str] = {}
+    taken: set[str] = set()
+    wrong: list[str] = []
+    for keys, shape in shapes.items():
+        *above, last = keys
+        name = ".".join(keys if keys == _TOP_LEVEL else (*above, _LAST.get(last, "")))
+        if keys != _TOP_LEVEL and (not above or last not in _LAST):
+            wrong.append(f"{shown('/'.join(keys))} is no parameter of a Dense, Embed or norm")
+        elif last == "kernel" and len(shape) != 2:
+            wrong.append(
+                f"{shown('/'.join(keys))} has the shape {shape}, and a kernel has two dimensions"
+            )
+        elif name in taken:
+            wrong.append(f"{shown('/'.join(keys))} would be a second {shown(name)}")
+        names[keys] = name
+        taken.add(name)
+    if wrong:
+        more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
+        raise InputError(
+            f"{path}: not weights of transformers' Flax encoder-decoders: "
+            f"{'; '.join(wrong[:5])}{more}"
+        )
+    return names
+
+
+def _torch_shape(keys: Keys, extent: ArrayExtent) -> tuple[int, ...]:
+    return extent.shape[::-1] if keys[-1] == "kernel" else extent.shape
+
+
+def _as_torch(keys: Keys, extent: ArrayExtent) -> np.ndarray:
+    """Read an array; copy a kernel to the axes of torch.nn.Linear, (out, in)."""
+    array = msgpack.read(extent)
+    return tensors.contiguous(array.T) if keys[-1] == "kernel" else array

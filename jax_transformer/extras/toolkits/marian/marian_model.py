@@ -1,0 +1,204 @@
+"""The files of a model of Marian: the weights ``*.npz``, with the options of the model in them, and
+in the same folder ``decoder.yml``, vocabularies and SentencePiece models, as OPUS-MT publishes
+them.
+
+Facts from ``src/common/io.cpp``, ``src/data/default_vocab.cpp`` and ``src/common/config.cpp`` of
+marian-dev 1.12. Of the paths in ``decoder.yml`` only the last part is used, so no other folder is
+read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.extras.toolkits.marian import npz
+from jax_transformer.storage import untrusted, yaml_data
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.untrusted import shown
+
+OPTIONS = "special:model.yml"
+DECODER, END = "decoder.yml", "</s>"
+SENTENCEPIECE = ("source.spm", "target.spm")
+_LONGEST_OPTIONS = 1_000_000
+_LONGEST_NAME = 255  # bytes
+_TRAINING = ".optimizer.npz"
+_VOCABULARIES = (".yml", ".yaml", ".json")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose arrays are not read."""
+
+    path: Path
+    """The file of weights."""
+    arrays: Mapping[str, LazyTensor]
+    options: Mapping[str, Any]
+    """The options of the model: text, or lists of text."""
+    decoder: Mapping[str, Any]
+    """The content of ``decoder.yml``; empty if there is none."""
+    decoder_file: Path | None
+    vocabularies: tuple[Path, ...]
+    """The file of each side's vocabulary; empty if there are none."""
+    sentencepiece: tuple[Path, ...]
+    """The SentencePiece model of each side; empty if lines are cut otherwise."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that decides the model, once."""
+        decoder = [] if self.decoder_file is None else [self.decoder_file]
+        return tuple(dict.fromkeys([self.path, *decoder, *self.vocabularies, *self.sentencepiece]))
+
+
+def weights(folder: Path) -> list[Path]:
+    """The files of weights in a folder; the state of an optimizer is none."""
+    return sorted(path for path in folder.glob("*.npz") if not path.name.endswith(_TRAINING))
+
+
+def find(path: Path) -> Model:
+    """Find the files of the model at ``path``, a file of weights or a folder with one.
+
+    Raises:
+        InputError: a file is missing or damaged, or the folder has several models.
+        UnsafeFileError: a file declares more data than it has, or holds Python objects.
+    """
+    of_folder = path / DECODER
+    if path.is_dir():
+        path = _weights(path, _decoder(of_folder))
+    candidates = (of_folder, *_decoder_files(path))
+    decoder_file = next((file for file in candidates if file.is_file()), None)
+    settings = {} if decoder_file is None else _decoder(decoder_file)
+    arrays = npz.scan(path)
+    if OPTIONS not in arrays:
+        raise InputError(f"{path}: has no {OPTIONS}, which Marian writes with every model")
+    options = _options(path, arrays.pop(OPTIONS))
+    vocabularies = _vocabularies(path.parent, settings)
+    pieces = [path.parent / name for name in SENTENCEPIECE]
+    if vocabularies and all(file.suffix == ".spm" for file in vocabularies):
+        pieces = [*vocabularies]
+    sentencepiece = tuple(pieces) if all(file.is_file() for file in pieces) else ()
+    return Model(path, arrays, options, settings, decoder_file, vocabularies, sentencepiece)
+
+
+def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """The one file of weights of a folder: that of ``decoder.yml``, or the only one."""
+    named = settings.get("models")
+    if isinstance(named, list) and len(named) > 1:
+        raise InputError(
+            f"{folder / DECODER}: names {len(named)} models, an ensemble: give one file of weights"
+        )
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        path = _in(folder, named[0])
+        if not path.is_file():
+            raise InputError(f"{path}: missing, and {DECODER} names it: give the file of weights")
+        return path
+    paths = weights(folder)
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths[:8])
+        raise InputError(f"{folder}: has {len(paths)} models ({names}): give one file of weights")
+    return paths[0]
+
+
+def _in(folder: Path, named: str) -> Path:
+    """The file in a folder that a path in ``decoder.yml`` names: its last part."""
+    name = PurePosixPath(named).name
+    plain = name.isprintable() and name not in ("", ".", "..") and "\\" not in name
+    if not plain or len(name.encode("utf-8")) > _LONGEST_NAME:
+        raise UnsafeFileError(f"{folder / DECODER}: refused: {shown(named)} is no name of a file")
+    return folder / name
+
+
+def _decoder_files(path: Path) -> list[Path]:
+    """The places of ``decoder.yml``, which training writes with the model's name before it."""
+    return [path.with_name(f"{path.name}.{DECODER}"), path.with_name(DECODER)]
+
+
+def _decoder(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    settings = yaml_data.read(path, longest=_LONGEST_OPTIONS)
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: is no map of options")
+    return settings
+
+
+def _options(path: Path, tensor: LazyTensor) -> Mapping[str, Any]:
+    if tensor.dtype not in ("int8", "uint8") or tensor.nbytes > _LONGEST_OPTIONS:
+        raise InputError(f"{path}: {OPTIONS} is {tensor.nbytes:,} bytes of {tensor.dtype}")
+    content = tensor.read().astype(np.uint8, copy=False).tobytes().rstrip(b"\0")
+    options = yaml_data.parse(f"{path} ({OPTIONS})", content)
+    if not isinstance(options, dict):
+        raise InputError(f"{path}: {OPTIONS} is no map of options")
+    return options
+
+
+def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The vocabulary of each side, as ``decoder.yml`` names them or as OPUS-MT calls them."""
+    named = settings.get("vocabs")
+    if isinstance(named, list) and len(named) == 2 and all(isinstance(one, str) for one in named):
+        paths = [_in(folder, one) for one in named]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise InputError(f"{missing[0]}: missing, and {DECODER} names it")
+        return tuple(paths)
+    sides = [sorted(folder.glob(f"*{side}.vocab.yml")) for side in ("src", "trg")]
+    shared = sorted(folder.glob("*vocab.yml"))
+    if all(len(paths) == 1 for paths in sides):
+        return sides[0][0], sides[1][0]
+    return (shared[0], shared[0]) if len(shared) == 1 else ()
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """The id of every token of a vocabulary in YAML or JSON, or in a text file with a token a line.
+
+    Raises InputError if an id is no whole number or belongs to two tokens.
+    """
+    if path.suffix in _VOCABULARIES:
+        read = untrusted.read_json if path.suffix == ".json" else yaml_data.read
+        ids = read(path)
+        if not isinstance(ids, dict):
+            raise InputError(f"{path}: is no map from tokens to ids")
+        result = {token: _id(path, token, value) for token, value in ids.items()}
+    else:
+        result = _lines(path)
+    if len(set(result.values())) != len(result):
+        raise InputError(f"{path}: two tokens have one id")
+    return result
+
+
+def end_id(model: Model) -> int:
+    """The id of the token that ends a line: that of the target's vocabulary, otherwise 0."""
+    if not model.vocabularies or model.vocabularies[-1].suffix == ".spm":
+        return 0
+    return read_vocabulary(model.vocabularies[-1]).get(END, 0)
+
+
+def _lines(path: Path) -> dict[str, int]:
+    tokens = untrusted.read_lines(path)
+    result = {token: number for number, token in enumerate(tokens)}
+    if len(result) != len(tokens):
+        raise InputError(f"{path}: has a token twice")
+    return result
+
+
+def _id(path: Path, token: str, value: Any) -> int:
+    text = str(value) if isinstance(value, str | int) else ""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise InputError(f"{path}: the id of {shown(token)} is {shown(value)}")
+    return int(text)
+
+
+def padded(tensor: LazyTensor, axis: int) -> LazyTensor:
+    """A tensor with one more row of zeros at the end of an axis."""
+    shape = tuple(size + (at == axis) for at, size in enumerate(tensor.shape))
+    info = type(tensor.info)(shape, tensor.dtype)
+    return LazyTensor(info, partial(_padded, tensor, axis))
+
+
+def _padded(tensor: LazyTensor, axis: int) -> np.ndarray:
+    array = tensor.read()
+    return np.pad(array, [(0, int(at == axis)) for at in range(array.ndim)])

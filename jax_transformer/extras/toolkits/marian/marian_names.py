@@ -1,0 +1,299 @@
+"""The models of Marian itself: its options as a configuration, and its arrays under the names that
+transformers' ``marian`` has for them.
+
+Facts from ``src/models/transformer.h``, ``src/layers/generic.h``, ``src/layers/output.cpp`` and
+``src/tensors/cpu/tensor_operators.cpp`` of marian-dev 1.12. Marian has no token for padding and
+begins a translation with an embedding of zeros: here both are the id after its vocabulary, as in
+transformers, whose row of zeros is added to the embeddings.
+
+transformers' ``marian`` computes something else: sinusoids of other wavelengths (10000^(2i/d) for
+Marian's 10000^(2i/(d-2))), and norms with 1e-5 for Marian's 1e-6.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_transformer.architectures.huggingface import BRANCHES, MASKS
+from jax_transformer.config import (
+    Activation,
+    EmbeddingScale,
+    NormPlacement,
+    Part,
+    Positions,
+    Sinusoids,
+    StackConfig,
+    TransformerConfig,
+    Tying,
+)
+from jax_transformer.errors import ConfigError, InputError, nearest
+from jax_transformer.extras.toolkits.marian import marian_model
+from jax_transformer.storage import tensors
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import Shape, TensorInfo
+from jax_transformer.storage.untrusted import shown
+
+LONGEST = 1024
+"""The longest line in tokens: Marian computes positions without an end."""
+_DROPOUT = 0.1
+"""The rate in training, which no model names."""
+_ACTIVATIONS = {"relu": Activation.RELU, "swish": Activation.SILU, "gelu": Activation.GELU}
+_READ = frozenset(
+    """dim-vocabs dim-emb enc-depth dec-depth transformer-heads transformer-dim-ffn
+    transformer-decoder-dim-ffn transformer-ffn-activation transformer-preprocess
+    transformer-postprocess transformer-postprocess-emb transformer-postprocess-top
+    tied-embeddings tied-embeddings-src tied-embeddings-all output-omit-bias""".split()
+)
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "right-left": ("false",),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-no-projection": ("false",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-tied-layers": ([],),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-train-positions": ("false",),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-attention-mask": ("default",),
+    "transformer-pool": ("false",),
+    "transformer-no-bias": ("false",),
+    "transformer-no-affine": ("false",),
+    "lemma-dim-emb": ("0",),
+    "lemma-dependency": ("",),
+    "factors-dim-emb": ("0",),
+    "ulr": ("false",),
+    "ulr-dim-emb": ("0",),
+    "input-types": ([], ["sequence", "sequence"]),
+}
+"""Options that have one value in the models that are read; the first one is Marian's default."""
+_WITHOUT_EFFECT = (
+    *("version", "skip", "best-deep", "layer-normalization", "original-type", "factors-combine"),
+    *("enc-type", "enc-cell", "dec-cell", "dim-rnn", "bert-", "char-", "comet-", "bleurt-"),
+    *("input-reorder", "input-join-fields", "separator-symbol", "ulr-", "embedding-"),
+    *("transformer-aan-", "transformer-dim-aan", "transformer-rnn-projection", "num-devices"),
+    *("transformer-guided-alignment-layer", "transformer-depth-scaling", "transformer-alibi-"),
+)
+"""Beginnings of options of other models, and of training, as are those of dropout."""
+_ATTENTIONS = {Part.SELF: ("self", "self_attn"), Part.CROSS: ("context", "encoder_attn")}
+
+
+class _Row(NamedTuple):
+    """An array, the tensor that it becomes, and their shapes' relation."""
+
+    stored: str
+    shape: Shape
+    name: str
+    """The name that transformers has."""
+    change: str = "vector"
+    """``matrix`` (transposed), ``vector`` (a row), or the axis that is ``padded``."""
+
+
+def configuration(options: Mapping[str, Any]) -> TransformerConfig:
+    """Return the configuration of a model with these options, computing what Marian computes.
+
+    Raises InputError naming every option that no model here has.
+    """
+    wrong = list(_problems(options))
+    if wrong:
+        raise InputError("; ".join(wrong))
+    values = _Values(options)
+    source, target = values.sizes("dim-vocabs")
+    pre_norm = "n" in values.operations("transformer-preprocess", ("", "n"))
+    values.operations("transformer-postprocess", ("a",) if pre_norm else ("an",))
+    d_ff = values.number("transformer-dim-ffn")
+    shared: dict[str, Any] = {
+        "activation": values.choice("transformer-ffn-activation", _ACTIVATIONS),
+        "positions": Positions.SINUSOIDAL_STORED,
+        "sinusoids": Sinusoids.TENSOR2TENSOR,
+        "embedding_norm": "n" in values.operations("transformer-postprocess-emb", ("", "n")),
+        "final_norm": "n" in values.operations("transformer-postprocess-top", ("", "n")),
+    }
+    widths = {"encoder": d_ff, "decoder": values.number("transformer-decoder-dim-ffn", 0) or d_ff}
+    stacks = {
+        name: StackConfig(
+            values.number(f"{name[:3]}-depth"), branches, d_ff=widths[name], **MASKS[name], **shared
+        )
+        for name, branches in BRANCHES.items()
+    }
+    tied_all = values.flag("tied-embeddings-all")
+    one_embedding = tied_all or values.flag("tied-embeddings-src")
+    tied_output = tied_all or values.flag("tied-embeddings")
+    if one_embedding and source != target:
+        raise InputError(f"dim-vocabs={source}, {target}: one embedding has one vocabulary")
+    try:
+        return TransformerConfig(
+            source_vocab_size=source + 1,
+            target_vocab_size=target + 1,
+            source_pad_id=source,
+            target_pad_id=target,
+            bos_id=target,
+            eos_id=0,
+            d_model=values.number("dim-emb"),
+            num_heads=values.number("transformer-heads"),
+            d_ff=d_ff,
+            max_length=LONGEST,
+            norm_placement=NormPlacement.PRE if pre_norm else NormPlacement.POST,
+            norm_epsilon=1e-6,
+            output_bias=False,
+            logits_bias=True,
+            padding_trained=False,
+            padding_frozen=True,
+            embedding_scale=EmbeddingScale.SQRT_D_MODEL,
+            tying=Tying.of(embeddings=one_embedding, output=tied_output),
+            dropout=_DROPOUT,
+            embedding_dropout=_DROPOUT if "d" in values.text("transformer-postprocess-emb") else 0,
+            architecture="marian",
+            encoder=stacks["encoder"],
+            decoder=stacks["decoder"],
+        )
+    except ConfigError as error:
+        raise InputError(str(error)) from None
+
+
+def as_transformers_computes(config: TransformerConfig) -> TransformerConfig:
+    """Return the configuration with the sinusoids and the norms of transformers' ``marian``."""
+    return replace(
+        config,
+        norm_epsilon=1e-5,
+        encoder=replace(config.encoder, sinusoids=Sinusoids.HALVES),
+        decoder=replace(config.decoder, sinusoids=Sinusoids.HALVES),
+    )
+
+
+def _problems(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if name in _FIXED:
+            if value not in _FIXED[name]:
+                yield f"{name}={shown(value)}: only {shown(_FIXED[name][0])} is supported"
+        elif name not in _READ and not name.startswith(_WITHOUT_EFFECT):
+            known = sorted({*_FIXED, *_READ})
+            yield f"unknown option {shown(name)}{nearest(name, known)}: its effect is not known"
+
+
+class _Values:
+    """The options, each read as what it must be. Errors name the option."""
+
+    def __init__(self, options: Mapping[str, Any]):
+        self.options = options
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.options.get(name, default)
+        if not isinstance(value, str):
+            raise InputError(f"{name}={shown(value)} is no single value")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        if name not in self.options and default is not None:
+            return default
+        return self._whole(name, self.text(name))
+
+    def _whole(self, name: str, text: Any) -> int:
+        plain = isinstance(text, str) and text.isascii() and text.isdecimal()
+        if not plain or len(text) > 9:
+            raise InputError(f"{name}={shown(text)} is no whole number")
+        return int(text)
+
+    def sizes(self, name: str) -> tuple[int, int]:
+        value = self.options.get(name)
+        if not isinstance(value, list) or len(value) != 2:
+            raise InputError(f"{name}={shown(value)}: a model of two vocabularies is supported")
+        source, target = (self._whole(name, size) for size in value)
+        return source, target
+
+    def flag(self, name: str) -> bool:
+        return bool(self.choice(name, {"false": 0, "true": 1}, "false"))
+
+    def choice(self, name: str, known: Mapping[str, Any], default: str | None = None) -> Any:
+        value = self.text(name, default or next(iter(known)))
+        if value not in known:
+            raise InputError(f"{name}={shown(value)} is none of {', '.join(known)}")
+        return known[value]
+
+    def operations(self, name: str, known: tuple[str, ...]) -> str:
+        """The operations without dropout: n is a norm, a the residual connection."""
+        value = self.text(name)
+        if value.replace("d", "") not in known:
+            operations = " or ".join(repr(one) for one in known)
+            raise InputError(f"{name}={shown(value)}: supported is {operations}, with d or without")
+        return value.replace("d", "")
+
+
+# Arrays
+
+
+def state(arrays: LazyState, config: TransformerConfig) -> dict[str, LazyTensor]:
+    """Return the tensors under transformers' names, none of them read.
+
+    Raises InputError naming every array that is missing, unexpected or mis-shaped.
+    """
+    layers = config.encoder.layers + config.decoder.layers
+    if layers > len(arrays):
+        raise InputError(f"enc-depth and dec-depth are {layers:,}, of {len(arrays):,} arrays")
+    rows = list(_rows(config, "decoder_ff_logit_out_b" in arrays))
+    infos = {name: array.info for name, array in arrays.items()}
+    tensors.refuse(tensors.problems(infos, {row.stored: row.shape for row in rows}))
+    return {row.name: _changed(arrays[row.stored], row.change) for row in rows}
+
+
+def _changed(tensor: LazyTensor, change: str) -> LazyTensor:
+    if change.startswith("padded"):
+        return marian_model.padded(tensor, int(change[-1]))
+    shape = tensor.shape[::-1] if change == "matrix" else tensor.shape[1:]
+    return LazyTensor(TensorInfo(shape, tensor.dtype), partial(_reshaped, tensor, change))
+
+
+def _reshaped(tensor: LazyTensor, change: str) -> np.ndarray:
+    return tensor.read().T if change == "matrix" else tensor.read()[0]
+
+
+def _rows(config: TransformerConfig, output_bias: bool) -> Iterator[_Row]:
+    d, source, target = config.d_model, config.source_pad_id, config.target_pad_id
+    if config.tying.one_embedding:
+        yield _Row("Wemb", (target, d), "model.shared.weight", "padded 0")
+    else:
+        for side, size in (("encoder", source), ("decoder", target)):
+            name = f"model.{side}.embed_tokens.weight"
+            yield _Row(f"{side}_Wemb", (size, d), name, "padded 0")
+    if not config.tying.tied_output:
+        yield _Row("decoder_ff_logit_out_Wt", (target, d), "lm_head.weight", "padded 0")
+    if output_bias:
+        yield _Row("decoder_ff_logit_out_b", (1, target), "final_logits_bias", "padded 1")
+    for side in ("encoder", "decoder"):
+        yield from _stack(side, config)
+
+
+def _stack(side: str, config: TransformerConfig) -> Iterator[_Row]:
+    stack: StackConfig = getattr(config, side)
+    d, width = config.d_model, stack.d_ff or config.d_ff
+    pre = "_pre" if config.norm_placement is NormPlacement.PRE else ""
+    if stack.embedding_norm:
+        yield from _norm(f"{side}_emb", "_pre", f"model.{side}.layernorm_embedding", d)
+    for i in range(stack.layers):
+        stored, name = f"{side}_l{i + 1}", f"model.{side}.layers.{i}"
+        for part in stack.parts:
+            if part is Part.FFN:
+                for number, shape in (("1", (d, width)), ("2", (width, d))):
+                    yield from _linear(f"{stored}_ffn", number, shape, f"{name}.fc{number}")
+                yield from _norm(f"{stored}_ffn_ffn", pre, f"{name}.final_layer_norm", d)
+                continue
+            theirs, ours = _ATTENTIONS[part]
+            for letter in "qkvo":
+                linear = f"{name}.{ours}.{'out' if letter == 'o' else letter}_proj"
+                yield from _linear(f"{stored}_{theirs}", letter, (d, d), linear)
+            yield from _norm(f"{stored}_{theirs}_Wo", pre, f"{name}.{ours}_layer_norm", d)
+    if stack.final_norm:
+        yield from _norm(f"{side}_top", "", f"model.{side}.layer_norm", d)
+
+
+def _linear(stored: str, suffix: str, shape: Shape, name: str) -> Iterator[_Row]:
+    yield _Row(f"{stored}_W{suffix}", shape, f"{name}.weight", "matrix")
+    yield _Row(f"{stored}_b{suffix}", (1, shape[1]), f"{name}.bias")
+
+
+def _norm(stored: str, suffix: str, name: str, width: int) -> Iterator[_Row]:
+    for theirs, ours in (("scale", "weight"), ("bias", "bias")):
+        yield _Row(f"{stored}_ln_{theirs}{suffix}", (1, width), f"{name}.{ours}")

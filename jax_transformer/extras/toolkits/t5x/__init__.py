@@ -1,0 +1,1 @@
+"""Checkpoints of T5X."""

@@ -1,0 +1,277 @@
+"""The checkpoints of T5X: a folder with the file ``checkpoint``, a msgpack of nested maps, and a
+folder in zarr for each array.
+
+The map has ``version`` and ``optimizer``, and that ``target`` (the weights) and ``state`` (step and
+optimizer). A leaf is an array in the file itself, or TensorStore's description of one: driver,
+dtype, the name of its folder, shape and chunks. Facts from ``t5x/checkpoints.py``.
+"""
+
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError
+from jax_transformer.extras.toolkits import msgpack
+from jax_transformer.extras.toolkits.msgpack import ArrayExtent
+from jax_transformer.extras.toolkits.t5x import zarr
+from jax_transformer.storage import lazy
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
+
+INDEX = "checkpoint"
+CONFIG = "config.gin"
+"""T5X's configuration, in the folder that holds the checkpoints; an export has it in its own."""
+TARGET = "target."
+"""Before the names of the weights; those of optimizer and step begin with ``state.``."""
+VERSION = 3
+_KVSTORES = ("file", "gfile", "gcs")
+_MOST_NAME = 255  # bytes of a file's name
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True if a folder has the index of a checkpoint of T5X. TensorFlow's file of that name is
+    text.
+    """
+    try:
+        with open(folder / INDEX, "rb") as file:
+            start = file.read(256)
+    except OSError:
+        return False
+    return start[:1] in (b"\x82", b"\x81", b"\xde") and b"optimizer" in start
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The arrays of a checkpoint by name, none of them read: ``target.encoder.layers_0...``."""
+
+    folder: Path
+    version: int
+    arrays: Mapping[str, LazyTensor]
+    files: tuple[Path, ...]
+    """The index and the description of each array."""
+
+    @property
+    def weights(self) -> dict[str, LazyTensor]:
+        """The arrays of the model, without ``target.``."""
+        return {
+            name.removeprefix(TARGET): array
+            for name, array in self.arrays.items()
+            if name.startswith(TARGET)
+        }
+
+
+def find(folder: Path) -> Checkpoint:
+    """Find the arrays of a checkpoint, without reading one.
+
+    Raises:
+        InputError: a file is missing or damaged, or stored in a way that T5X 2021 and later does
+            not write.
+        UnsafeFileError: a file names another folder, or declares more data than it has.
+    """
+    index = folder / INDEX
+    content = msgpack.tree(index)
+    version, state = content.get("version"), content.get("optimizer")
+    if version not in (2, 3) or not isinstance(state, dict):
+        raise InputError(
+            f"{index}: is version {shown(version)} of T5X's checkpoints, and 2 and 3 are read"
+        )
+    leaves = _leaves(index, state, ())
+    arrays: dict[str, LazyTensor] = {}
+    folders: dict[str, str] = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, ArrayExtent):
+            info = TensorInfo(leaf.shape, leaf.dtype.name)
+            arrays[name] = LazyTensor(info, partial(msgpack.read, leaf))
+        elif isinstance(leaf, np.ndarray):
+            arrays[name] = lazy.of(leaf)
+        else:
+            path = _folder(index, name, leaf)
+            if path in folders:
+                raise UnsafeFileError(
+                    f"{index}: refused: {shown(name)} and {shown(folders[path])} are one folder"
+                )
+            folders[path] = name
+            arrays[name] = _stored(index, name, leaf, folder / path)
+    if version == 2:
+        arrays = {name: _as_bfloat16(array) for name, array in arrays.items()}
+    descriptions = (folder / path / zarr.METADATA for path in folders)
+    return Checkpoint(folder, version, arrays, (index, *descriptions))
+
+
+def _leaves(index: Path, tree: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        keys = (*above, key)
+        if isinstance(value, dict):
+            value = msgpack.joined(index, value, keys)
+        if isinstance(value, ArrayExtent) or (isinstance(value, dict) and "kvstore" in value):
+            flat[".".join(keys)] = value
+        elif isinstance(value, dict):
+            flat |= _leaves(index, value, keys)
+        elif isinstance(value, int | float):
+            flat[".".join(keys)] = np.asarray(value)
+        elif value is not None:
+            raise InputError(
+                f"{index}: {shown('.'.join(keys))} is {shown(value)}, and not an array"
+            )
+    return flat
+
+
+def _folder(index: Path, name: str, spec: Mapping[str, Any]) -> str:
+    """The folder of an array, from TensorStore's description of it."""
+    kvstore = spec["kvstore"]
+    if spec.get("driver") != "zarr" or not isinstance(kvstore, dict):
+        raise InputError(
+            f"{index}: {shown(name)} is stored by the driver {shown(spec.get('driver'))}, and only "
+            "zarr is read"
+        )
+    if kvstore.get("driver") not in _KVSTORES:
+        raise InputError(
+            f"{index}: {shown(name)} is in a store {shown(kvstore.get('driver'))}, which is none "
+            f"of {', '.join(_KVSTORES)}"
+        )
+    path = kvstore.get("path", spec.get("path"))  # next to the store before TensorStore 0.1.14
+    plain = path.removesuffix("/") if isinstance(path, str) else ""
+    if (
+        not plain.isprintable()
+        or plain in ("", ".", "..", INDEX)
+        or any(sign in plain for sign in "/\\:")
+        or len(plain.encode("utf-8", "replace")) > _MOST_NAME
+    ):
+        raise UnsafeFileError(
+            f"{index}: refused: {shown(path)} is not a plain name of a folder in the same folder"
+        )
+    return plain
+
+
+def _stored(index: Path, name: str, spec: Mapping[str, Any], folder: Path) -> LazyTensor:
+    array = zarr.open_array(folder)
+    metadata = spec.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("shape") != list(array.shape):
+        raise InputError(
+            f"{index}: {shown(name)} has the shape {shown(metadata.get('shape'))}, and its folder "
+            f"{list(array.shape)}"
+        )
+    if spec.get("dtype", array.dtype.name) != array.dtype.name:
+        raise InputError(
+            f"{index}: {shown(name)} is {shown(spec['dtype'])}, and in its folder {array.dtype}"
+        )
+    _check_transform(index, name, spec.get("transform"), array.shape)
+    return array.lazy()
+
+
+def _check_transform(index: Path, name: str, transform: Any, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless a description is of the whole array, as some versions say."""
+    if transform is None:
+        return
+    known = {"input_exclusive_max", "input_inclusive_min", "input_rank"}
+    begin = transform.get("input_inclusive_min") if isinstance(transform, dict) else ()
+    end = transform.get("input_exclusive_max") if isinstance(transform, dict) else ()
+    if (
+        not isinstance(transform, dict)
+        or transform.keys() - known
+        or begin not in (None, [0] * len(shape))
+        or end not in (None, list(shape), [[length] for length in shape])
+    ):
+        raise InputError(f"{index}: {shown(name)} is a part of its folder: {shown(transform)}")
+
+
+def _as_bfloat16(array: LazyTensor) -> LazyTensor:
+    """An array of version 2, which keeps the bits of bfloat16 as uint16."""
+    if array.dtype != "uint16":
+        return array
+    info = TensorInfo(array.shape, "bfloat16")
+    return LazyTensor(info, lambda: array.read().view(ml_dtypes.bfloat16))
+
+
+# Arrays of several layers
+
+
+class Spool:
+    """Arrays that are decompressed once, each into a temporary file without a name.
+
+    A scanned array is read layer by layer; without this each layer would decompress all of them.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[LazyTensor, Any]] = {}  # with the tensors, to keep their ids
+
+    def read(self, tensor: LazyTensor) -> np.ndarray:
+        """The array, which the first call copies into a file unless it is mapped already.
+
+        Each call maps the file anew, so that pages of arrays that are no longer used are freed.
+        """
+        if id(tensor) not in self._files:
+            array = tensor.read()
+            if isinstance(_base(array), np.memmap):
+                return array
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
+            weakref.finalize(self, file.close)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            self._files[id(tensor)] = tensor, file
+        raw = np.memmap(self._files[id(tensor)][1], np.uint8, "r", 0, (tensor.nbytes,))
+        return np.asarray(raw).view(tensor.numpy_dtype()).reshape(tensor.shape)
+
+
+def _base(array: np.ndarray) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+# Writing
+
+
+def write(folder: Path, weights: LazyState, step: int) -> None:
+    """Write a new checkpoint with weights and a step, and no state of an optimizer.
+
+    Its index is what ``flax.serialization`` makes of T5X's, its arrays what TensorStore reads.
+    Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
+    """
+    from flax import serialization  # loads jax
+
+    folder.mkdir()
+    target: dict[str, Any] = {}
+    for name, tensor in sorted(weights.items()):
+        array = tensor.read()
+        stored = f"{TARGET}{name}"
+        zarr.write(folder / stored, array)
+        spec = {
+            "driver": "zarr",
+            "dtype": array.dtype.name,
+            "kvstore": {"driver": "file", "path": f"{stored}/"},
+            "metadata": {
+                "chunks": list(zarr.chunk_shape(array.shape, array.itemsize)),
+                "compressor": {"id": "gzip", "level": 1},
+                "shape": list(array.shape),
+            },
+        }
+        *above, last = name.split(".")
+        inner = target
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[last] = spec
+    state = {"state": {"step": np.asarray(step, np.int32)}, "target": _sorted(target)}
+    index = {"version": VERSION, "optimizer": state}
+    (folder / INDEX).write_bytes(serialization.msgpack_serialize(index))
+
+
+def _sorted(tree: Any) -> Any:
+    """The tree with its names in order, in which jax.tree.map leaves them in T5X's."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name: _sorted(tree[name]) for name in sorted(tree)}
+
+
+def is_written(name: str) -> bool:
+    """True for names in a checkpoint that a conversion may write."""
+    return name in (INDEX, CONFIG) or name.startswith(TARGET) or name == "state.step"

@@ -1,0 +1,1 @@
+"""Trained models at work: translation, evaluation, scores, the attention page."""

@@ -1,0 +1,361 @@
+"""Translation: lines of text in, lines of text out."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from jaxtyping import Int
+
+from jax_transformer import transformer
+from jax_transformer.config import TransformerConfig
+from jax_transformer.data import batches, encoding
+from jax_transformer.data.options import LongLine
+from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
+from jax_transformer.errors import ConfigError
+from jax_transformer.formats import pretrained
+from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.generate import decoding, prepare
+from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.nn import sharding
+from jax_transformer.transformer import Transformer
+
+TOKENS_PER_BATCH = 4096
+"""Positions of the source in a batch, by default."""
+_CACHE_POSITIONS = 8
+"""Positions in the cache of translations, at most, for each position of the sources in a batch."""
+
+
+class Hypothesis(NamedTuple):
+    """A translation of a line."""
+
+    text: str
+    ids: Int[np.ndarray, " n"]
+    """Its tokens, with the end token if there is one, and nothing after it."""
+    score: float | None
+    """The score of beam search; None without beam search."""
+
+
+@dataclass
+class Line:
+    """A line to translate."""
+
+    number: int
+    """Its number, from 0."""
+    source: str
+    ids: list[int]
+    """Its tokens, without special ones."""
+    too_long: bool
+    """True if it is over the model's maximum length, so that it was cut or skipped."""
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    """Its translations, best first; empty before they are made."""
+
+
+class Batch(NamedTuple):
+    """Lines that are translated together."""
+
+    lines: list[Line]
+    width: int
+    rows: int
+    full: bool
+
+
+class Translator:
+    """Translates lines of text with a model, its tokenizer, and its folder's own generation config.
+
+    ``Translator.load(path)(["A line.", "Another."], beam_size=4)`` gives what ``jax-transformer
+    translate`` prints. Options of a call are keywords named as the fields of
+    :class:`GenerationConfig` and of its ``constraints``, or ``beam_size``, ``num_hypotheses`` and
+    ``max_length``; those that are not given are the generation config's.
+
+    Lines are batched by length and padded to ``widths``, the widths that the model was trained
+    with, or to the longest source that it reads. All beams of a batch together take at most
+    ``tokens_per_batch`` positions of the source, and eight times as many of the caches of all
+    models. The model is split for the compiled loops once, here: later changes of it are not seen.
+
+    Several models are an ensemble: at each step, the mean of their probabilities decides.
+    ``model`` is then the one that reads the shortest sequences.
+    """
+
+    def __init__(
+        self,
+        model: Transformer | Sequence[Transformer],
+        tokenizer: Tokenizer | TokenizerPair,
+        generation_config: GenerationConfig | None = None,
+        *,
+        widths: Sequence[int] = (),
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+    ):
+        if tokens_per_batch < 1:
+            raise ConfigError(f"tokens_per_batch={tokens_per_batch} must be at least 1")
+        self.split_model = prepare.split(model)
+        self.split_model.config.check_text("translation")
+        self.models = (model,) if isinstance(model, Transformer) else tuple(model)
+        self.model = min(self.models, key=lambda each: each.config.longest)
+        self.tokenizer, longest = tokenizer, self.model.config.longest
+        self.generation_config = generation_config or GenerationConfig()
+        self.widths = tuple(sorted({*(width for width in widths if width < longest), longest}))
+        self.tokens_per_batch = tokens_per_batch
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | Sequence[str | Path],
+        weights: str = "auto",
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        precision: str | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        **options: Any,
+    ) -> "Translator":
+        """The translator of a run folder, a Hugging Face folder or ``hf:owner/name``.
+
+        Several paths are an ensemble, with the generation config of the first. ``precision`` is the
+        dtype to compute in, such as ``bfloat16``; None is that of the files. ``weights``, languages
+        and errors are those of :func:`jax_transformer.load`, and a folder without a tokenizer
+        raises InputError. ``options``, named as those of a call, change the generation config.
+        """
+        paths = [path] if isinstance(path, str | Path) else path
+        return cls.from_opened(
+            *(pretrained.open(each, weights) for each in paths),
+            source_lang=source_lang,
+            target_lang=target_lang,
+            precision=precision,
+            tokens_per_batch=tokens_per_batch,
+            **options,
+        )
+
+    @classmethod
+    def from_opened(
+        cls,
+        opened: Pretrained,
+        *others: Pretrained,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        precision: str | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        **options: Any,
+    ) -> "Translator":
+        """The translator of what :func:`jax_transformer.formats.pretrained.open` has opened; with
+        ``others``, of their ensemble.
+
+        Raises ConfigError for wrong ``options``, and for tokenizers that differ, before any weights
+        are read.
+        """
+        if opened.config is not None:
+            opened.config.check_text("translation")
+        tokenizer = opened.tokenizer(source_lang, target_lang)
+        generation_config = opened.generation_config(tokenizer).overridden(options)
+        if opened.config is not None:
+            longest = opened.config.longest
+            prepare.max_new_tokens(opened.config, longest, generation_config.max_new_tokens)
+        for other in others:
+            if other.tokenizer(source_lang, target_lang).hash != tokenizer.hash:
+                raise ConfigError(
+                    f"{other.path}: its tokenizer is not that of {opened.path}; "
+                    "the models of an ensemble have one tokenizer"
+                )
+        models = [load_model(each, precision) for each in (opened, *others)]
+        return cls(
+            models,
+            tokenizer,
+            generation_config,
+            widths=opened.widths,
+            tokens_per_batch=tokens_per_batch,
+        )
+
+    @overload
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: None = None, **options: Any
+    ) -> list[str]: ...
+
+    @overload
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: int, **options: Any
+    ) -> list[list[Hypothesis]]: ...
+
+    def __call__(
+        self, lines: Sequence[str], *, num_hypotheses: int | None = None, **options: Any
+    ) -> list[str] | list[list[Hypothesis]]:
+        """The translation of each line, in order; that of a blank line is empty.
+
+        With ``num_hypotheses``, that many :class:`Hypothesis` of each line instead, as from
+        :meth:`hypotheses`.
+        """
+        if num_hypotheses is not None:
+            return self.hypotheses(lines, num_hypotheses=num_hypotheses, **options)
+        return [best[0].text for best in self.hypotheses(lines, **options)]
+
+    def hypotheses(self, lines: Sequence[str], **options: Any) -> list[list[Hypothesis]]:
+        """The ``num_return_sequences`` hypotheses of each line, best first.
+
+        A blank line has one hypothesis, which is empty.
+        Raises ConfigError for options that are unknown or exclude each other, and InputError for a
+        line longer than the model reads.
+        """
+        if isinstance(lines, str):
+            raise ConfigError("lines is one string: give a list of lines")
+        stream = self.stream([lines], len(lines) + 1, **options)
+        return [line.hypotheses for ready in stream for line in ready]
+
+    def stream(
+        self,
+        windows: Iterable[Sequence[str]],
+        window_size: int,
+        *,
+        too_long: LongLine = LongLine.REFUSE,
+        **options: Any,
+    ) -> Iterator[list[Line]]:
+        """Yield the lines of ``windows`` with their hypotheses, in order, as soon as they are made.
+
+        After every batch and window comes a list of the lines that are ready, which may be empty.
+        A window is translated before the next one is asked for. If it has ``window_size`` lines,
+        more are expected at once, and those that fill no batch wait for the lines of the next
+        window, but no longer. So batches are as full as if there were no windows.
+
+        Raises the errors of :meth:`hypotheses`.
+        """
+        config = self.generation_config.overridden(options)
+        queue: deque[Line] = deque()
+        filled: set[int] = set()
+        start = 0
+        for window in chain(windows, [()]):  # after the last one, nothing waits
+            for line in self._encoded(window, start, too_long):
+                if not line.source.strip() or (line.too_long and too_long is LongLine.SKIP):
+                    line.hypotheses = [empty_hypothesis(config)]
+                queue.append(line)
+            for batch in self._batches([x for x in queue if not x.hypotheses], config, filled):
+                new = min(line.number for line in batch.lines) >= start
+                if new and len(window) == window_size and not batch.full:
+                    continue
+                self._translate(batch, config)
+                yield list(_ready(queue))
+            yield list(_ready(queue))
+            start += len(window)
+
+    def _encoded(self, lines: Sequence[str], start: int, too_long: LongLine) -> list[Line]:
+        """Lines of text, the first of which has the number ``start``, with their tokens."""
+        longest = self.model.config.longest
+        texts = [line if line.strip() else "" for line in lines]  # as training drops blank sides
+        if too_long is LongLine.REFUSE:
+            ids = encoding.encode_sources(texts, self.tokenizer, longest, first_number=start + 1)
+            cut = [False] * len(texts)
+        else:
+            ids, cut = encoding.cut_sources(texts, self.tokenizer, longest)
+        return [Line(start + i, *each) for i, each in enumerate(zip(lines, ids, cut, strict=True))]
+
+    def _batches(
+        self, lines: Sequence[Line], config: GenerationConfig, filled: set[int]
+    ) -> Iterator["Batch"]:
+        """The lines of each batch, shortest first.
+
+        A batch that is not full has the fewest rows of :func:`.batches.row_counts`, or those of a
+        full one if that width has had one: ``filled`` are these widths.
+        """
+        special_tokens, most = (
+            encoding.special_tokens(self.tokenizer).size,
+            self.rows_per_batch(config),
+        )
+        lengths = np.array([len(line.ids) + special_tokens for line in lines], np.int64)
+        for bucket, indices in batches.by_length(lengths, self.widths, most):
+            width, rows, full = self.widths[bucket], most[bucket], len(indices) == most[bucket]
+            if full:
+                filled.add(width)
+            elif width not in filled:
+                rows = next(count for count in batches.row_counts(rows) if count >= len(indices))
+            yield Batch([lines[i] for i in indices], width, rows, full)
+
+    def _translate(self, batch: "Batch", config: GenerationConfig) -> None:
+        """Translate a batch, and give each line its hypotheses."""
+        # A loop lasts until all rows have ended: those that are left over repeat the lines
+        lines = [batch.lines[i % len(batch.lines)] for i in range(batch.rows)]
+        source = batches.pad_rows(
+            [line.ids for line in lines],
+            batch.width,
+            batch.rows,
+            self.model.config.source_pad_id,
+            encoding.special_tokens(self.tokenizer),
+        )
+        numbers = np.array([line.number for line in lines], np.int32)
+        tokens, scores = decoding.generate(self.split_model, source, config, numbers)
+        for line, ids, row_scores in zip(batch.lines, tokens, scores, strict=False):
+            line.hypotheses = [
+                self.hypothesis(each, float(score), config)
+                for each, score in zip(ids, row_scores, strict=True)
+            ]
+
+    def rows_per_batch(self, config: GenerationConfig) -> tuple[int, ...]:
+        """The number of rows in a batch of each width.
+
+        It is bounded by the cache, too, which has room for the longest translation.
+        """
+        tokens = self.tokens_per_batch
+        rows = batches.rows_per_batch(
+            self.widths, max(1, tokens // config.num_beams), sharding.row_shards()
+        )
+        in_cache = _CACHE_POSITIONS * tokens // (config.num_beams * len(self.models))
+        lengths = [
+            prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
+            for width in self.widths
+        ]
+        return tuple(
+            min(count, max(1, in_cache // length))
+            for count, length in zip(rows, lengths, strict=True)
+        )
+
+    def hypothesis(
+        self, ids: Int[np.ndarray, " n"], score: float, config: GenerationConfig
+    ) -> Hypothesis:
+        """A row of a loop's result, without the padding."""
+        eos_id = config.eos_token_id
+        ends = np.flatnonzero(ids == (self.model.config.eos_id if eos_id is None else eos_id))
+        ids = ids[: ends[0] + 1] if len(ends) else ids
+        return Hypothesis(self.tokenizer.decode(ids), ids, None if np.isnan(score) else score)
+
+
+def empty_hypothesis(config: GenerationConfig) -> Hypothesis:
+    """The translation of an empty line."""
+    return Hypothesis("", np.zeros(0, np.int32), 0.0 if config.num_beams > 1 else None)
+
+
+def load_model(opened: Pretrained, precision: str | None) -> Transformer:
+    """The model with weights and arithmetic in ``precision``; as in its files if None."""
+    if precision is None or opened.config is None:
+        return opened.model()
+    config = dataclasses.replace(opened.config, compute_dtype=precision)
+    return transformer.unflatten(config, transformer.flatten(opened.model(dtype=precision)))
+
+
+def without_cache(config: TransformerConfig) -> str | None:
+    """A message for models that decode without a cache of keys and values; None for others."""
+    if config.uncacheable is None:
+        return None
+    shorter = (
+        "; a translation has at most as many tokens as its padded source"
+        if config.equal_lengths
+        else ""
+    )
+    reason = f"because {config.uncacheable}{shorter}"
+    return f"decoding runs the whole decoder again at each token, {reason}"
+
+
+def _ready(queue: deque[Line]) -> Iterator[Line]:
+    """Take the lines from the front of a queue that have their hypotheses."""
+    while queue and queue[0].hypotheses:
+        yield queue.popleft()
+
+
+def n_best_lines(line: Line) -> list[str]:
+    """Lines of an n-best list in the format of Moses and fairseq: ``line ||| text ||| score``.
+
+    Lines of the source are counted from 0; hypotheses come best first.
+    """
+    return [
+        f"{line.number} ||| {hypothesis.text} ||| {hypothesis.score:.6f}"
+        for hypothesis in line.hypotheses
+    ]

@@ -1,0 +1,1 @@
+"""What surrounds a process: several processes, signals, the allocator, a supervisor."""

@@ -1,0 +1,301 @@
+"""A model's folder in the layout of Hugging Face transformers: config.json, weights in one file or
+several, tokenizer. Loads no jax.
+
+The names of the files are those of transformers 5.23 (``utils/__init__.py``), in the order in which
+it looks for them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.storage import atomic, safetensors, untrusted
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.untrusted import shown
+
+CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+IN_RUN = "huggingface"
+"""The folder of a run with a Hugging Face folder's files except the weights, unchanged."""
+INDEX = ".index.json"
+SAFETENSORS, PT = "model.safetensors", "pytorch_model.bin"
+FLAX = "flax_model.msgpack"
+WEIGHTS = (SAFETENSORS, SAFETENSORS + INDEX, PT, PT + INDEX, FLAX, FLAX + INDEX)
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tokenizer.model",
+)
+SOUND = ("preprocessor_config.json", "processor_config.json", "normalizer.json")
+"""Settings of spectrograms, and of comparing transcripts."""
+EXTRA_FILES = (CONFIG, GENERATION, *TOKENIZER, *SOUND, CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+SHARD_SIZE = 5_000_000_000  # transformers' default until its version 5
+_SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
+_LONGEST_CONFIG = 10_000_000
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of a folder; no weights are read."""
+
+    path: Path
+    data: Mapping[str, Any]
+    """config.json."""
+    weights: Path
+    """The file of weights, or the index of several."""
+    extra_names: tuple[str, ...]
+    """Names of the files that are copied with the weights, unchanged."""
+    others: tuple[tuple[str, str], ...]
+    """The other files and folders, and why each is left out of a conversion."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The index, if there is one, and the files that hold the weights."""
+        return (
+            [self.weights, *untrusted.shards(self.weights)]
+            if self.weights.name.endswith(INDEX)
+            else [self.weights]
+        )
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files that hold the weights."""
+        return self.files[1:] or self.files
+
+
+def configuration(path: Path) -> Mapping[str, Any]:
+    """The config.json of a folder. Raises InputError if it cannot be read, UnsafeFileError if it is
+    implausibly large or nested.
+    """
+    data = untrusted.read_json(path / CONFIG, longest=_LONGEST_CONFIG)
+    if not isinstance(data, dict):
+        raise InputError(f"{path / CONFIG}: is no JSON object")
+    return data
+
+
+def find(path: str | Path) -> Folder:
+    """Find the files of a folder. Raises InputError with the names of weight files if it has none
+    of them.
+    """
+    path = Path(path)
+    data = configuration(path)
+    existing = [name for name in WEIGHTS if (path / name).is_file()]
+    if not existing:
+        raise InputError(
+            f"{path}: holds no weights: there is none of {', '.join(WEIGHTS)}{_instead(path)}"
+        )
+    weights = path / existing[0]
+    used = {
+        file.name for file in (untrusted.shards(weights) if weights.name.endswith(INDEX) else ())
+    } | {weights.name}
+    extra_names = tuple(name for name in EXTRA_FILES if (path / name).is_file())
+    names = sorted(
+        name
+        for name in (entry.name for entry in path.iterdir())
+        if name not in used and name not in extra_names
+    )
+    return Folder(
+        path,
+        data,
+        weights,
+        extra_names,
+        tuple((name, _why(path / name, weights.name)) for name in names),
+    )
+
+
+def _instead(path: Path) -> str:
+    """A hint about weights of another framework."""
+    others = [
+        name for name in ("tf_model.h5", "rust_model.ot", "model.onnx") if (path / name).is_file()
+    ]
+    return (
+        f"; {', '.join(others)} cannot be read: get the PyTorch weights of this model"
+        if others
+        else ""
+    )
+
+
+def _why(path: Path, chosen: str) -> str:
+    if path.is_dir():
+        return "a folder"
+    if path.suffix in (
+        ".safetensors",
+        ".bin",
+        ".msgpack",
+        ".h5",
+        ".ot",
+        ".onnx",
+    ) or path.name.endswith(INDEX):
+        return f"weights again, next to {chosen}, which is read"
+    return (
+        "a program; programs are neither run nor copied"
+        if path.suffix in (".py", ".sh")
+        else "neither weights, configuration nor tokenizer"
+    )
+
+
+# Weights
+
+
+def _plain(path: Path, state: Any) -> dict[str, Any]:
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
+    ):
+        raise InputError(f"{path}: is not a plain state_dict, from names to tensors")
+    return state
+
+
+def describe(folder: Folder) -> dict[str, TensorInfo]:
+    """Every stored tensor, from the headers only. Raises InputError if the index and its files do
+    not agree.
+    """
+    return {name: tensor.info for name, tensor in scan(folder).items()}
+
+
+def scan(folder: Folder) -> dict[str, LazyTensor]:
+    """Every stored tensor, none of them read. Raises as :func:`describe`."""
+    if folder.weights.name.startswith(SAFETENSORS):
+        return safetensors.scan(folder.weights)
+    if folder.weights.name.startswith(FLAX):
+        from jax_transformer.extras.toolkits import flax_msgpack
+
+        return flax_msgpack.scan(folder.weights)
+    from jax_transformer.storage import pt
+
+    parts = {file: _plain(file, pt.scan(file)) for file in folder.shards}
+    if folder.weights.name.endswith(INDEX):
+        untrusted.check_shards(folder.weights, parts)
+    return {name: tensor for part in parts.values() for name, tensor in part.items()}
+
+
+def verify(folder: Folder) -> None:
+    """Raise InputError if a checksum of its PyTorch files does not hold; others have none."""
+    if folder.weights.name.startswith(PT):
+        from jax_transformer.storage import pt
+
+        for file in folder.shards:
+            pt.verify(file)
+
+
+def ties(folder: Folder) -> list[tuple[str, ...]]:
+    """Groups of names that share the bytes of a PyTorch file; empty for other files."""
+    if not folder.weights.name.startswith(PT):
+        return []
+    from jax_transformer.storage import pt
+
+    return [names for file in folder.shards for names in pt.ties(file)]
+
+
+def write(
+    path: Path,
+    state: LazyState,
+    extra_files: Mapping[str, bytes],
+    *,
+    shard_size: int = SHARD_SIZE,
+) -> None:
+    """Write a new folder: ``state`` unchanged, in one file or in several of at most ``shard_size``
+    bytes, and the other files by their names. Each tensor is read back and compared.
+
+    Nothing is synced or renamed: see :func:`jax_transformer.storage.atomic.folder`.
+    """
+    path.mkdir()
+    parts = split({name: tensor.nbytes for name, tensor in state.items()}, shard_size)
+    names = (
+        [SAFETENSORS]
+        if len(parts) == 1
+        else [_shard(number, len(parts)) for number in range(len(parts))]
+    )
+    for name, part in zip(names, parts, strict=True):
+        tensors_of_part = {tensor: state[tensor] for tensor in part}
+        safetensors.save(path / name, tensors_of_part, target=path / name, hashed=False)
+    if len(parts) > 1:
+        total = {
+            "total_parameters": sum(tensor.info.size for tensor in state.values()),
+            "total_size": sum(tensor.nbytes for tensor in state.values()),
+        }
+        files = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        (path / (SAFETENSORS + INDEX)).write_bytes(
+            to_json({"metadata": total, "weight_map": dict(sorted(files.items()))})
+        )
+    write_files(path, extra_files)
+
+
+def write_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their names into a folder, which is created if needed. They are on the disk
+    when this returns.
+    """
+    path.mkdir(exist_ok=True)
+    for name, content in files.items():
+        atomic.write_bytes(path / name, content)
+    atomic.sync(path.parent)
+
+
+def is_written(name: str) -> bool:
+    """True for names of files that an export may write."""
+    return (
+        name in (SAFETENSORS, SAFETENSORS + INDEX, *EXTRA_FILES)
+        or re.fullmatch(_SHARD, name) is not None
+    )
+
+
+def _shard(number: int, count: int) -> str:
+    return f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+def split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Split names, in order, into groups of at most ``most`` bytes; a larger one has a group of its
+    own.
+    """
+    parts: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if parts[-1] and filled + size > most:
+            parts.append([])
+            filled = 0
+        parts[-1].append(name)
+        filled += size
+    return parts
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes: ``5GB``, ``200MB`` or a plain number. Raises ConfigError for other
+    text.
+    """
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number, unit = (
+        (text[:-2], units[text[-2:].upper()]) if text[-2:].upper() in units else (text, 1)
+    )
+    if not (number.isascii() and number.isdecimal()) or int(number) < 1:
+        raise ConfigError(
+            f"--shard-size {shown(text)}: give a whole number of bytes, KB, MB, GB or TB, as 5GB"
+        )
+    return int(number) * unit
+
+
+def to_json(data: Mapping[str, Any]) -> bytes:
+    """JSON in transformers' format."""
+    return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
+
+
+def contents(files: Mapping[str, Path]) -> dict[str, bytes]:
+    """The content of files by their names. Raises InputError for one that cannot be read."""
+    try:
+        return {name: path.read_bytes() for name, path in files.items()}
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,333 @@
+"""Read PyTorch's ``.pt`` files (also ``.pth`` and ``.bin``; the zip format of PyTorch 1.6 and
+later) without PyTorch, and find the state_dict in them: at the top, or under a key (``model``).
+
+Weights and training states are arrays in plain containers. Everything else is refused with an
+error that names it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.errors import InputError, UnsafeFileError, nearest
+from jax_transformer.storage import lazy, tensors, untrusted
+from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.storage.pt import zip_archive
+from jax_transformer.storage.pt.rebuild import Rebuilder
+from jax_transformer.storage.tensors import Note, TensorInfo, TensorView
+from jax_transformer.storage.untrusted import shown
+
+_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # files from before PyTorch 1.6 begin with this number
+_NEWEST_VERSION = 10
+_USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "weights")
+
+
+def is_legacy(path: str | Path) -> bool:
+    """True for a file in the format from before PyTorch 1.6: a sequence of pickles."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        begin = file.read(64)
+    return begin[:1] == b"\x80" and _MAGIC in begin
+
+
+def read(path: str | Path) -> Any:
+    """Read the saved value: dicts, lists, tuples and plain values, with an array for every tensor.
+
+    The arrays are contiguous copies; tensors with the same elements of one storage are one array,
+    so ties are preserved. An OrderedDict, Counter or argparse.Namespace is a dict, a torch.Size a
+    tuple, a bytearray bytes, a dtype or device its name, and a storage a flat array.
+
+    Raises:
+        InputError: the file is missing, damaged, or not of this format.
+        UnsafeFileError: it has other objects, or needs more memory than it has bytes.
+    """
+    value = scan(path)
+    arrays = lazy.arrays(
+        {name: leaf for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
+    )
+    of = {id(leaf): arrays[name] for name, leaf in leaves(value) if isinstance(leaf, LazyTensor)}
+    return _mapped(value, lambda leaf: of[id(leaf)] if isinstance(leaf, LazyTensor) else leaf)
+
+
+def scan(path: str | Path) -> Any:
+    """Read as :func:`read`, but with a ``LazyTensor`` for every tensor. No storage is read; the
+    checksum of each is verified when it is read first.
+    """
+    with _open(path) as archive:
+        value, folder = _parsed(archive)
+        storages = _Storages(archive, f"{folder}data/")
+    return _mapped(value, storages.scanned)
+
+
+def describe(path: str | Path) -> Any:
+    """Read as :func:`read`, but with a ``TensorView`` for every tensor. No storage is read."""
+    with _open(path) as archive:
+        return _parsed(archive)[0]
+
+
+def verify(path: str | Path) -> str:
+    """Read every byte and return the file's SHA-256. Raises InputError if a checksum in the file
+    does not hold.
+    """
+    with _open(path) as archive:
+        return archive.verify()
+
+
+def ties(path: str | Path) -> list[tuple[str, ...]]:
+    """Groups of dotted names of tensors with the same elements of one storage, also transposed or
+    flattened.
+    """
+    return tied(describe(path))
+
+
+def tied(described: Any) -> list[tuple[str, ...]]:
+    """The result of :func:`ties`, from that of :func:`describe`."""
+    groups: dict[Any, list[str]] = {}
+    for name, leaf in leaves(described):
+        if isinstance(leaf, TensorView) and leaf.nbytes:
+            groups.setdefault(leaf.region(), []).append(name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is not a container, with its dotted name."""
+    if isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
+
+
+def _open(path: str | Path) -> zip_archive.Archive:
+    path = Path(path)
+    untrusted.check_readable(path)
+    if is_legacy(path):
+        raise InputError(
+            f"{path}: is in the format from before PyTorch 1.6: load it there, if you trust it, "
+            "and torch.save it again"
+        )
+    if not zip_archive.starts_as_zip(path):
+        raise InputError(f"{path}: not a PyTorch file: it is no zip file")
+    return zip_archive.Archive(path)
+
+
+def _parsed(archive: zip_archive.Archive) -> tuple[Any, str]:
+    """The described value, and the folder that all members are in."""
+    pickles = [name for name in archive.members if name.split("/")[1:] == ["data.pkl"]]
+    if len(pickles) != 1:
+        raise InputError(
+            f"{archive.path}: not a PyTorch file: it has {len(pickles) or 'no'} data.pkl"
+        )
+    folder = pickles[0].removesuffix("data.pkl")
+    inside = {
+        name.removeprefix(folder): member
+        for name, member in archive.members.items()
+        if name.startswith(folder)
+    }
+    for name in archive.members:
+        if not name.startswith(folder):
+            raise UnsafeFileError(
+                f"{archive.path}: refused: {shown(name)} is not within {shown(folder)}"
+            )
+    if "constants.pkl" in inside:
+        raise InputError(
+            f"{archive.path}: is a TorchScript program: save the state_dict() of the module instead"
+        )
+    if "version" not in inside and ".data/version" not in inside:
+        raise InputError(f"{archive.path}: not a PyTorch file: it has no version")
+    version = _record(archive, folder + ("version" if "version" in inside else ".data/version"))
+    if not (version.isascii() and version.isdecimal()) or not 1 <= int(version) <= _NEWEST_VERSION:
+        raise InputError(
+            f"{archive.path}: is of version {shown(version)} of the format; known are 1 to "
+            f"{_NEWEST_VERSION}"
+        )
+    order = _record(archive, f"{folder}byteorder") if "byteorder" in inside else "little"
+    if order != "little":
+        raise InputError(
+            f"{archive.path}: its numbers are in the byte order {shown(order)}; only little is read"
+        )
+    sizes = {
+        name.removeprefix("data/"): member.size
+        for name, member in inside.items()
+        if name.startswith("data/")
+    }
+    return Rebuilder(str(archive.path), sizes, archive.size).value(
+        archive.read(pickles[0]).tobytes()
+    ), folder
+
+
+def _record(archive: zip_archive.Archive, name: str) -> str:
+    """The text of a member that is a word."""
+    if archive.members[name].size > 16:
+        raise InputError(f"{archive.path}: {shown(name)} is too long")
+    return archive.read(name).tobytes().decode("latin-1").strip()
+
+
+class _Storages:
+    """The storages of one file, which is opened for each array that is read."""
+
+    def __init__(self, archive: zip_archive.Archive, folder: str):
+        self.path, self._folder, self._members = archive.path, folder, archive.members
+        self._verified: set[str] = set()
+        self._scanned: dict[TensorView, LazyTensor] = {}
+
+    def scanned(self, leaf: Any) -> Any:
+        """A LazyTensor for a tensor, the same for equal ones; other values as they are."""
+        if not isinstance(leaf, TensorView):
+            return leaf
+        info = TensorInfo(tuple(leaf.shape), str(leaf.dtype))
+        return self._scanned.setdefault(leaf, LazyTensor(info, partial(self.array, leaf)))
+
+    def array(self, tensor: TensorView) -> np.ndarray:
+        """The tensor in C order, mapped into memory if it is stored in that order. Raises
+        InputError for a storage whose checksum does not hold.
+        """
+        if not all(tensor.shape):
+            return np.empty(tensor.shape, tensor.dtype)
+        name = f"{self._folder}{tensor.storage}"
+        if name not in self._verified:
+            zip_archive.verify_member(self.path, name, self._members[name])
+            self._verified.add(name)
+        width = tensor.dtype.itemsize
+        start = self._members[name].start + tensor.offset * width
+        length = (tensor.end - tensor.offset) * width
+        raw = lazy.map_file(self.path, start, dtype=np.dtype(np.uint8), shape=(length,))
+        strides = tuple(step * width for step in tensor.stride)
+        array = tensors.contiguous(np.ndarray(tensor.shape, tensor.dtype, raw.data, 0, strides))
+        if tensor.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise InputError(
+                f"{self.path}: storage {shown(tensor.storage)} has truth values other than 0 and 1"
+            )
+        return array
+
+
+# The state_dict in a file
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A state_dict without its arrays."""
+
+    path: Path
+    keys: tuple[str, ...]
+    """The keys that lead to it."""
+    tensors: Mapping[str, TensorInfo]
+    ties: tuple[tuple[str, ...], ...]
+    """Groups of names of one tensor."""
+    others: tuple[Note, ...]
+    """The other content of the file, which is not converted."""
+
+    def scan(self) -> dict[str, LazyTensor]:
+        """The tensors, none of them read; names that are tied have one LazyTensor."""
+        return _tensors(_at(scan(self.path), self.keys))
+
+
+def open_state(path: Path, key: str | None = None) -> StateFile:
+    """Open the state_dict at ``key``, or the only one. Raises InputError if the file has none or
+    several.
+    """
+    content = describe(path)
+    keys = _keys(path, content, key)
+    state = _at(content, keys)
+    views = _tensors(state)
+    notes = [Note(name, "not part of the weights") for name in _siblings(content, keys)]
+    notes += [
+        Note(".".join([*keys, str(name)]), "no tensor") for name in state if name not in views
+    ]
+    names: dict[Any, list[str]] = {}
+    for name, view in views.items():
+        if view.nbytes:
+            names.setdefault(view, []).append(name)
+    ties = tuple(tuple(group) for group in names.values() if len(group) > 1)
+    infos = {name: TensorInfo(tuple(view.shape), str(view.dtype)) for name, view in views.items()}
+    return StateFile(path, keys, infos, ties, tuple(notes))
+
+
+def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTensor]:
+    """The tensors of several state_dicts of a file, none of them read.
+
+    ``keys`` lead to each of them, by the prefix that its names get.
+    """
+    content = scan(path)
+    return {
+        f"{prefix}{name}": tensor
+        for prefix, where in keys.items()
+        for name, tensor in _tensors(_at(content, where, path)).items()
+    }
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _is_state(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and any(map(_is_tensor, value.values()))
+        and not any(isinstance(part, dict) for part in value.values())
+    )
+
+
+def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
+    if key is not None:
+        keys = tuple(key.split("."))
+        if not _is_state(_at(content, keys, path)):
+            raise InputError(f"{path}: {key} is no state_dict, from names to tensors")
+        return keys
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds a {type(content).__name__}, not a state_dict")
+    states = [name for name, value in content.items() if _is_state(value)]
+    usual = [name for name in states if name in _USUAL_KEYS]
+    if len(usual) == 1 or (len(states) == 1 and not usual):
+        return ((usual or states)[0],)
+    if states:
+        raise InputError(
+            f"{path}: holds several state_dicts: give --key with one of "
+            f"{', '.join(map(str, states))}"
+        )
+    if _is_state(content):
+        return ()
+    raise InputError(
+        f"{path}: holds no state_dict among {', '.join(map(str, content)) or 'nothing'}"
+    )
+
+
+def _at(content: Any, keys: tuple[str, ...], path: Path | None = None) -> Any:
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            known = [str(name) for name in content] if isinstance(content, dict) else []
+            raise InputError(
+                f"{path}: has no {key!r}{nearest(key, known)}; "
+                f"there are: {', '.join(known) or 'no keys'}"
+            )
+        content = content[key]
+    return content
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in state.items() if isinstance(name, str) and _is_tensor(value)
+    }
+
+
+def _siblings(content: Any, keys: tuple[str, ...]) -> list[str]:
+    return [
+        ".".join([*keys[:depth], str(name)])
+        for depth, key in enumerate(keys)
+        for name in _at(content, keys[:depth])
+        if name != key
+    ]
