@@ -5,15 +5,17 @@ models, they are run and compared.
 """
 
 import importlib.util
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.config import AttentionSpan, TransformerConfig
-from jax_transformer.convert import memory
 from jax_transformer.errors import ConfigError, DifferentError
+from jax_transformer.formats.base import Checked
 from jax_transformer.storage import lazy
 from jax_transformer.storage.lazy import LazyState
 from jax_transformer.storage.tensors import same
@@ -27,24 +29,6 @@ _BOUND = 1e-9
 _ROWS, _SOURCE, _TARGET = 3, 7, 5
 # Of the two models in float64: our arrays, JAX's, the twin's, and each side's own as read
 _BYTES_A_NUMBER = 40
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Result of a check that passed."""
-
-    method: str
-    """The kind of check, and the reason if the models were not run."""
-    errors: dict[str, float] = field(default_factory=dict)
-    """Largest absolute difference of each output."""
-
-    def line(self) -> str:
-        worst = (
-            f": largest difference {max(self.errors.values()):.2g} over {len(self.errors)} outputs"
-            if self.errors
-            else ""
-        )
-        return f"checked: {self.method}{worst}"
 
 
 def check(
@@ -83,7 +67,7 @@ def _cannot_run(state: LazyState) -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed, so its twin was not run"
     needed = _BYTES_A_NUMBER * sum(tensor.info.size for tensor in state.values())
-    free = memory.available()
+    free = _available_memory()
     if free is not None and needed > free:
         return (
             f"the twin was not run: both models take about {needed / 2**30:.1f} GiB, and "
@@ -92,6 +76,42 @@ def _cannot_run(state: LazyState) -> str | None:
     if not all(np.isfinite(tensor.read().astype(np.float64)).all() for tensor in state.values()):
         return "not all weights are finite, so the twin was not run"
     return None
+
+
+def _available_memory() -> int | None:
+    """Bytes that are free, or that the system would free; None if it does not say.
+
+    A container's limit counts as well.
+    """
+    free = [_meminfo(), _cgroup()]
+    known = [number for number in free if number is not None]
+    return min(known) if known else None
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line)
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _cgroup() -> int | None:
+    """Bytes that this process's group (version 2) may still take."""
+    try:
+        folder = Path("/sys/fs/cgroup")
+        limit, used = ((folder / name).read_text() for name in ("memory.max", "memory.current"))
+        statistics = dict(
+            line.split() for line in (folder / "memory.stat").read_text().splitlines()
+        )
+        # Pages of files that were not used lately are given up first
+        return int(limit) - int(used) + int(statistics.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None
 
 
 def _run(

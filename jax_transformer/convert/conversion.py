@@ -4,25 +4,27 @@ A conversion reads, casts, renames, writes, reads back and checks.
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.architectures import tensor_names
+from jax_transformer.architectures import huggingface_state, tensor_names
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import checking, planning, preparation, progress, writing
-from jax_transformer.convert.checking import Checked
+from jax_transformer.convert import checking, planning, preparation
 from jax_transformer.convert.planning import Plan
 from jax_transformer.convert.preparation import ModelDescription, Prepared
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats import kinds, pretrained
-from jax_transformer.formats.kinds import DEPLOYED, Kind
+from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry as formats
+from jax_transformer.formats.base import Checked, Destination
 from jax_transformer.storage import lazy, tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.untrusted import plain
@@ -110,75 +112,59 @@ def convert(prepared: Prepared) -> Outcome:
 
     Raises InputError listing everything that does not fit, before anything is written.
     """
-    request, source, kind, model = prepared.request, prepared.source, prepared.kind, prepared.model
-    from_torch, to_torch = source.kind.has_torch_names, kind.has_torch_names
+    source, to, model = prepared.source, prepared.to, prepared.model
+    from_torch, to_torch = source.format.has_torch_names, to.format.has_torch_names
     state = source.scan()
     aliases = rules.aliases(model.table) if model is not None and from_torch else {}
     prepared.refuse(lazy.differing_ties(aliases, state))
-    if kind in DEPLOYED:
-        from jax_transformer.extras.deploy import deployment
-
-        assert model is not None  # a folder is no copy of a file
-        state = renamed(state, model, from_torch=from_torch, to_torch=False)
-        folder = deployment.write(prepared, state)
-        return _outcome(prepared, folder.summary, folder.loss, folder.checked, folder.sha256)
-    casting = None if request.dtype is None else lazy.Cast(request.dtype)
+    casting = None if to.dtype is None else lazy.Cast(to.dtype)
     if casting is not None:
         state = casting.apply(state)
         if model is not None:
-            state = states.computed_again(state, model.config)
+            state = huggingface_state.computed_again(state, model.config)
     result = renamed(state, model, from_torch=from_torch, to_torch=to_torch)
-    written = result
-    if kind is Kind.HUGGINGFACE and model is not None:
-        written = states.saved(result, model.config)
+    stored = result if model is None else to.format.stored(result, model.config)
     reason = "no architecture was given" if model is None else "--no-check"
     checked = Checked(f"read back bit for bit; not run: {reason}")
 
     def check(read_back: LazyState) -> None:
         nonlocal checked
-        if request.check and model is not None:
-            if kind is Kind.HUGGINGFACE:
-                read_back = _completed(model, result, read_back)
-            sides = _sides(model, state, read_back, from_torch=from_torch, to_torch=to_torch)
-            checked = checking.check(model.config, model.table, *sides)
+        if not to.self_check or model is None:
+            return
+        tied = [name for names in planning.ties_of(model.table) for name in names]
+        after = to.format.completed(read_back, result, model.config, tied)
+        before = state
+        if to_torch and from_torch:
+            before = lazy_rules.to_flax(model.table, state, model.shapes["flax"])
+        elif not to_torch and not from_torch:
+            before = lazy_rules.to_torch(model.table, state)
+        sides = (after, before) if to_torch else (before, after)
+        checked = checking.check(model.config, model.table, *sides)
 
-    config, frozen = (model.config, model.frozen) if model is not None else (None, frozenset())
-    with progress.shown(written, str(prepared.target)) as shown:
-        sha256 = writing.write(
-            prepared.target,
-            kind,
-            shown,
-            config,
-            frozen,
-            check,
-            prepared.extra_files,
-            prepared.layout,
-        )
-    dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
-    numbers = sum(tensor.info.size for tensor in written.values())
-    loss = None if casting is None else casting.loss()
-    content = f"{len(written)} tensors, {numbers:,} numbers, {dtypes}"
-    summary = f"{source.title} -> {prepared.target}: {content}"
-    return _outcome(prepared, summary, loss, checked, sha256)
-
-
-def _outcome(
-    prepared: Prepared,
-    summary: str,
-    loss: tensors.CastLoss | None,
-    checked: Checked,
-    sha256: str,
-) -> Outcome:
-    files = tuple(sorted(prepared.extra_files.files))
-    return Outcome(prepared.plan, summary, prepared.preset_sizes, loss, checked, sha256, files)
+    with _progress(stored, str(to.path)) as shown:
+        written = to.format.write(to, shown, check)
+    content = written.summary
+    if content is None:
+        dtypes = ", ".join(sorted({tensor.dtype for tensor in result.values()}))
+        numbers = sum(tensor.info.size for tensor in stored.values())
+        content = f"{len(stored)} tensors, {numbers:,} numbers, {dtypes}"
+    return Outcome(
+        prepared.plan,
+        f"{source.title} -> {to.path}: {content}",
+        prepared.preset_sizes,
+        None if casting is None else casting.loss(),
+        written.checked or checked,
+        written.sha256,
+        tuple(sorted(to.files)),
+    )
 
 
 def renamed(
     state: LazyState, model: "ModelWeights | None", *, from_torch: bool, to_torch: bool
-) -> dict[str, LazyTensor]:
+) -> LazyState:
     """Rename the weights for the destination; tensors that the model ties become one."""
     if model is None:
-        return dict(state)
+        return state
     if from_torch and not to_torch:
         return lazy_rules.to_flax(model.table, state, model.shapes["flax"])
     if not from_torch and to_torch:
@@ -187,39 +173,34 @@ def renamed(
         state = {rule.torch: state[rule.torch] for rule in model.table}
         for first, *others in planning.ties_of(model.table):
             state |= dict.fromkeys(others, state[first])
-    return dict(state)
+    return state
 
 
-def _completed(
-    model: "ModelWeights", state: LazyState, read_back: LazyState
-) -> dict[str, LazyTensor]:
-    """Return the tensors of a folder under all names of the module.
-
-    Position tables that the file leaves out, because transformers computes them, are taken from
-    ``state``; they were compared with the computed ones before they were left out.
+@contextmanager
+def _progress(state: LazyState, title: str) -> Iterator[LazyState]:
+    """Yield the tensors, with a bar on stderr that counts the bytes of those that were read.
+    Without a terminal there is none.
     """
-    tied = {name for names in planning.ties_of(model.table) for name in names}
-    left_out = {
-        name: tensor for name, tensor in state.items() if name not in read_back and name not in tied
-    }
-    return states.complete(read_back, model.config) | left_out
+    if not sys.stderr.isatty():
+        yield state
+        return
+    from tqdm import tqdm
 
+    total = sum(tensor.nbytes for tensor in state.values())
+    with tqdm(
+        desc=title, total=total, unit="B", unit_scale=True, dynamic_ncols=True, leave=False
+    ) as bar:
 
-def _sides(
-    model: "ModelWeights",
-    before: LazyState,
-    after: LazyState,
-    *,
-    from_torch: bool,
-    to_torch: bool,
-) -> tuple[LazyState, LazyState]:
-    """Return the weights by PyTorch's and by Flax's names; the destination's are read back."""
-    if to_torch:
-        flax = before
-        if from_torch:
-            flax = lazy_rules.to_flax(model.table, before, model.shapes["flax"])
-        return after, flax
-    return before if from_torch else lazy_rules.to_torch(model.table, before), after
+        def counted(tensor: LazyTensor) -> np.ndarray:
+            array = tensor.read()
+            bar.update(array.nbytes)
+            return array
+
+        shown: dict[int, LazyTensor] = {}  # so that ties stay
+        yield {
+            name: shown.setdefault(id(tensor), LazyTensor(tensor.info, partial(counted, tensor)))
+            for name, tensor in state.items()
+        }
 
 
 # Models
@@ -271,8 +252,8 @@ def load(
     tensors.check_dtype(dtype)
     changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
     source = pretrained.open(path, weights, key=key, scan_axis=scan_axis)
-    if source.t5x is not None and (config is not None or preset is not None):
-        source = dataclasses.replace(source, config=None)  # config.gin gives way
+    if source.config_gives_way and (config is not None or preset is not None):
+        source = dataclasses.replace(source, config=None)
     if source.config is not None and (config is not None or preset is not None or sizes):
         raise ConfigError(
             f"{path} has its own config.json: config, preset and sizes are for bare files of "
@@ -284,7 +265,7 @@ def load(
         raise ConfigError(f"{', '.join(sizes)}: sizes go with a preset; a config has its own")
     description = ModelDescription(None, preset, sizes)
     names: set[str] = set()
-    if source.kind.is_file and source.config is None:
+    if source.format.is_file and source.config is None:
         names = (
             description.torch_names(source, architecture)
             if config is None
@@ -316,12 +297,12 @@ def save(
     """
     from jax_transformer import state_dict, transformer
 
-    target = Path(path)
-    kind = kinds.to_write(target)
-    writing.check_free(target, kind, force=force)
+    format = formats.to_write(Path(path))
     names = state_dict.model_weights(model.config, architecture)
+    to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
+    format.check_free(to.path, force=force)
     leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
-    arrays = lazy.in_memory(leaves)
-    state = renamed(arrays, names, from_torch=False, to_torch=kind.is_file)
-    writing.write(target, kind, state, model.config, names.frozen, lambda read_back: None)
-    return target
+    to_torch = format.has_torch_names
+    state = renamed(lazy.in_memory(leaves), names, from_torch=False, to_torch=to_torch)
+    format.write(to, state, lambda read_back: None)
+    return to.path

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.architectures.base import Preset
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.errors import ConfigError
+from jax_transformer.formats.base import Settled
 from jax_transformer.weights.rules import Shape
 
 Shapes = Mapping[str, Shape]
@@ -25,23 +25,12 @@ _PROBE_OF_SOUND = {"mel_bins": 5003, "mel_frames": 2 * 8009}
 _HEADS = 1
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """A configuration, and the source of its sizes."""
-
-    config: TransformerConfig
-    sizes: dict[str, int]
-    """Sizes read from the shapes."""
-    from_preset: dict[str, Any]
-    """Sizes that no shape shows, taken from the preset."""
-
-
 def infer(
     preset: Preset,
     settings: Mapping[str, Any],
     shapes: Shapes,
     shapes_of: Callable[[TransformerConfig], Shapes],
-) -> Inferred:
+) -> Settled:
     """Return the preset at the sizes that the shapes of its weights show.
 
     Args:
@@ -84,7 +73,7 @@ def infer(
         for name in ("num_heads", "max_length")
         if name not in sizes and name not in known
     }
-    return Inferred(config, sizes, from_preset)
+    return Settled(config, sizes, from_preset)
 
 
 _SIZES = frozenset(

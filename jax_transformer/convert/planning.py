@@ -4,14 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.architectures import huggingface_state as states
-from jax_transformer.convert import export_files
-from jax_transformer.extras.toolkits.marian import marian_conversion
-from jax_transformer.extras.toolkits.t5x import t5x_conversion, t5x_names
-from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
-from jax_transformer.formats.kinds import DEPLOYED, Kind
-from jax_transformer.formats.pretrained import Pretrained
-from jax_transformer.storage import huggingface_folder as folders
+from jax_transformer.formats.base import Destination, Pretrained
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
 from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
@@ -88,82 +81,48 @@ class Plan:
         return asdict(self) | {"inferred": dict(self.inferred), "bytes": self.nbytes}
 
 
-def plan(
-    source: Pretrained,
-    destination: str,
-    kind: Kind,
-    model: "ModelWeights | None",
-    dtype: str | None,
-    layout: Layout | None = None,
-) -> Plan:
-    """Map every tensor of the source, which fits the model, to a destination of this kind.
+def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> Plan:
+    """Map every tensor of the source, which fits the model, to the destination.
 
-    Without a model names stay as they are. ``layout`` is that of a checkpoint of T5X to write.
+    Without a model names stay as they are.
     """
+    from_torch, dtype = source.format.has_torch_names, to.dtype
     dropped, ties = source.dropped, source.ties
     derived: tuple[Note, ...] = ()
-    if model is None or source.kind.has_torch_names == kind.has_torch_names:
+    if model is None or from_torch == to.format.has_torch_names:
         moves = unchanged(source.tensors, dtype)
-    elif source.kind.has_torch_names:
+    elif from_torch:
         moves, repeated = to_flax(model.table, source.tensors, model.shapes["flax"], dtype)
         dropped += repeated
     else:
         moves, derived = to_torch(model.table, source.tensors, model.shapes["flax"], dtype)
     if model is not None:
         ties = tuple(ties_of(model.table))
-    if kind not in (Kind.RUN, Kind.HUGGINGFACE):
-        others = "other folders" if kind in DEPLOYED else "folders"
-        dropped += tuple(
-            Note(name, f"goes with {others}, and {destination} is a {kind.value}")
-            for name in source.extra_files
-            if kind not in DEPLOYED or name not in folders.TOKENIZER
-        )
-    planned = without_completed(
-        Plan(source.title, destination, moves, derived, dropped, ties), source.derived
+    others = "other folders" if any(map(to.format.takes, source.extra_files)) else "folders"
+    dropped += tuple(
+        Note(name, f"goes with {others}, and {to.path} is a {to.format.title}")
+        for name in source.extra_files
+        if not to.format.takes(name)
     )
-    planned = _with_names_of_t5x(planned, source, kind, model, layout)
-    if source.marian is not None:
-        notes = marian_conversion.notes(source, source.marian, kind)
-        planned = replace(planned, dropped=planned.dropped + notes)
-    if kind is not Kind.HUGGINGFACE or model is None:
+    planned = Plan(source.title, str(to.path), moves, derived, dropped, ties)
+    planned = without_completed(planned, source.derived)
+    if model is None:
         return planned
-    planned = replace(planned, dropped=planned.dropped + export_files.not_exported(source))
-    stored = states.saved(dict.fromkeys(model.shapes["torch"]), model.config)
-    return left_out(
+    ours, theirs = source.stored_names, to.format.names_in(to)
+    notes = (*source.notes_for(to), *to.format.notes(to))
+    planned = replace(
         planned,
-        {
-            name: states.why_completed(name, model.config)
-            for name in model.shapes["torch"]
-            if name not in stored
-        },
+        moves=tuple(
+            replace(
+                move,
+                source=tuple(ours.get(name, name) for name in move.source),
+                target=tuple(theirs.get(name, name) for name in move.target),
+            )
+            for move in planned.moves
+        ),
+        dropped=(*planned.dropped, *notes),
     )
-
-
-def _with_names_of_t5x(
-    plan: Plan,
-    source: Pretrained,
-    kind: Kind,
-    model: "ModelWeights | None",
-    layout: Layout | None,
-) -> Plan:
-    """Name the arrays of a checkpoint of T5X as it does, with the layer that is meant."""
-    ours, theirs = (_places(each) for each in (source.t5x, layout))
-    moves = tuple(
-        replace(
-            move,
-            source=tuple(ours.get(name, name) for name in move.source),
-            target=tuple(theirs.get(name, name) for name in move.target),
-        )
-        for move in plan.moves
-    )
-    note = None if model is None else t5x_conversion.scale_note(source, kind, model.config)
-    notes = () if note is None else (Note("the scale of the logits", note),)
-    return replace(plan, moves=moves, dropped=(*plan.dropped, *notes))
-
-
-def _places(layout: Layout | None) -> dict[str, str]:
-    rules = () if layout is None else t5x_names.table(layout)
-    return {name: rule.place(number) for rule in rules for number, name in enumerate(rule.flax)}
+    return left_out(planned, to.format.computed(model.shapes["torch"], model.config))
 
 
 def to_flax(

@@ -1,6 +1,6 @@
 """Prepare a conversion: the request, the source, its model, and the plan. No weights are read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,27 +9,13 @@ from jax_transformer.architectures import registry, tensor_names
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import (
-    config_file,
-    export_files,
-    infer,
-    planning,
-    writing,
-)
+from jax_transformer.convert import infer, planning
 from jax_transformer.convert.planning import Plan
-from jax_transformer.convert.writing import ExtraFiles
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.extras.deploy.ctranslate2 import checks, folder
-from jax_transformer.extras.toolkits import word_tokenizer
-from jax_transformer.extras.toolkits.marian import marian_conversion
-from jax_transformer.extras.toolkits.t5x import gin_config, t5x_checkpoint, t5x_conversion
-from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
-from jax_transformer.formats import kinds, pretrained, pretrained_files
-from jax_transformer.formats.kinds import DEPLOYED, Kind
-from jax_transformer.formats.pretrained import Pretrained
-from jax_transformer.storage import huggingface_folder as folders
-from jax_transformer.storage import safetensors, tensors
-from jax_transformer.storage.run_folder import RunFolder
+from jax_transformer.formats import pretrained
+from jax_transformer.formats import registry as formats
+from jax_transformer.formats.base import Destination, Pretrained, Settled
+from jax_transformer.storage import tensors, untrusted
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
@@ -46,34 +32,35 @@ class ModelDescription:
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields to change, by name (``--set``)."""
 
-    def settle(
-        self, source: Pretrained, architecture: Architecture | str | None = None
-    ) -> infer.Inferred:
+    def settle(self, source: Pretrained, architecture: Architecture | str | None = None) -> Settled:
         """Return the configuration; the sizes of a preset are read from the source's shapes.
 
         PyTorch names are those of ``architecture``, or of the preset's own if it is None.
         Raises ConfigError unless there is either a file or a preset.
         """
-        if source.t5x is not None:
-            return t5x_conversion.settle(self, source, source.t5x)
+        if (settled := source.settle(self)) is not None:
+            return settled
+        has_torch_names = source.format.has_torch_names
         if (self.config is None) == (self.preset is None):
-            match = tensor_names.closest(source.tensors) if source.kind.has_torch_names else None
+            match = tensor_names.closest(source.tensors) if has_torch_names else None
             fits = f" (most of its names are those of {match.preset})" if match else ""
             raise ConfigError(
                 "a file of weights does not tell its architecture: "
                 f"give either --config config.json or --preset NAME{fits}"
             )
         if self.preset is not None:
-            names = "torch" if source.kind.has_torch_names else "flax"
+            from jax_transformer import state_dict  # loads jax
+
+            names = "torch" if has_torch_names else "flax"
             shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
             return infer.infer(
                 registry.find_preset(self.preset, architecture),
                 self.changes,
                 shapes,
-                lambda config: _model_weights(config, architecture).shapes[names],
+                lambda config: state_dict.model_weights(config, architecture).shapes[names],
             )
-        config = config_file.read(Path(self.config or ""), source.tensors)
-        return infer.Inferred(config.with_sizes(**self.changes), {}, {})
+        config = read_config(Path(self.config or ""), source.tensors)
+        return Settled(config.with_sizes(**self.changes), {}, {})
 
     def torch_names(
         self, source: Pretrained, architecture: Architecture | str | None = None
@@ -84,6 +71,23 @@ class ModelDescription:
         else:
             config = self.settle(source, architecture).config
         return torch_names(config, architecture)
+
+
+def read_config(path: Path, names: Collection[str]) -> TransformerConfig:
+    """Read a config.json of this package, or of transformers for a file with these tensors."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    try:
+        data = untrusted.read_json(path)
+        if isinstance(data, dict) and "model_type" in data:
+            from jax_transformer.architectures import huggingface_config
+
+            return huggingface_config.from_config(data, names=names)
+        return TransformerConfig.from_json(text)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,9 @@ class Request:
     force: bool = False
     check: bool = True
     to: str | None = None
-    """Kind of folder to write, ``hf``, ``run``, ``t5x``, ``ct2`` or ``stablehlo``."""
+    """Format of a folder to write: ``hf``, ``run``, ``t5x``, ``ct2``, ``stablehlo`` or another."""
     shard_size: str | None = None
-    """Maximum size of one file of weights in a Hugging Face folder, e.g. ``5GB``."""
+    """Maximum size of one file of weights in a Hugging Face folder, for example ``5GB``."""
     quantization: str | None = None
     """Numbers of a CTranslate2 folder: ``float32``, ``float16`` or ``int8``."""
     architecture: Architecture | str | None = None
@@ -112,6 +116,16 @@ class Request:
     param_scan_axis: int | None = None
     """The axis of the layers in such an array, of the source or of the destination."""
 
+    def format_options(self) -> dict[str, Any]:
+        """Return the options that only some formats have, those that were given."""
+        options = {
+            "shard_size": self.shard_size,
+            "quantization": self.quantization,
+            "scan_layers": self.scan_layers or None,
+            "param_scan_axis": self.param_scan_axis if self.scan_layers else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -119,9 +133,7 @@ class Prepared:
 
     request: Request
     source: Pretrained
-    target: Path
-    kind: Kind
-    """The kind of the target."""
+    to: Destination
     model: "ModelWeights | None"
     """The model's weight table and shapes; None if files are copied under the same names."""
     plan: Plan
@@ -129,16 +141,13 @@ class Prepared:
     """Sizes that no shape shows, taken from the preset."""
     problems: list[str]
     """Reasons to refuse the conversion."""
-    extra_files: ExtraFiles
-    layout: Layout | None = None
-    """The layout of a checkpoint of T5X that is written."""
 
     def refuse(self, others: Sequence[str] = ()) -> None:
         """Raise one InputError with all problems, and with ``others``, if there are any."""
         try:
             tensors.refuse([*self.problems, *others])
         except InputError as error:
-            names = self.source.tensors if self.source.kind.has_torch_names else ()
+            names = self.source.tensors if self.source.format.has_torch_names else ()
             assert self.model is not None  # a copy has no problems
             raise tensor_names.explained(error, names, self.model.shapes["torch"]) from None
 
@@ -188,148 +197,84 @@ def prepare(request: Request) -> Prepared:
     Raises ConfigError or InputError if the request contradicts itself, the source or the target.
     """
     tensors.check_dtype(request.dtype)
-    target = Path(request.destination)
-    kind = kinds.to_write(target, request.to)
-    if request.shard_size is not None and kind is not Kind.HUGGINGFACE:
-        raise ConfigError(
-            f"--shard-size {request.shard_size}: {target} is no Hugging Face folder, which --to hf "
-            "makes"
-        )
-    _check_quantization(request, kind)
-    shard_size = (
-        folders.SHARD_SIZE if request.shard_size is None else folders.size(request.shard_size)
-    )
-    writing.check_free(target, kind, force=request.force)
+    to = _destination(request)
+    to.format.check_free(to.path, force=request.force)
     scan_axis = None if request.scan_layers else request.param_scan_axis
     source = pretrained.open(
         request.source, weights=request.weights, key=request.key, scan_axis=scan_axis
     )
-    if kind in (Kind.SAFETENSORS, Kind.HUGGINGFACE):
-        _check_dtypes(source, target)
-    if target.exists() and target.resolve() == source.path.resolve():
-        raise ConfigError(f"{target}: is the source, too")
-    source = marian_conversion.as_for(source, kind)
-    own_config = _own_config(request, source, target, kind)
-    source, prefix = _named(request, source, own_config, kind)
-    settled = _settle(request, source, own_config, kind)
-    model = None if settled is None else _model_weights(settled.config, request.architecture)
-    if kind is Kind.CTRANSLATE2 and model is not None:
-        checks.check(model.config)
-    problems = _problems(source, model)
-    layout = t5x_conversion.layout_to_write(request, kind, model.config if model else None)
-    inferred = settled.sizes if settled is not None else {}
-    planned = Plan(source.title, str(target), ())
-    if not problems:
-        planned = planning.plan(source, request.destination, kind, model, request.dtype, layout)
-    files = _files(request, source, target, kind, model, layout)
-    return Prepared(
-        request,
-        source,
-        target,
-        kind,
-        model,
-        replace(planned, inferred=inferred, stripped_prefix=prefix),
-        settled.from_preset if settled is not None else {},
-        problems,
-        ExtraFiles(files, shard_size),
-        layout,
+    to = replace(to, source=source)
+    to.format.check(to)
+    if to.path.exists() and to.path.resolve() == source.path.resolve():
+        raise ConfigError(f"{to.path}: is the source as well")
+    source = source.converted_to(to.format)
+    is_copy = (
+        request.description == ModelDescription() and source.format.is_file and to.format.is_file
     )
-
-
-def _check_quantization(request: Request, kind: Kind) -> None:
-    """Raise ConfigError for options that contradict the kind of folder, or without its library."""
-    if kind is Kind.STABLEHLO:
-        from jax_transformer.extras.deploy.stablehlo import folder as programs  # loads jax
-
-        programs.check_installed()
-    if kind is not Kind.CTRANSLATE2:
-        if request.quantization is not None:
-            raise ConfigError(f"--quantization {request.quantization} is for --to ct2")
-        return
-    folder.quantization(request.quantization)
-    folder.check_installed("--to ct2")
-    if request.dtype is not None:
-        raise ConfigError(
-            f"--dtype {request.dtype}: a CTranslate2 folder has --quantization float32, float16 "
-            "or int8"
+    own_config = _own_config(request, source, to)
+    prefix = ""
+    if source.format.is_file and not is_copy:
+        source, prefix = with_model_names(
+            source,
+            request.names,
+            request.description.torch_names(source, request.architecture)
+            if own_config is None
+            else torch_names(own_config, request.architecture),
         )
+    else:
+        source = source.with_names(request.names)
+    if own_config is not None:
+        settled = Settled(own_config, {}, {})
+    elif not is_copy:
+        settled = request.description.settle(source, request.architecture)
+    else:
+        planned = planning.plan(source, to, None)
+        return Prepared(request, source, to, None, planned, {}, [])
+    from jax_transformer import state_dict  # loads jax
+
+    model = state_dict.model_weights(settled.config, request.architecture)
+    to = replace(to, source=source, config=model.config, frozen=model.frozen)
+    problems = tensors.problems(
+        source.tensors, model.shapes["torch" if source.format.has_torch_names else "flax"]
+    )
+    to.format.check(to)
+    planned = Plan(source.title, str(to.path), ()) if problems else planning.plan(source, to, model)
+    files = source.files_for(to)
+    to = replace(to, files=to.format.files(to) if files is None else files)
+    planned = replace(planned, inferred=settled.sizes, stripped_prefix=prefix)
+    return Prepared(request, source, to, model, planned, settled.from_preset, problems)
 
 
-def _files(
-    request: Request,
-    source: Pretrained,
-    target: Path,
-    kind: Kind,
-    model: "ModelWeights | None",
-    layout: Layout | None,
-) -> Mapping[str, bytes]:
-    """Return the files that go into a folder with the weights."""
-    if layout is not None and model is not None:
-        return {t5x_checkpoint.CONFIG: gin_config.to_gin(model.config, layout).encode()}
-    if source.vocabularies is not None:
-        needed = kind in (Kind.RUN, *DEPLOYED)
-        return word_tokenizer.files(source.title, source.vocabularies) if needed else {}
-    if source.marian is not None:
-        return marian_conversion.files(source, source.marian, kind, target, request.dtype)
-    if kind is Kind.HUGGINGFACE and model is not None:
-        return export_files.for_huggingface(
-            source, model.config, target.absolute().name, request.dtype
-        )
-    if kind is Kind.RUN and source.extra_files:
-        return export_files.for_run(source, request.dtype)
-    if kind in DEPLOYED:
-        return export_files.tokenizer_files(source)
-    return {}
+def _destination(request: Request) -> Destination:
+    """Return the destination. Raise ConfigError for options that do not go with its format."""
+    path, options = Path(request.destination), request.format_options()
+    format = formats.to_write(path, request.to)
+    for name, value in options.items():
+        if name not in (format.write_options or ()):
+            flag, text = name.replace("_", "-"), "" if value is True else f" {value}"
+            of = next((f for f in formats.others() if name in (f.write_options or ())), None)
+            of = of or formats.get("hf")
+            raise ConfigError(
+                f"--{flag}{text}: {path} is not a {of.title}, which --to {of.name} makes"
+            )
+    to = Destination(format, path, dtype=request.dtype, options=options, self_check=request.check)
+    format.check_options(to)
+    return to
 
 
-def _check_dtypes(source: Pretrained, target: Path) -> None:
-    """Raise InputError naming every tensor whose dtype a .safetensors file cannot hold."""
-    known = {dtype.name for dtype in safetensors.DTYPES.values()}
-    unsupported = [
-        f"{name} is {tensor.dtype}"
-        for name, tensor in source.tensors.items()
-        if tensor.dtype not in known
-    ]
-    if unsupported:
-        raise InputError(f"{target}: a .safetensors file cannot hold {', '.join(unsupported)}")
-
-
-def _own_config(
-    request: Request, source: Pretrained, target: Path, kind: Kind
-) -> TransformerConfig | None:
+def _own_config(request: Request, source: Pretrained, to: Destination) -> TransformerConfig | None:
     """Return the configuration of the source's or of the target's folder."""
-    if kind is Kind.STEP and RunFolder(target.absolute().parent.parent).train_config.is_file():
-        raise ConfigError(
-            f"{target}: is in a trained run, which cannot be resumed from weights only: give "
-            "--training"
-        )
-    own_config = source.config or (
-        pretrained_files.config_around(target) if kind is Kind.STEP else None
-    )
-    if source.t5x is not None and request.description != ModelDescription():
-        return None  # config.gin is only what is taken if nothing else is given
-    if own_config is not None and request.description != ModelDescription():
-        owner = request.source if source.config is not None else target.absolute().parent.parent
+    described = request.description != ModelDescription()
+    if described and source.config_gives_way:
+        return None
+    own_config = source.config or to.format.own_config(to.path)
+    if own_config is not None and described:
+        owner = request.source if source.config else to.path.absolute().parent.parent
         raise ConfigError(
             f"{owner} has its own config.json: --config, --preset and --set are for bare files "
             "of weights"
         )
     return own_config
-
-
-def _named(
-    request: Request, source: Pretrained, own_config: TransformerConfig | None, kind: Kind
-) -> tuple[Pretrained, str]:
-    """Return the source under its model's names, and the prefix that was found before them."""
-    if not source.kind.is_file or _is_copy(request, source, kind):
-        return source.with_names(request.names), ""
-    return with_model_names(
-        source,
-        request.names,
-        request.description.torch_names(source, request.architecture)
-        if own_config is None
-        else torch_names(own_config, request.architecture),
-    )
 
 
 def with_model_names(
@@ -353,37 +298,3 @@ def torch_names(
     return {
         rule.torch for rule in registry.weight_table(architecture or config.architecture, config)
     }
-
-
-def _is_copy(request: Request, source: Pretrained, kind: Kind) -> bool:
-    """Return True if a file becomes a file under the same names."""
-    return request.description == ModelDescription() and source.kind.is_file and kind.is_file
-
-
-def _settle(
-    request: Request, source: Pretrained, own_config: TransformerConfig | None, kind: Kind
-) -> infer.Inferred | None:
-    """Return the configuration; None if files become files and none was requested."""
-    if own_config is not None:
-        return infer.Inferred(own_config, {}, {})
-    if _is_copy(request, source, kind):
-        return None
-    return request.description.settle(source, request.architecture)
-
-
-def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
-    return (
-        tensors.problems(
-            source.tensors, model.shapes["torch" if source.kind.has_torch_names else "flax"]
-        )
-        if model is not None
-        else []
-    )
-
-
-def _model_weights(
-    config: TransformerConfig, architecture: Architecture | str | None
-) -> "ModelWeights":
-    from jax_transformer import state_dict  # loads jax
-
-    return state_dict.model_weights(config, architecture)

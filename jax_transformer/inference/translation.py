@@ -18,7 +18,7 @@ from jax_transformer.data.options import LongLine
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError
 from jax_transformer.formats import pretrained
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import decoding, prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.nn import sharding

@@ -12,7 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.formats import pretrained
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess

@@ -14,8 +14,7 @@ from typing import Any
 
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.storage import atomic, safetensors, untrusted
-from jax_transformer.storage.lazy import LazyState, LazyTensor
-from jax_transformer.storage.tensors import TensorInfo
+from jax_transformer.storage.lazy import LazyState
 from jax_transformer.storage.untrusted import shown
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
@@ -150,56 +149,7 @@ def _why(path: Path, chosen: str) -> str:
     )
 
 
-# Weights
-
-
-def _plain(path: Path, state: Any) -> dict[str, Any]:
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
-    ):
-        raise InputError(f"{path}: is not a plain state_dict, from names to tensors")
-    return state
-
-
-def describe(folder: Folder) -> dict[str, TensorInfo]:
-    """Every stored tensor, from the headers only. Raises InputError if the index and its files do
-    not agree.
-    """
-    return {name: tensor.info for name, tensor in scan(folder).items()}
-
-
-def scan(folder: Folder) -> dict[str, LazyTensor]:
-    """Every stored tensor, none of them read. Raises as :func:`describe`."""
-    if folder.weights.name.startswith(SAFETENSORS):
-        return safetensors.scan(folder.weights)
-    if folder.weights.name.startswith(FLAX):
-        from jax_transformer.extras.toolkits import flax_msgpack
-
-        return flax_msgpack.scan(folder.weights)
-    from jax_transformer.storage import pt
-
-    parts = {file: _plain(file, pt.scan(file)) for file in folder.shards}
-    if folder.weights.name.endswith(INDEX):
-        untrusted.check_shards(folder.weights, parts)
-    return {name: tensor for part in parts.values() for name, tensor in part.items()}
-
-
-def verify(folder: Folder) -> None:
-    """Raise InputError if a checksum of its PyTorch files does not hold; others have none."""
-    if folder.weights.name.startswith(PT):
-        from jax_transformer.storage import pt
-
-        for file in folder.shards:
-            pt.verify(file)
-
-
-def ties(folder: Folder) -> list[tuple[str, ...]]:
-    """Groups of names that share the bytes of a PyTorch file; empty for other files."""
-    if not folder.weights.name.startswith(PT):
-        return []
-    from jax_transformer.storage import pt
-
-    return [names for file in folder.shards for names in pt.ties(file)]
+# Writing
 
 
 def write(
@@ -291,6 +241,17 @@ def size(text: str) -> int:
 def to_json(data: Mapping[str, Any]) -> bytes:
     """JSON in transformers' format."""
     return (json.dumps(data, indent=2, sort_keys=False, ensure_ascii=False) + "\n").encode()
+
+
+def with_dtype(data: Mapping[str, Any], dtypes: set[str]) -> dict[str, Any]:
+    """Return config.json with the dtype in which transformers loads the weights by default.
+
+    Its key is ``dtype``, or ``torch_dtype`` in files from before version 5.
+    """
+    if len(dtypes) != 1:
+        return dict(data)
+    name = "torch_dtype" if "torch_dtype" in data else "dtype"
+    return {**data, name: next(iter(dtypes))}
 
 
 def contents(files: Mapping[str, Path]) -> dict[str, bytes]:

@@ -20,9 +20,9 @@ from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import base as formats_base
 from jax_transformer.formats import pretrained
-from jax_transformer.formats.kinds import Kind
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.generate import transformers_config
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import huggingface_folder as folders
@@ -60,7 +60,7 @@ class InitSource:
         """
         assert self.opened is not None, "a resumed run has weights of its own"
         # Not to float32 for 16 bits: _widened recognises rounded positions by their dtype
-        narrow = self.opened.kind is Kind.HUGGINGFACE and "float64" in self.dtypes
+        narrow = self.opened.format.name == "hf" and "float64" in self.dtypes
         arrays = self.opened.arrays(dtype="float32" if narrow else None)
         return {name: _widened(name, array, self.config) for name, array in arrays.items()}
 
@@ -84,9 +84,9 @@ def find(options: TrainOptions, folder: RunFolder) -> InitSource | None:
     if folder.data.exists() and folder.last_step() is not None:
         return _recorded(options, folder)
     opened = pretrained.open(options.init)
-    if opened.kind not in (Kind.HUGGINGFACE, Kind.RUN):
+    if opened.format.name not in ("hf", "run"):
         raise ConfigError(
-            f"init={options.init}: is a {opened.kind.value}; give a Hugging Face folder, "
+            f"init={options.init}: is a {opened.format.title}; give a Hugging Face folder, "
             "hf:owner/name or a run folder, or convert it to one"
         )
     return _of(opened, options)
@@ -136,7 +136,7 @@ def _of(opened: Pretrained, options: TrainOptions) -> InitSource:
 def _own_tokenizer(opened: Pretrained, data: DataOptions) -> Vocabulary | None:
     if not opened.has_tokenizer:
         return None
-    if opened.kind is Kind.HUGGINGFACE:
+    if opened.format.name == "hf":
         return opened.tokenizer(data.source_lang, data.target_lang)
     own = opened.tokenizer()
     if isinstance(own, HuggingFaceTokenizer):
@@ -278,7 +278,7 @@ def _greedy(path: Path, config: TransformerConfig, tokenizer: Vocabulary) -> Gen
     """
     if not (path / folders.CONFIG).is_file():
         return GenerationConfig()
-    settings = pretrained.generation_config(path, config, tokenizer)
+    settings = formats_base.generation_config(path, config, tokenizer)
     return GenerationConfig(
         constraints=settings.constraints,
         forced_bos_token_id=settings.forced_bos_token_id,

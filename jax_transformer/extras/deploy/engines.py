@@ -18,8 +18,7 @@ from jax_transformer.data import encoding
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.extras.deploy.ctranslate2 import folder, vocabulary
 from jax_transformer.extras.deploy.ctranslate2.folder import Quantization
-from jax_transformer.formats.kinds import CONVERTED
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats.base import CONVERTED, Pretrained
 from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import (
     BeamScorer,

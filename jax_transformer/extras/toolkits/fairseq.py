@@ -26,7 +26,8 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
+from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
@@ -218,7 +219,17 @@ def _dictionary(path: Path, size: int) -> tuple[str, ...]:
     return tokens
 
 
-TOOLKIT = Toolkit("fairseq", _recognises, _describe)
+class Fairseq(Toolkit):
+    name, toolkit = "fairseq", "fairseq"
+
+    def recognises_content(self, content: Mapping[str, Any]) -> bool:
+        return _recognises(content)
+
+    def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
+        return _describe(path, content)
+
+
+FORMAT = Fairseq()
 
 ARCHITECTURE = Architecture(
     name="fairseq",

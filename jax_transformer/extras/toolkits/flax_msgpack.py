@@ -10,14 +10,17 @@ bias already has ``weight``. Computed positions and tied copies are not in a fil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.extras.toolkits import msgpack
 from jax_transformer.extras.toolkits.msgpack import ArrayExtent, Keys
-from jax_transformer.storage import lazy, tensors, untrusted
-from jax_transformer.storage.lazy import LazyTensor
+from jax_transformer.formats.base import Format, Pretrained
+from jax_transformer.formats.contents import Contents
+from jax_transformer.storage import checksums, lazy, tensors, untrusted
+from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.storage.untrusted import shown
 
@@ -113,3 +116,25 @@ def _as_torch(keys: Keys, extent: ArrayExtent) -> np.ndarray:
     """Read an array; copy a kernel to the axes of torch.nn.Linear, (out, in)."""
     array = msgpack.read(extent)
     return tensors.contiguous(array.T) if keys[-1] == "kernel" else array
+
+
+class FlaxMsgpack(Format):
+    name, title, mark = "flax_msgpack", "file of transformers' Flax classes", FILE
+    suffixes = (".msgpack",)
+
+    def recognises(self, path: Path) -> bool:
+        return path.name in (FILE, INDEX)
+
+    def open(self, path: Path, **options: Any) -> Pretrained:
+        shards = tuple(dict.fromkeys([path, *files(path)]))
+        return Pretrained(self, path, str(path), describe(path), partial(scan, path), files=shards)
+
+    def scan(self, path: Path) -> LazyState:
+        return scan(path)
+
+    def inspect(self, path: Path) -> Contents:
+        hashes = {file.name: checksums.sha256(file) for file in files(path)}
+        return Contents(str(path), self.title, describe(path), hashes)
+
+
+FORMAT = FlaxMsgpack()

@@ -23,7 +23,8 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
+from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
 from jax_transformer.storage import untrusted, yaml_data
 from jax_transformer.weights.rules import (
     Each,
@@ -190,7 +191,17 @@ def _vocabularies(lines: Sequence[Sequence[str]], symbols: Options) -> Vocabular
     return Vocabularies(source, target, roles["pad"], roles["bos"], roles["eos"], roles["unk"])
 
 
-TOOLKIT = Toolkit("JoeyNMT", _recognises, _describe)
+class JoeyNMT(Toolkit):
+    name, toolkit = "joeynmt", "JoeyNMT"
+
+    def recognises_content(self, content: Mapping[str, Any]) -> bool:
+        return _recognises(content)
+
+    def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
+        return _describe(path, content)
+
+
+FORMAT = JoeyNMT()
 
 ARCHITECTURE = Architecture(
     name="joeynmt",

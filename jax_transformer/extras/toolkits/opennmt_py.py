@@ -26,7 +26,8 @@ from jax_transformer.config import (
 )
 from jax_transformer.errors import InputError, about_file
 from jax_transformer.extras.toolkits import toolkit
-from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit, Vocabularies
+from jax_transformer.extras.toolkits.toolkit import Description, Options, Toolkit
+from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
 from jax_transformer.storage.untrusted import shown
 from jax_transformer.weights.rules import (
     Alias,
@@ -235,7 +236,17 @@ def _vocabularies(vocab: Mapping[str, Any]) -> Vocabularies:
     return Vocabularies(source, target, bos=begin, source_ends=False, **_ROLES)
 
 
-TOOLKIT = Toolkit("OpenNMT-py", _recognises, _describe)
+class OpenNMTPy(Toolkit):
+    name, toolkit = "opennmt_py", "OpenNMT-py"
+
+    def recognises_content(self, content: Mapping[str, Any]) -> bool:
+        return _recognises(content)
+
+    def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
+        return _describe(path, content)
+
+
+FORMAT = OpenNMTPy()
 
 ARCHITECTURE = Architecture(
     name="opennmt_py",

@@ -3,43 +3,26 @@ known of a checkpoint before its weights are read.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jax_transformer.architectures import registry
 from jax_transformer.config import TransformerConfig, checks
 from jax_transformer.errors import InputError, nearest
+from jax_transformer.extras.toolkits import word_tokenizer
+from jax_transformer.extras.toolkits.word_tokenizer import Vocabularies
+from jax_transformer.formats.base import Destination, Format, Pretrained
+from jax_transformer.storage import pt, safetensors
+from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage.tensors import Note
 from jax_transformer.storage.untrusted import shown
+from jax_transformer.weights import rules
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _REAL = re.compile(r"(\d{1,9}(\.\d{0,20})?|\.\d{1,20})([eE][-+]?\d{1,3})?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Vocabularies:
-    """The tokens of both sides in the order of their ids, and those with a role."""
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    pad: str
-    bos: str
-    eos: str
-    unknown: str
-    source_ends: bool = True
-    """A source ends with ``eos``."""
-
-    def config_fields(self) -> dict[str, Any]:
-        """The sizes and ids of a configuration with these vocabularies."""
-        return {
-            "source_vocab_size": len(self.source),
-            "target_vocab_size": len(self.target),
-            "source_pad_id": self.source.index(self.pad),
-            "target_pad_id": self.target.index(self.pad),
-            "bos_id": self.target.index(self.bos),
-            "eos_id": self.target.index(self.eos),
-        }
 
 
 @dataclass(frozen=True)
@@ -59,16 +42,82 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Toolkit:
-    """The checkpoints of one toolkit."""
+class ToolkitWeights(Pretrained):
+    """The weights of a checkpoint under the toolkit's own names, and its vocabularies."""
 
-    title: str
-    recognises: Callable[[Mapping[str, Any]], bool]
-    """True for the content of such a checkpoint."""
-    describe: Callable[[Path, Mapping[str, Any]], Description]
-    """Describe the checkpoint at a path by its content. Raises InputError naming every option that
-    no model here has.
-    """
+    vocabularies: Vocabularies | None = None
+    without_tokenizer = "gets its tokenizer in a run: jax-transformer convert FILE runs/NAME"
+
+    def files_for(self, to: Destination) -> Mapping[str, bytes] | None:
+        """Return the vocabularies as this project's tokenizers, for a folder that takes them."""
+        if self.vocabularies is None or to.format.name == "hf":
+            return None
+        if not to.format.takes("tokenizer.json"):
+            return {}
+        return word_tokenizer.files(self.title, self.vocabularies)
+
+
+class Toolkit(Format):
+    """The checkpoints of one toolkit: PyTorch files with options and weights."""
+
+    suffixes = (".pt",)
+    toolkit: str
+    """The toolkit's name."""
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        return f"checkpoint of {self.toolkit}"
+
+    def describe(self, path: Path, content: Mapping[str, Any]) -> Description:
+        """Describe the checkpoint at a path by its content. Raises InputError naming every option
+        that no model here has.
+        """
+        raise NotImplementedError
+
+    def open_content(self, path: Path, content: Mapping[str, Any]) -> Pretrained:
+        described = self.describe(path, content)
+        config = described.config
+        ties = rules.aliases(registry.weight_table(config.architecture, config))
+
+        def stored() -> LazyState:
+            states = dict(pt.states(path, described.states))
+            for file in described.weights:
+                part = safetensors.scan(file)
+                for name in part.keys() & states.keys():
+                    raise InputError(f"{file}: has {shown(name)}, and so has another file")
+                states |= part
+            return {
+                name: tensor for name, tensor in states.items() if name not in described.ignored
+            }
+
+        def scan() -> LazyState:
+            """Add tied copies that the file leaves out."""
+            tensors = stored()
+            left_out = {name: tensors[of] for name, of in ties.items() if of in tensors}
+            return left_out | dict(tensors)
+
+        infos = {name: tensor.info for name, tensor in scan().items()}
+        derived = [
+            Note(name, f"repeats {ties[name]}, with which the model ties it")
+            for name in infos.keys() - stored().keys()
+        ]
+        keys = {keys[0] for keys in described.states.values()}
+        others = [
+            Note(str(name), "not part of the weights") for name in content if name not in keys
+        ]
+        ignored = [Note(name, reason) for name, reason in described.ignored.items()]
+        return ToolkitWeights(
+            self,
+            path,
+            f"{path} ({self.toolkit})",
+            infos,
+            scan,
+            config,
+            files=(path, *described.weights, *described.files),
+            dropped=(*ignored, *others),
+            derived=tuple(derived),
+            vocabularies=described.vocabularies,
+        )
 
 
 class Options:

@@ -2,12 +2,37 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jax_transformer.errors import InputError
-from jax_transformer.extras.toolkits.toolkit import Vocabularies
 from jax_transformer.storage import run_files
 from jax_transformer.storage.untrusted import shown
+
+
+@dataclass(frozen=True)
+class Vocabularies:
+    """The tokens of both sides in the order of their ids, and those with a role."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    pad: str
+    bos: str
+    eos: str
+    unknown: str
+    source_ends: bool = True
+    """A source ends with ``eos``."""
+
+    def config_fields(self) -> dict[str, Any]:
+        """The sizes and ids of a configuration with these vocabularies."""
+        return {
+            "source_vocab_size": len(self.source),
+            "target_vocab_size": len(self.target),
+            "source_pad_id": self.source.index(self.pad),
+            "target_pad_id": self.target.index(self.pad),
+            "bos_id": self.target.index(self.bos),
+            "eos_id": self.target.index(self.eos),
+        }
 
 
 def files(title: str, vocabularies: Vocabularies) -> Mapping[str, bytes]:

@@ -16,8 +16,8 @@ from jax_transformer.architectures.huggingface import published_codes
 from jax_transformer.config import codec
 from jax_transformer.data.options import DataOptions
 from jax_transformer.errors import InputError
-from jax_transformer.formats import kinds
-from jax_transformer.formats.pretrained import Pretrained
+from jax_transformer.formats import hub
+from jax_transformer.formats.base import Pretrained
 from jax_transformer.storage import integrity
 from jax_transformer.storage.huggingface_folder import CONFIG, IN_RUN
 from jax_transformer.storage.run_folder import RunFolder, parsed
@@ -286,7 +286,7 @@ def _languages(data: DataOptions) -> tuple[str, ...]:
 
 
 def _on_hub(init: str) -> str:
-    return init.removeprefix(kinds.HUB).partition("@")[0] if kinds.is_hub_name(init) else ""
+    return init.removeprefix(hub.PREFIX).partition("@")[0] if hub.is_hub_name(init) else ""
 
 
 def _base_model(folder: RunFolder, init: str | None) -> str:
@@ -298,7 +298,7 @@ def _base_model(folder: RunFolder, init: str | None) -> str:
         return ""
     earlier = RunFolder(Path(init))
     if (
-        not kinds.is_hub_name(init)
+        not hub.is_hub_name(init)
         and earlier.train_config.is_file()
         and earlier.path.resolve() != folder.path.resolve()
     ):

@@ -1,0 +1,245 @@
+"""One checkpoint of a run: a folder with a manifest, whose name is its step."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import CheckpointError, ConfigError, InputError
+from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.contents import Contents
+from jax_transformer.formats.new_folder import NewFolder, new_folder
+from jax_transformer.storage import (
+    atomic,
+    checkpoint,
+    checkpoint_stream,
+    huggingface_folder,
+    integrity,
+    run_files,
+)
+from jax_transformer.storage.checkpoint import Checkpoint
+from jax_transformer.storage.lazy import LazyState, LazyTensor
+from jax_transformer.storage.run_folder import RunFolder, parsed
+from jax_transformer.storage.tensors import Note
+from jax_transformer.weights import lora
+
+_NOT_WEIGHTS = {
+    "params": "the moving average of the weights is taken instead",
+    "opt_state": "the optimizer's state",
+    "step": "the place in training",
+}
+
+
+class CheckpointWeights(Pretrained):
+    """The weights of a checkpoint, which are a run's if the checkpoint is in one."""
+
+    def _checked(
+        self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
+        try:
+            return super()._checked(shapes, ties)
+        except InputError as error:
+            if self.run is None:
+                raise
+            raise CheckpointError(f"{self.title}: {error}") from None
+
+    def arrays(self, *arguments: Any, dtype: Any = None, **more: Any) -> dict[str, np.ndarray]:
+        import jax
+
+        wide = any(tensor.dtype == "float64" for tensor in self.tensors.values())
+        if self.run and wide and dtype is None and not jax.config.read("jax_enable_x64"):
+            raise CheckpointError(
+                f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
+            )
+        return super().arrays(*arguments, dtype=dtype, **more)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        from jax_transformer.data import run_tokenizer
+
+        return self.run is not None and run_tokenizer.in_folder(self.run.path)
+
+    def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
+        from jax_transformer.data import run_tokenizer
+        from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+        if self.run is None:
+            return super().tokenizer()
+        loaded = run_tokenizer.load_folder(self.run.path)
+        if source_lang is None and target_lang is None:
+            return loaded
+        if not isinstance(loaded, HuggingFaceTokenizer):
+            raise ConfigError(
+                "--source-lang and --target-lang are for tokenizers of several languages; "
+                f"{self.path} has none"
+            )
+        return loaded.with_languages(source_lang, target_lang)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        if self.run is not None and (self.run.data.exists() or self.run.train_config.exists()):
+            return parsed(self.run.data, lambda text: tuple(json.loads(text)["widths"]))
+        return super().widths
+
+
+class SingleCheckpoint(Format):
+    name, title, mark = "step", "checkpoint", checkpoint.MANIFEST
+    has_torch_names = False
+    write_options = ()
+    makes_parent = False
+
+    def recognises(self, path: Path) -> bool:
+        return (path / checkpoint.MANIFEST).is_file()
+
+    def open(self, path: Path, **options: Any) -> Pretrained:
+        path, step = _step(path)
+        config = self.own_config(path)
+        run = None if config is None else RunFolder(path.parent.parent)
+        opened = checkpoint.open(path.parent, step)
+        return of_checkpoint(self, path, str(path), opened, run, config, path.name)
+
+    def inspect(self, path: Path) -> Contents:
+        path, step = _step(path)
+        opened = checkpoint.open(path.parent, step)
+        title = f"checkpoint of step {step}"
+        return Contents(str(path), title, dict(opened.tensors), opened.about["sha256"])
+
+    def own_config(self, path: Path) -> TransformerConfig | None:
+        """Return the configuration of the run folder of a checkpoint, which need not exist yet;
+        None if it is in no run folder.
+        """
+        run = RunFolder(path.absolute().parent.parent)
+        if not run.config.is_file():
+            return None
+        integrity.verify(run.path)
+        return parsed(run.config, TransformerConfig.from_json)
+
+    def check(self, to: Destination) -> None:
+        if RunFolder(to.path.absolute().parent.parent).train_config.is_file():
+            raise ConfigError(
+                f"{to.path}: is in a trained run, which cannot be resumed from weights only: give "
+                "--training"
+            )
+
+    def check_replaceable(self, target: Path) -> None:
+        if any(target.iterdir()) and not (target / checkpoint.MANIFEST).exists():
+            raise InputError(f"{target}: is not a checkpoint, and --force does not replace it")
+
+    def write(
+        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
+    ) -> Written:
+        with new_folder(to.path, state) as new:
+            run = new.path.with_name(f"{new.path.name}.run")
+            try:
+                atomic.remove(run)  # of a killed process that had the same number
+                step = int(to.path.name)
+                fill(run, step, new, to, check, run_files.about_run(to.path))
+                os.rename(run / "checkpoints" / str(step), new.path)
+            finally:
+                atomic.remove(run)
+            return Written(new.sha256())
+
+
+def _step(path: Path) -> tuple[Path, int]:
+    path = path.absolute()
+    if not path.name.isdecimal():
+        raise InputError(f"{path}: a single checkpoint has its step as its name")
+    return path, int(path.name)
+
+
+def of_checkpoint(
+    format: Format,
+    path: Path,
+    title: str,
+    opened: Checkpoint,
+    run: RunFolder | None,
+    config: TransformerConfig | None,
+    weights: str,
+) -> Pretrained:
+    """Return the weights for inference: the moving average if there is one, and the frozen arrays."""
+    groups: dict[str, list[str]] = {}
+    for name in opened.tensors:
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    trained = "ema" if "ema" in groups else "params"
+    if trained not in groups:
+        raise CheckpointError(f"{path}: holds no weights among {', '.join(groups) or 'nothing'}")
+    used = [group for group in (trained, "frozen") if group in groups]
+    stored = {name.partition("/")[2]: name for group in used for name in groups.pop(group)}
+
+    def scan() -> dict[str, LazyTensor]:
+        arrays = checkpoint_stream.scan(opened, used)
+        return _without_adapters({name: arrays[full] for name, full in stored.items()})
+
+    extra = run.path / huggingface_folder.IN_RUN if run else None
+    return CheckpointWeights(
+        format,
+        path,
+        title,
+        {name: opened.tensors[full] for name, full in stored.items() if lora.is_parameter(name)},
+        scan,
+        config,
+        weights,
+        opened.step,
+        run,
+        files=(opened.path / checkpoint.MANIFEST,),
+        extra_files={
+            name: extra / name
+            for name in huggingface_folder.EXTRA_FILES
+            if extra and (extra / name).is_file()
+        },
+        dropped=tuple(
+            Note(
+                group if names == [group] else f"{group}/ ({len(names)} arrays)",
+                _NOT_WEIGHTS.get(group, "not weights"),
+            )
+            for group, names in groups.items()
+        ),
+        derived=tuple(
+            Note(name, "with its low-rank adapter added") for name in lora.adapted(stored)
+        ),
+    )
+
+
+def _without_adapters(arrays: LazyState) -> dict[str, LazyTensor]:
+    """Return the arrays of the model itself, with each low-rank adapter added to its kernel when it
+    is read.
+    """
+
+    def merged(name: str) -> np.ndarray:
+        names = [name, *(name + part for part in (lora.A, lora.B, lora.SCALE))]
+        return lora.merge({each: arrays[each].read() for each in names})[name]
+
+    adapted = {
+        name: LazyTensor(arrays[name].info, partial(merged, name)) for name in lora.adapted(arrays)
+    }
+    return {name: arrays[name] for name in arrays if lora.is_parameter(name)} | adapted
+
+
+def fill(
+    run: Path,
+    step: int,
+    new: NewFolder,
+    to: Destination,
+    check: Callable[[LazyState], Any],
+    about: dict[str, Any],
+) -> None:
+    """Write the checkpoint of a new run folder, read it back and compare."""
+    groups: dict[str, dict[str, LazyTensor]] = {"params": {}, "frozen": {}}
+    for name, tensor in new.state.items():
+        groups["frozen" if name in to.frozen else "params"][name] = tensor
+    root = run / "checkpoints"
+    root.mkdir(parents=True)
+    checkpoint_stream.write(root, step, groups, about=about)
+    # Its manifest has just been computed from the files
+    scanned = checkpoint_stream.scan(checkpoint.open(root, step, verified=True), groups)
+    arrays = {name.partition("/")[2]: tensor for name, tensor in scanned.items()}
+    new.compare(arrays)
+    check(arrays)
+
+
+FORMAT = SingleCheckpoint()

@@ -1,0 +1,272 @@
+"""A folder of Hugging Face transformers: config.json, weights in one file or several, tokenizer."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.architectures import huggingface_config, huggingface_state
+from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.formats import model_card, registry
+from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.contents import Contents
+from jax_transformer.formats.new_folder import new_folder
+from jax_transformer.formats.safetensors_files import check_dtypes
+from jax_transformer.generate import transformers_config
+from jax_transformer.generate.generation_config import GenerationConfig
+from jax_transformer.storage import checksums, run_files, tensors, untrusted
+from jax_transformer.storage import huggingface_folder as folder
+from jax_transformer.storage.huggingface_folder import CARD, CONFIG, GENERATION, TOKENIZER, Folder
+from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage.tensors import Note
+
+
+class HuggingFaceWeights(Pretrained):
+    """The weights of a folder, whose tokenizer is transformers'."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return any(name in self.extra_files for name in TOKENIZER)
+
+    def tokenizer(self, source_lang: str | None = None, target_lang: str | None = None) -> Any:
+        from jax_transformer.data import huggingface_tokenizer
+
+        return huggingface_tokenizer.load_huggingface(
+            self.path, source_lang=source_lang, target_lang=target_lang
+        )
+
+
+class HuggingFaceFolder(Format):
+    name, title, mark = "hf", "Hugging Face folder", f"{CONFIG} with model_type"
+    write_options = ("shard_size",)
+    has_extra_files = True
+
+    def recognises(self, path: Path) -> bool:
+        return (path / CONFIG).is_file() and "model_type" in folder.configuration(path)
+
+    def open(self, path: Path, **options: Any) -> Pretrained:
+        """Open a folder's tensors under all names of the module's ``state_dict()``, including those
+        that are not in its file.
+        """
+        found = folder.find(path)
+        scanned = scan(found)
+        stored = {name: tensor.info for name, tensor in scanned.items()}
+
+        def same(one: str, other: str) -> bool:
+            first, second = scanned[one], scanned[other]
+            return first is second or tensors.same(first.read(), second.read())
+
+        try:
+            config = huggingface_config.from_config(found.data, names=stored, same=same)
+        except InputError as error:
+            raise InputError(f"{path}/{error}") from None
+        complete = huggingface_state.complete(stored, config)
+        dropped = [
+            Note(name, huggingface_state.why_dropped(name, config))
+            for name in stored
+            if name not in complete
+        ]
+        return HuggingFaceWeights(
+            self,
+            path,
+            f"{path} ({found.weights.name})",
+            complete,
+            lambda: huggingface_state.complete(scanned, config),
+            config,
+            weights=found.weights.name,
+            files=tuple(found.files),
+            extra_files={name: path / name for name in found.extra_names},
+            dropped=(*dropped, *(Note(name, reason) for name, reason in found.others)),
+            derived=completed_notes(complete, stored, config),
+        )
+
+    def inspect(self, path: Path) -> Contents:
+        found = folder.find(path)
+        contents = [_weights_format(found).inspect(file) for file in found.shards]
+        hashes = {name: digest for content in contents for name, digest in content.sha256.items()}
+        values = {
+            name: value
+            for name, value in found.data.items()
+            if value is not None and not isinstance(value, dict | list)
+        }
+        files = [*found.files, *(path / name for name in found.extra_names)]
+        return Contents(
+            str(path),
+            self.title,
+            {name: tensor.info for name, tensor in scan(found).items()},
+            {file.name: hashes.get(file.name) or checksums.sha256(file) for file in files},
+            values,
+            [names for content in contents for names in content.ties],
+        )
+
+    def check_options(self, to: Destination) -> None:
+        _shard_size(to)
+
+    def check(self, to: Destination) -> None:
+        check_dtypes(to)
+
+    def is_written(self, name: str) -> bool:
+        return folder.is_written(name)
+
+    def files(self, to: Destination) -> Mapping[str, bytes]:
+        """Return the files of the source, unchanged, and those that are created or changed here.
+
+        Raises ConfigError if no Hugging Face family has this model.
+        """
+        source, config = to.source, to.config
+        assert source is not None and config is not None  # a folder is not a copy of a file
+        files = folder.contents(source.extra_files)
+        training = model_card.training_of(source)
+        original = None
+        if CONFIG in files:
+            original = folder.configuration(source.extra_files[CONFIG].parent)
+        data = huggingface_config.to_config(config, original)
+        if to.dtype is not None or training is not None or original is None:
+            stored = {
+                tensor.dtype for tensor in source.tensors.values() if tensors.is_float(tensor.dtype)
+            }
+            data = folder.with_dtype(data, stored if to.dtype is None else {to.dtype})
+        if data != original:
+            files[CONFIG] = folder.to_json(data)
+        if original is None:
+            settings = transformers_config.to_generation_config(GenerationConfig(), config)
+            files[GENERATION] = folder.to_json({"bos_token_id": config.bos_id} | settings)
+        if not any(name in files for name in TOKENIZER):
+            files |= _own_tokenizer(source, config)
+        name = to.path.absolute().name
+        if CARD not in files:
+            repeated = {note.name for note in source.derived}
+            parameters = sum(
+                tensor.size for name, tensor in source.tensors.items() if name not in repeated
+            )
+            card = model_card.new(name, config.architecture, parameters, training)
+            files[CARD] = card.encode()
+        elif training is not None:
+            card = model_card.appended(files[CARD].decode("utf-8", "replace"), name, training)
+            files[CARD] = card.encode()
+        return files
+
+    def computed(self, names: Iterable[str], config: TransformerConfig) -> Mapping[str, str]:
+        stored = huggingface_state.saved(dict.fromkeys(names), config)
+        return {
+            name: huggingface_state.why_completed(name, config)
+            for name in names
+            if name not in stored
+        }
+
+    def notes(self, to: Destination) -> tuple[Note, ...]:
+        """Return a note on the two vocabularies of a run, for which transformers has no file."""
+        path = to.source.path if to.source else Path()
+        names = [name for name in run_files.SIDE_FILES if (path / name).is_file()]
+        return tuple(
+            Note(
+                name,
+                "one of two vocabularies, for which transformers has no file; train with "
+                "--data.vocabularies shared",
+            )
+            for name in names
+        )
+
+    def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:
+        return huggingface_state.saved(state, config)
+
+    def completed(
+        self, read_back: LazyState, state: LazyState, config: TransformerConfig, tied: Iterable[str]
+    ) -> LazyState:
+        """Return the tensors under all names of the module.
+
+        Position tables that the file leaves out, because transformers computes them, are taken from
+        ``state``; they were compared with the computed ones before they were left out.
+        """
+        ties = set(tied)
+        left_out = {
+            name: tensor
+            for name, tensor in state.items()
+            if name not in read_back and name not in ties
+        }
+        return huggingface_state.complete(read_back, config) | left_out
+
+    def write(
+        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
+    ) -> Written:
+        with new_folder(to.path, state) as new:
+            folder.write(new.path, new.state, to.files, shard_size=_shard_size(to))
+            check(scan(folder.find(new.path)))
+            new.compare_files(to.files)
+            return Written(new.sha256())
+
+
+def scan(found: Folder) -> LazyState:
+    """Return every stored tensor by name, none of them read. Raises InputError if the index and its
+    files do not agree.
+    """
+    return _weights_format(found).scan(found.weights)
+
+
+def _weights_format(found: Folder) -> Format:
+    """Return the format of the file of weights."""
+    suffix = Path(found.weights.name.removesuffix(folder.INDEX)).suffix
+    return registry.of_suffix(found.weights, suffix)
+
+
+def completed_notes(
+    complete: Mapping[str, Any], stored: Mapping[str, Any], config: TransformerConfig
+) -> tuple[Note, ...]:
+    """Return notes on the tensors that transformers computes or ties."""
+    return tuple(
+        Note(name, huggingface_state.why_completed(name, config))
+        for name in complete
+        if name not in stored
+    )
+
+
+def _shard_size(to: Destination) -> int:
+    size = to.options.get("shard_size")
+    return folder.SHARD_SIZE if size is None else folder.size(size)
+
+
+def _own_tokenizer(source: Pretrained, config: TransformerConfig) -> dict[str, bytes]:
+    """Return a run's own tokenizer as transformers' files; empty if the source has none.
+
+    The tokenizer in these files appends the end token itself.
+    """
+    from jax_transformer.data import tokenizer
+
+    path = source.path / run_files.SHARED_FILE
+    if source.path.is_file() or not path.is_file():
+        return {}
+    own = tokenizer.Tokenizer.load(path)
+    if (own.pad_id, own.eos_id) != (config.source_pad_id, config.eos_id):
+        raise InputError(f"{path}: its special ids do not belong to {source.path / CONFIG}")
+    end = [{"SpecialToken": {"id": tokenizer.EOS, "type_id": 0}}]
+    ends_line = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, *end],
+        "pair": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            *end,
+            {"Sequence": {"id": "B", "type_id": 0}},
+            *end,
+        ],
+        "special_tokens": {
+            tokenizer.EOS: {"id": tokenizer.EOS, "ids": [own.eos_id], "tokens": [tokenizer.EOS]}
+        },
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": tokenizer.PAD,
+        **({} if own.bos_id == own.pad_id else {"bos_token": tokenizer.BOS}),
+        "eos_token": tokenizer.EOS,
+        "unk_token": tokenizer.EOS,  # never met: every byte is a token
+        "model_max_length": usual_length(config),
+        "clean_up_tokenization_spaces": False,
+    }
+    data = untrusted.read_json(path) | {"post_processor": ends_line}
+    return {
+        run_files.SHARED_FILE: folder.to_json(data),
+        "tokenizer_config.json": folder.to_json(settings),
+    }
+
+
+FORMAT = HuggingFaceFolder()

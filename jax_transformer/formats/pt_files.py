@@ -1,0 +1,98 @@
+"""A PyTorch file (.pt, .pth, .bin), with PyTorch's names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jax_transformer.errors import InputError
+from jax_transformer.formats import registry
+from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.contents import Contents
+from jax_transformer.storage import atomic, pt, untrusted
+from jax_transformer.storage.lazy import LazyState
+from jax_transformer.storage.tensors import TensorInfo
+
+_ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class PtFile(Format):
+    name, title, mark = "pt", "PyTorch file", "a zip"
+    suffixes = (".pt", ".pth", ".bin")
+    open_options = ("key",)
+    write_options = ()
+
+    def recognises(self, path: Path) -> bool:
+        with open(path, "rb") as file:
+            start = file.read(30 + 512)
+        if start[:4] == _ZIP:  # a zip of NumPy's arrays is not a PyTorch file
+            return not start[30 : 30 + int.from_bytes(start[26:28], "little")].endswith(b".npy")
+        return start[:2] in _PICKLES  # a bare pickle is refused by its reader
+
+    def open(self, path: Path, key: str | None = None, **options: Any) -> Pretrained:
+        content = pt.describe(path)
+        checkpoint = None if key is not None else _checkpoint_format(content)
+        if checkpoint is not None:
+            return checkpoint.open_content(path, content)
+        state = pt.open_state(path, key)
+        return Pretrained(
+            self,
+            path,
+            f"{path} ({'.'.join(state.keys)})" if state.keys else str(path),
+            state.tensors,
+            state.scan,
+            files=(path,),
+            ties=state.ties,
+            dropped=state.others,
+        )
+
+    def scan(self, path: Path) -> LazyState:
+        files = untrusted.shards(path) if untrusted.is_index(path) else [path]
+        parts = {file: _plain(file, pt.scan(file)) for file in files}
+        if files != [path]:
+            untrusted.check_shards(path, parts)
+        return {name: tensor for part in parts.values() for name, tensor in part.items()}
+
+    def inspect(self, path: Path) -> Contents:
+        described = pt.describe(path)
+        leaves = dict(pt.leaves(described))
+        tensors = {
+            name: TensorInfo(tuple(leaf.shape), str(leaf.dtype))
+            for name, leaf in leaves.items()
+            if isinstance(leaf, pt.TensorView)
+        }
+        values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
+        checkpoint = _checkpoint_format(described)
+        kind = self.title if checkpoint is None else f"{self.title}, a {checkpoint.title}"
+        hashes = {path.name: pt.verify(path)}
+        return Contents(str(path), kind, tensors, hashes, values, pt.tied(described))
+
+    def write(
+        self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
+    ) -> Written:
+        from jax_transformer.storage.pt import writer
+
+        with atomic.file(to.path) as temporary:
+            sha256 = writer.save(temporary, dict(state), target=to.path)
+            check(pt.scan(temporary))
+        return Written(sha256)
+
+
+def _plain(path: Path, state: Any) -> LazyState:
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and hasattr(leaf, "shape") for name, leaf in state.items()
+    ):
+        raise InputError(f"{path}: is not a plain state_dict, from names to tensors")
+    return state
+
+
+def _checkpoint_format(content: Any) -> Format | None:
+    """Return the format of another toolkit's checkpoint in a PyTorch file; None for a plain
+    state_dict and for what no format knows.
+    """
+    if not isinstance(content, dict) or not any(isinstance(v, dict) for v in content.values()):
+        return None
+    found = (format for format in registry.others() if format.recognises_content(content))
+    return next(found, None)
+
+
+FORMAT = PtFile()
