@@ -148,7 +148,9 @@ class Pretrained:
     def _checked(
         self, shapes: Mapping[str, tuple[int, ...]], ties: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Read the arrays. Raise InputError unless they have these shapes and tied ones are equal."""
+        """Read the arrays. Raise InputError unless they have these shapes and tied ones are
+        equal.
+        """
         tensors.refuse(tensors.problems(self.tensors, shapes))
         state = self.read()
         tensors.refuse(tensors.differing_ties(ties, state))
@@ -161,7 +163,9 @@ class Pretrained:
         dtype: Any = None,
         architecture: "Architecture | str | None" = None,
     ) -> "Transformer":
-        """Return the model, in the dtypes of its files or in ``dtype``. Raises as :meth:`arrays`."""
+        """Return the model, in the dtypes of its files or in ``dtype``. Raises as
+        :meth:`arrays`.
+        """
         import jax.numpy as jnp
 
         from jax_transformer import transformer
@@ -372,7 +376,9 @@ class Format:
     # Reading
 
     def recognises(self, path: Path) -> bool:
-        """Return True if the existing file or folder has this format, by a look that costs little."""
+        """Return True if the existing file or folder has this format, by a look that costs
+        little.
+        """
         return False
 
     def recognises_content(self, content: Mapping[str, Any]) -> bool:

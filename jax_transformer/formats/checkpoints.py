@@ -161,7 +161,9 @@ def of_checkpoint(
     config: TransformerConfig | None,
     weights: str,
 ) -> Pretrained:
-    """Return the weights for inference: the moving average if there is one, and the frozen arrays."""
+    """Return the weights for inference: the moving average if there is one, and the frozen
+    arrays.
+    """
     groups: dict[str, list[str]] = {}
     for name in opened.tensors:
         groups.setdefault(name.partition("/")[0], []).append(name)

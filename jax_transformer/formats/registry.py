@@ -69,7 +69,9 @@ def get(name: str) -> Format:
 
 
 def others() -> Iterator[Format]:
-    """Yield the formats of other packages and the added ones; those that do not load are left out."""
+    """Yield the formats of other packages and the added ones; those that do not load are left
+    out.
+    """
     for name in dict.fromkeys([*_added, *entry_points.of(ENTRY_POINTS)]):
         try:
             yield get(name)
