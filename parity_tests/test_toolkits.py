@@ -418,7 +418,7 @@ def test_weights_of_opennmt_py_that_are_there_twice_are_refused(tmp_path, capsys
     separate(path, ["model.0.safetensors"])
     shutil.copy(tmp_path / "model.0.safetensors", tmp_path / "model.1.safetensors")
     assert cli.main(["convert", str(path), str(tmp_path / "run")]) == 3
-    assert "and another file has it, too" in capsys.readouterr().err
+    assert "and so has another file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Pretrained:
     config_gives_way: ClassVar[bool] = False
     """True if a configuration that the user names wins over that of the files."""
 
-    def with_names(self, changes: NameChanges) -> Self:
+    def with_names(self, changes: NameChanges) -> "Pretrained":
         """Return the same weights under other names, without the ignored ones.
 
         Raises as :meth:`.NameChanges.apply`, and ConfigError for a folder.

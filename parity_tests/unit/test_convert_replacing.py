@@ -57,7 +57,7 @@ def test_force_replaces_only_the_same_kind(console, weights, config_file, tmp_pa
     (tmp_path / "12" / "mine").write_text("")
     console.refused(
         3,
-        ["12", "no checkpoint"],
+        ["12", "not a checkpoint"],
         "convert",
         weights,
         tmp_path / "12",

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ import pytest
 
 from jax_transformer import cli, state_dict
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.convert import checking, conversion, memory, writing
+from jax_transformer.convert import checking, conversion
 from jax_transformer.errors import InputError
-from jax_transformer.formats.kinds import Kind
+from jax_transformer.formats import registry
+from jax_transformer.formats.base import Destination
 from jax_transformer.storage import (
     checkpoint_stream,
     huggingface_folder,
@@ -57,16 +59,16 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "most"),
+    ("format", "name", "most"),
     [
-        (Kind.SAFETENSORS, "a.safetensors", 1),
-        (Kind.PT, "a.pt", 1),
-        (Kind.HUGGINGFACE, "hf", 1),
-        (Kind.RUN, "run", 2),
-        (Kind.STEP, "7", 2),
+        ("safetensors", "a.safetensors", 1),
+        ("pt", "a.pt", 1),
+        ("hf", "hf", 1),
+        ("run", "run", 2),
+        ("step", "7", 2),
     ],
 )
-def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkeypatch):
+def test_no_more_than_one_tensor_is_in_memory(format, name, most, tmp_path, monkeypatch):
     """A checkpoint has the arrays of one batch, here of two. Small arrays may wait to be hashed or
     written; here none may.
     """
@@ -76,16 +78,11 @@ def test_no_more_than_one_tensor_is_in_memory(kind, name, most, tmp_path, monkey
     monkeypatch.setattr(read_back, "_MOST_WAITING", 0)
     counted = Counted()
     again = {}
-    extra_files = writing.ExtraFiles({"config.json": json.dumps(T5).encode()}, shard_size=100_000)
-    writing.write(
-        tmp_path / name,
-        kind,
-        counted.state(),
-        None,
-        frozenset(),
-        lambda state: again.update(lazy.arrays(state)),
-        extra_files if kind is Kind.HUGGINGFACE else None,
-    )
+    to = Destination(registry.get(format), tmp_path / name)
+    if format == "hf":
+        files = {"config.json": json.dumps(T5).encode()}
+        to = replace(to, files=files, options={"shard_size": "100KB"})
+    to.format.write(to, counted.state(), lambda state: again.update(lazy.arrays(state)))
     assert counted.most == most and counted.reads == COUNT
     assert [float(again[f"t{i}"][0, 0]) for i in range(COUNT)] == list(range(COUNT))
 
@@ -179,12 +176,10 @@ def test_small_arrays_of_a_checkpoint_are_read_together(alone, together, tmp_pat
         lambda self, names: opened_with.append(list(names)) or selected(self, names),
     )
     read = {}
-    writing.write(
-        tmp_path / "run",
-        Kind.RUN,
+    to = Destination(registry.get("run"), tmp_path / "run")
+    to.format.write(
+        to,
         Counted().state(),
-        None,
-        frozenset(),
         lambda state: read.update({name: tensor.read() for name, tensor in state.items()}),
     )
     names = [f"params/t{i}" for i in range(COUNT)]
@@ -229,7 +224,7 @@ def test_without_memory_for_two_models_the_tensors_are_checked(monkeypatch):
     zeros = {name: np.zeros(shape, np.float32) for name, shape in model.shapes["flax"].items()}
     flax = lazy.in_memory(zeros)
     state = conversion.renamed(flax, model, from_torch=False, to_torch=True)
-    monkeypatch.setattr(memory, "available", lambda: 1000)
+    monkeypatch.setattr(checking, "_available_memory", lambda: 1000)
     checked = checking.check(config, model.table, state, flax)
     assert not checked.errors and "there and back bit for bit" in checked.method
     assert "0.0 GiB of memory are free" in checked.method

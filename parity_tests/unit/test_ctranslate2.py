@@ -201,7 +201,7 @@ def test_options_that_contradict_the_folder_are_refused(run, tmp_path, console):
     target = tmp_path / "ct2"
     console.refused(2, ["--quantization int4", "int8"],
                     "convert", run, target, "--to", "ct2", "--quantization", "int4")  # fmt: skip
-    console.refused(2, ["--quantization int8 is for --to ct2"],
+    console.refused(2, ["--quantization int8", "--to ct2"],
                     "convert", run, target, "--quantization", "int8")  # fmt: skip
     console.refused(2, ["--dtype bfloat16", "--quantization"],
                     "convert", run, target, "--to", "ct2", "--dtype", "bfloat16")  # fmt: skip

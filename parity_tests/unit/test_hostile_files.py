@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.formats import kinds
+from jax_transformer.formats import registry
 from jax_transformer.storage import pt, safetensors
 from jax_transformer.storage.pt import unpickler, zip_archive
 from jax_transformer.storage.tensors import TensorInfo
@@ -127,7 +127,7 @@ def path(tmp_path) -> Path:
         path.write_bytes(content)
         for read in (
             pt.read,
-            kinds.of,
+            registry.of,
             pt.is_legacy,
             safetensors.is_index,
             safetensors.is_safetensors,

@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from jax_transformer.formats.kinds import is_huggingface
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
@@ -23,7 +24,6 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError
-from jax_transformer.formats.kinds import is_huggingface
 from jax_transformer.generate import transformers_config
 
 STACKS = ("encoder", "decoder")

@@ -20,7 +20,7 @@ from jax_transformer.architectures import huggingface_config, huggingface_state
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import ConfigError, InputError, UnsafeFileError
-from jax_transformer.formats import kinds, pretrained
+from jax_transformer.formats import hub, pretrained, registry
 from jax_transformer.storage import (
     huggingface_folder,
     lazy,
@@ -116,12 +116,12 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 
 def test_a_folder_is_recognised_by_model_type(theirs, tmp_path):
-    assert kinds.of(theirs) is kinds.Kind.HUGGINGFACE
+    assert registry.of(theirs).name == "hf"
     with pytest.raises(
         InputError,
         match=r"neither a run folder .* nor a Hugging Face folder \(config.json with model_type\)",
     ):
-        kinds.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
+        registry.of(copied(theirs, tmp_path / "other", **{"config.json": b"{}"}))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
         "model-00001-of-00002.safetensors",
         "x-1-of-2.safetensors",
     ]
-    assert kinds._to_download("hf:a/b", listed) == [
+    assert hub._to_download("hf:a/b", listed) == [
         "model.safetensors.index.json",
         "model-00001-of-00002.safetensors",
         "config.json",
@@ -468,7 +468,7 @@ def test_the_shards_of_a_hub_model_are_downloaded_by_their_index():
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:../x", "hf:a b", "hf:a/b@"])
 def test_an_invalid_hub_name_is_refused_before_any_request(name, client):
     with pytest.raises(ConfigError, match="hf:owner/name"):
-        kinds.local(name)
+        hub.local(name)
     assert client == []
 
 

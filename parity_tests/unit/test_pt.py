@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError, UnsafeFileError
-from jax_transformer.formats import kinds
-from jax_transformer.formats.kinds import Kind
+from jax_transformer.formats import registry
 from jax_transformer.storage import (
     pt,
     read_back,
@@ -195,16 +194,17 @@ def test_other_byte_orders_are_written_as_little(path):
 
 def test_kinds_are_known_by_content(path):
     writer.write(path, {})
-    assert kinds.of(path) is Kind.PT and not pt.is_legacy(path)
+    assert registry.of(path).name == "pt" and not pt.is_legacy(path)
     assert not safetensors.is_safetensors(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/other.txt", "x")
     with pytest.raises(InputError, match=r"it has no data\.pkl"):
         pt.read(path)
     path.write_bytes(b"PK\x03\x04 and then it ends")
-    assert kinds.of(path) is Kind.PT  # so that its reader names the fault
+    assert registry.of(path).name == "pt"  # so that its reader names the fault
     safetensors.write(path, {"a": WEIGHT})
-    assert safetensors.is_safetensors(path) and kinds.of(path) is Kind.SAFETENSORS
+    assert safetensors.is_safetensors(path)
+    assert registry.of(path).name == "safetensors"
     assert not pt.is_legacy(path.parent)
     assert not safetensors.is_safetensors(path.parent / "none")
 
@@ -411,7 +411,6 @@ OF_RUNS = {
     "background",
     "checkpoint",
     "checkpoint_stream",
-    "kinds",
     "orbax_arrays",
     "run_folder",
 }

@@ -325,14 +325,17 @@ def test_what_t5x_has_no_network_for_is_refused(tmp_path, capsys):
         (["--param-scan-axis", "1"], "no array holds several layers"),
         (["--preset", "t5", "--set", "norm_epsilon=1e-5"], "norm_epsilon=1e-05, and T5X has 1e-06"),
         (["--preset", "t5", "--set", "logit_scale=none"], "logit_scale=none, and T5X scales"),
-        (["--preset", "t5", "--set", "activation=relu", "--shard-size", "1GB"], "no Hugging Face"),
+        (
+            ["--preset", "t5", "--set", "activation=relu", "--shard-size", "1GB"],
+            "not a Hugging Face",
+        ),
     ):
         assert cli.main(["convert", str(folder), *out, *extra]) in (2, 3)
         assert message in capsys.readouterr().err
     assert (
         cli.main(["convert", str(folder), str(tmp_path / "hf"), "--to", "hf", "--scan-layers"]) == 2
     )
-    assert "--scan-layers: goes with --to t5x" in capsys.readouterr().err
+    assert "not a checkpoint of T5X, which --to t5x makes" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from jax_transformer.architectures.tensor_names import NameChanges
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import writing
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.errors import ConfigError, DifferentError, InputError, Refusal
-from jax_transformer.formats import kinds
-from jax_transformer.formats.kinds import Kind
+from jax_transformer.formats import registry as formats
+from jax_transformer.formats.base import Format
 from jax_transformer.storage import (
     atomic,
     integrity,
@@ -73,32 +72,32 @@ def convert(request: Request) -> ConvertedTraining:
         if is_given:
             raise ConfigError(f"{flag}: not with --training, which converts a run as it is")
     source, target = Path(request.source), Path(request.destination)
-    ends = kinds.of(source), kinds.to_write(target)
-    if ends[0] is Kind.PT and not ends[1].is_file:
-        return _into_run(source, target, ends[1], force=request.force)
-    if ends[1] is Kind.PT and not ends[0].is_file:
-        writing.check_free(target, Kind.PT, force=request.force)
-        return _out_of_run(source, target, ends[0], request.weights)
+    before, after = formats.of(source), formats.to_write(target)
+    if before.name == "pt" and not after.is_file:
+        return _into_run(source, target, after, force=request.force)
+    if after.name == "pt" and not before.is_file:
+        after.check_free(target, force=request.force)
+        return _out_of_run(source, target, before, request.weights)
     raise ConfigError(f"{source} -> {target}: --training is between a run and a PyTorch file")
 
 
-def _folder(path: Path, kind: Kind) -> tuple[RunFolder, int | None]:
+def _folder(path: Path, format: Format) -> tuple[RunFolder, int | None]:
     """Return the run, and the step if the path is a single checkpoint."""
-    folder = RunFolder(path) if kind is Kind.RUN else RunFolder(path.absolute().parent.parent)
+    folder = RunFolder(path) if format.name == "run" else RunFolder(path.absolute().parent.parent)
     if not folder.train_config.is_file():
         raise InputError(
             f"{folder.path}: not a run that can be resumed ({folder.train_config.name} is missing)"
         )
     integrity.verify(folder.path)
-    return folder, int(path.name) if kind is Kind.STEP else None
+    return folder, int(path.name) if format.name == "step" else None
 
 
 def _config(folder: RunFolder) -> TransformerConfig:
     return parsed(folder.config, TransformerConfig.from_json)
 
 
-def _into_run(source: Path, target: Path, kind: Kind, *, force: bool) -> ConvertedTraining:
-    folder, expected_step = _folder(target, kind)
+def _into_run(source: Path, target: Path, format: Format, *, force: bool) -> ConvertedTraining:
+    folder, expected_step = _folder(target, format)
     # Lock before options and state are read: a run that is training would save a newer step
     with run_folder.lock(folder.path):
         return _into_locked(source, folder, expected_step, force=force)
@@ -138,12 +137,12 @@ def _into_locked(
     return _outcome(str(source), str(path), state)
 
 
-def _out_of_run(source: Path, target: Path, kind: Kind, weights: str) -> ConvertedTraining:
+def _out_of_run(source: Path, target: Path, format: Format, weights: str) -> ConvertedTraining:
     from jax_transformer.convert.training_state import torch_checkpoint
     from jax_transformer.storage import checkpoint
 
-    folder, step = _folder(source, kind)
-    if kind is Kind.RUN:
+    folder, step = _folder(source, format)
+    if format.name == "run":
         if weights not in ("auto", "last") and not weights.isdecimal():
             raise ConfigError(
                 f"--weights {weights}: a run resumes from its last checkpoint or from a step"
