@@ -4,6 +4,7 @@ It is converted back, bit for bit. If the PyTorch twin can be built and there is
 models, they are run and compared.
 """
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -79,39 +80,25 @@ def _cannot_run(state: LazyState) -> str | None:
 
 
 def _available_memory() -> int | None:
-    """Bytes that are free, or that the system would free; None if it does not say.
+    """Return the bytes that are free, or that the system would free; None if it does not say.
 
-    A container's limit counts as well.
+    A container's limit (cgroup version 2) counts as well.
     """
-    free = [_meminfo(), _cgroup()]
-    known = [number for number in free if number is not None]
-    return min(known) if known else None
-
-
-def _meminfo() -> int | None:
+    free = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line)
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def _cgroup() -> int | None:
-    """Bytes that this process's group (version 2) may still take."""
-    try:
-        folder = Path("/sys/fs/cgroup")
-        limit, used = ((folder / name).read_text() for name in ("memory.max", "memory.current"))
-        statistics = dict(
-            line.split() for line in (folder / "memory.stat").read_text().splitlines()
-        )
-        # Pages of files that were not used lately are given up first
-        return int(limit) - int(used) + int(statistics.get("inactive_file", 0))
+        free += [int(line.split()[1]) * 1024 for line in lines if "MemAvailable:" in line]
     except (OSError, ValueError):
-        return None
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = (folder / "memory.stat").read_text().split()
+        # Pages of files that were not used lately are given up first
+        unused = statistics[statistics.index("inactive_file") + 1]
+        free.append(limit - used + int(unused))
+    return min(free, default=None)
 
 
 def _run(

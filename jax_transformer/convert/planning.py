@@ -1,13 +1,13 @@
 """Plans of conversions: map every tensor of source and target exactly once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.formats.base import Destination, Pretrained
+from jax_transformer.formats.base import Destination, Layout, Pretrained
 from jax_transformer.storage.tensors import Note, TensorInfo, is_float
 from jax_transformer.storage.untrusted import plain
-from jax_transformer.weights.rules import Alias, Each, Rule, Several, Shape, Table, torch_shapes
+from jax_transformer.weights.rules import Alias, Each, Rule, Several, Table, torch_shapes
 
 if TYPE_CHECKING:
     from jax_transformer.state_dict import ModelWeights
@@ -84,147 +84,65 @@ class Plan:
 def plan(source: Pretrained, to: Destination, model: "ModelWeights | None") -> Plan:
     """Map every tensor of the source, which fits the model, to the destination.
 
-    Without a model names stay as they are.
+    Without a model names stay as they are. A tensor that the source leaves out, or that the reader
+    of the destination computes, becomes a note on its computation.
     """
-    from_torch, dtype = source.format.has_torch_names, to.dtype
-    dropped, ties = source.dropped, source.ties
-    derived: tuple[Note, ...] = ()
-    if model is None or from_torch == to.format.has_torch_names:
-        moves = unchanged(source.tensors, dtype)
-    elif from_torch:
-        moves, repeated = to_flax(model.table, source.tensors, model.shapes["flax"], dtype)
-        dropped += repeated
-    else:
-        moves, derived = to_torch(model.table, source.tensors, model.shapes["flax"], dtype)
+    from_torch, to_torch = source.format.has_torch_names, to.format.has_torch_names
+    layout = Layout() if model is None else to.format.layout(to, model.shapes["torch"])
+    completed = {note.name: note.reason for note in source.derived}
+    infos = source.tensors
+    moves, derived, dropped, ties = [], [], list(source.dropped), source.ties
+    rules: Sequence[Rule | Alias] = ()
     if model is not None:
         ties = tuple(ties_of(model.table))
-    others = "other folders" if any(map(to.format.takes, source.extra_files)) else "folders"
-    dropped += tuple(
-        Note(name, f"goes with {others}, and {to.path} is a {to.format.title}")
-        for name in source.extra_files
-        if not to.format.takes(name)
-    )
-    planned = Plan(source.title, str(to.path), moves, derived, dropped, ties)
-    planned = without_completed(planned, source.derived)
-    if model is None:
-        return planned
-    ours, theirs = source.stored_names, to.format.names_in(to)
-    notes = (*source.notes_for(to), *to.format.notes(to))
-    planned = replace(
-        planned,
-        moves=tuple(
-            replace(
-                move,
-                source=tuple(ours.get(name, name) for name in move.source),
-                target=tuple(theirs.get(name, name) for name in move.target),
-            )
-            for move in planned.moves
-        ),
-        dropped=(*planned.dropped, *notes),
-    )
-    return left_out(planned, to.format.computed(model.shapes["torch"], model.config))
-
-
-def to_flax(
-    table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
-) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """Return the moves from PyTorch's tensors to Flax's arrays.
-
-    The notes are on tensors that repeat others and are dropped.
-    """
-    moves, dropped = [], []
-    for rule in table:
-        if isinstance(rule, Alias):
-            dropped.append(
-                Note(
-                    rule.torch,
-                    f"repeats {rule.of}, with which the model ties it; that the two are equal is "
-                    "checked",
-                )
-            )
+        if from_torch != to_torch:
+            rules = model.table
+            target_shapes = torch_shapes(model.table, model.shapes["flax"])
+            target_shapes = dict(target_shapes) if to_torch else dict(model.shapes["flax"])
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...], Rule | None]] = []
+    for rule in rules:
+        if not isinstance(rule, Alias):
+            names = (rule.torch,), rule.flax
+            pairs.append((*(names if from_torch else names[::-1]), rule))
+        elif from_torch and rule.torch not in completed:
+            reason = f"repeats {rule.of}, with which the model ties it; that the two are equal is"
+            dropped.append(Note(rule.torch, f"{reason} checked"))
+        elif not from_torch and rule.torch not in layout.computed:
+            reason = f"repeats {rule.of}, with which the model ties it"
+            derived.append(Note(rule.torch, reason))
+    for old, new, applied in pairs or [((name,), (name,), None) for name in infos]:
+        if old[0] in completed:
+            derived += [Note(name, completed[old[0]]) for name in new]
             continue
-        before = tensors[rule.torch]
+        if new[0] in layout.computed:
+            dropped += [Note(name, layout.computed[new[0]]) for name in old]
+            continue
+        before = tuple(infos[name] for name in old)
+        dtype = cast(before[0].dtype, to.dtype)
         after = tuple(
-            TensorInfo(flax_shapes[name], cast(before.dtype, dtype)) for name in rule.flax
+            TensorInfo(infos[name].shape if applied is None else target_shapes[name], dtype)
+            for name in new
         )
+        operation = _operation(applied, back=to_torch, changes=dtype != before[0].dtype)
+        ours, theirs = source.stored_names, layout.names
         moves.append(
             Move(
-                (rule.torch,),
-                rule.flax,
-                _operation(rule, back=False, changes=before.dtype != after[0].dtype),
-                (before,),
+                tuple(ours.get(name, name) for name in old),
+                tuple(theirs.get(name, name) for name in new),
+                operation,
+                before,
                 after,
             )
         )
-    return tuple(moves), tuple(dropped)
-
-
-def to_torch(
-    table: Table, tensors: Tensors, flax_shapes: Mapping[str, Shape], dtype: str | None = None
-) -> tuple[tuple[Move, ...], tuple[Note, ...]]:
-    """Return the moves from Flax's arrays to PyTorch's tensors, and notes on repeated ones."""
-    shapes = torch_shapes(table, flax_shapes)
-    moves, derived = [], []
-    for rule in table:
-        if isinstance(rule, Alias):
-            derived.append(Note(rule.torch, f"repeats {rule.of}, with which the model ties it"))
-            continue
-        before = tuple(tensors[name] for name in rule.flax)
-        after = TensorInfo(shapes[rule.torch], cast(before[0].dtype, dtype))
-        moves.append(
-            Move(
-                rule.flax,
-                (rule.torch,),
-                _operation(rule, back=True, changes=before[0].dtype != after.dtype),
-                before,
-                (after,),
-            )
-        )
-    return tuple(moves), tuple(derived)
-
-
-def unchanged(tensors: Tensors, dtype: str | None = None) -> tuple[Move, ...]:
-    """Return a move of every tensor to its own name."""
-    moves = []
-    for name, before in tensors.items():
-        after = TensorInfo(before.shape, cast(before.dtype, dtype))
-        moves.append(
-            Move((name,), (name,), "same" if after == before else "cast", (before,), (after,))
-        )
-    return tuple(moves)
-
-
-def without_completed(plan: Plan, completed: Sequence[Note]) -> Plan:
-    """Return the plan for stored tensors only.
-
-    The move of a tensor that the source leaves out becomes a note on its computation.
-    """
-    reasons = {note.name: note.reason for note in completed}
-    computed = [
-        Note(name, reasons[move.source[0]])
-        for move in plan.moves
-        if move.source[0] in reasons
-        for name in move.target
+    others = "other folders" if any(map(to.format.takes, source.extra_files)) else "folders"
+    dropped += [
+        Note(name, f"goes with {others}, and {to.path} is a {to.format.title}")
+        for name in source.extra_files
+        if not to.format.takes(name)
     ]
-    moves = tuple(move for move in plan.moves if move.source[0] not in reasons)
-    dropped = tuple(note for note in plan.dropped if note.name not in reasons)
-    return replace(plan, moves=moves, derived=(*plan.derived, *computed), dropped=dropped)
-
-
-def left_out(plan: Plan, reasons: Mapping[str, str]) -> Plan:
-    """Remove the tensors that the target leaves out because its reader computes them."""
-    computed = [
-        Note(name, reasons[move.target[0]])
-        for move in plan.moves
-        if move.target[0] in reasons
-        for name in move.source
-    ]
-    moves = tuple(move for move in plan.moves if move.target[0] not in reasons)
-    return replace(
-        plan,
-        moves=moves,
-        derived=tuple(note for note in plan.derived if note.name not in reasons),
-        dropped=(*plan.dropped, *computed),
+    dropped += [*source.notes_for(to), *layout.notes]
+    return Plan(
+        source.title, str(to.path), tuple(moves), tuple(derived), tuple(dropped), tuple(ties)
     )
 
 
@@ -233,24 +151,21 @@ def cast(dtype: str, target: str | None) -> str:
     return dtype if target is None or not is_float(dtype) else target
 
 
-def _operation(rule: Rule, *, back: bool, changes: bool) -> str:
+def _operation(rule: Rule | None, *, back: bool, changes: bool) -> str:
     steps = []
-    if len(rule.flax) > 1:
+    if rule is not None and len(rule.flax) > 1:
         names = {
             Several.SPLIT: ("split", "join"),
             Several.COPY: ("copy to each", "one of equals"),
             Several.PER_HEAD: ("split by head", "join by head"),
         }
         steps.append(names[rule.several][back])
-    if rule.each is not Each.SAME:
-        steps.append(
-            rule.each.value
-            if not back or rule.each is Each.TRANSPOSE
-            else f"undo {rule.each.value}"
-        )
-    return (
-        ", ".join([*(reversed(steps) if back else steps), *(["cast"] if changes else [])]) or "same"
-    )
+    if rule is not None and rule.each is not Each.SAME:
+        undo = back and rule.each is not Each.TRANSPOSE
+        steps.append(f"undo {rule.each.value}" if undo else rule.each.value)
+    if back:
+        steps.reverse()
+    return ", ".join([*steps, *(["cast"] if changes else [])]) or "same"
 
 
 def ties_of(table: Table) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -84,6 +85,8 @@ class Pretrained:
     """Entries of the file or folder that are not weights of the model."""
     derived: tuple[Note, ...] = ()
     """Tensors that are not stored, but copies of others or computed."""
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+    """The names of tensors in the files, if they are stored under others than here."""
     config_gives_way: ClassVar[bool] = False
     """True if a configuration that the user names wins over that of the files."""
 
@@ -263,11 +266,6 @@ class Pretrained:
         """Return notes on what the destination does not have."""
         return ()
 
-    @property
-    def stored_names(self) -> Mapping[str, str]:
-        """The names of tensors in the files, if they are stored under others than here."""
-        return {}
-
 
 def generation_config(
     folder: Path, config: TransformerConfig, tokenizer: Any = None
@@ -343,6 +341,17 @@ class Destination:
     """Check a folder that other programs run by running it."""
 
 
+class Layout(NamedTuple):
+    """What a destination stores otherwise than the model has it."""
+
+    names: Mapping[str, str] = MappingProxyType({})
+    """The names of tensors in the destination, if they are stored under others."""
+    computed: Mapping[str, str] = MappingProxyType({})
+    """Why tensors are left out: their reader computes them."""
+    notes: tuple[Note, ...] = ()
+    """Parts of the source that the destination cannot hold."""
+
+
 class Format:
     """A format of files or folders with weights; everything that depends on it is a method.
 
@@ -356,7 +365,9 @@ class Format:
     mark: str = ""
     """What it is recognised by, for messages; empty if it is only written."""
     suffixes: tuple[str, ...] = ()
-    """Suffixes of a file; a folder has none."""
+    """Suffixes of a file."""
+    is_file: bool = False
+    """True for a file, or the index of several; False for a folder."""
     has_torch_names: bool = True
     """True if the weights have PyTorch's names, False for this project's."""
     open_options: tuple[str, ...] = ()
@@ -367,11 +378,6 @@ class Format:
     """True if files of a Hugging Face folder go into a folder of this format."""
     makes_parent: bool = True
     """True if the parent of a new folder may be missing."""
-
-    @property
-    def is_file(self) -> bool:
-        """True for a file, or the index of several; False for a folder."""
-        return bool(self.suffixes)
 
     # Reading
 
@@ -433,19 +439,12 @@ class Format:
         """Return True if this file of a Hugging Face folder goes into the destination."""
         return self.has_extra_files
 
-    def computed(self, names: Iterable[str], config: TransformerConfig) -> Mapping[str, str]:
-        """Return which of a model's tensors are left out because their reader computes them, and
-        why.
+    def layout(self, to: Destination, names: Iterable[str]) -> "Layout":
+        """Return how the destination stores a model whose tensors have these names in PyTorch.
+
+        Raises ConfigError if it cannot.
         """
-        return {}
-
-    def notes(self, to: Destination) -> tuple[Note, ...]:
-        """Return notes on parts of the source that the destination cannot hold."""
-        return ()
-
-    def names_in(self, to: Destination) -> Mapping[str, str]:
-        """Return the names of tensors in the destination, if they are stored under others."""
-        return {}
+        return Layout()
 
     def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:
         """Return the tensors that are stored, of all that the model has."""

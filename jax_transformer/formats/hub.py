@@ -34,9 +34,9 @@ def local(path: str | Path) -> Path:
     Raises ConfigError if the name is invalid or ``huggingface_hub`` is not installed, InputError if
     the download fails.
     """
-    if not is_hub_name(str(path)):
-        return Path(path)
     name = str(path).removeprefix(PREFIX)
+    if name == str(path):
+        return Path(path)
     if not _NAME.fullmatch(name) or ".." in name:
         raise ConfigError(
             f"{path}: give a model of the hub as hf:owner/name or hf:owner/name@revision"

@@ -9,7 +9,7 @@ from jax_transformer.architectures.huggingface import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card, registry
-from jax_transformer.formats.base import Destination, Format, Pretrained, Written
+from jax_transformer.formats.base import Destination, Format, Layout, Pretrained, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.formats.new_folder import new_folder
 from jax_transformer.formats.safetensors_files import check_dtypes
@@ -147,26 +147,26 @@ class HuggingFaceFolder(Format):
             files[CARD] = card.encode()
         return files
 
-    def computed(self, names: Iterable[str], config: TransformerConfig) -> Mapping[str, str]:
-        stored = huggingface_state.saved(dict.fromkeys(names), config)
-        return {
-            name: huggingface_state.why_completed(name, config)
-            for name in names
-            if name not in stored
-        }
-
-    def notes(self, to: Destination) -> tuple[Note, ...]:
-        """Return a note on the two vocabularies of a run, for which transformers has no file."""
-        path = to.source.path if to.source else Path()
-        names = [name for name in run_files.SIDE_FILES if (path / name).is_file()]
-        return tuple(
+    def layout(self, to: Destination, names: Iterable[str]) -> Layout:
+        config, path = to.config, to.source.path if to.source else Path()
+        assert config is not None  # a folder is not a copy of a file
+        every = dict.fromkeys(names)
+        stored = huggingface_state.saved(every, config)
+        notes = tuple(
             Note(
                 name,
                 "one of two vocabularies, for which transformers has no file; train with "
                 "--data.vocabularies shared",
             )
-            for name in names
+            for name in run_files.SIDE_FILES
+            if (path / name).is_file()
         )
+        computed = {
+            name: huggingface_state.why_completed(name, config)
+            for name in every
+            if name not in stored
+        }
+        return Layout(computed=computed, notes=notes)
 
     def stored(self, state: LazyState, config: TransformerConfig) -> LazyState:
         return huggingface_state.saved(state, config)

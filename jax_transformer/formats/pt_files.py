@@ -18,6 +18,7 @@ _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 class PtFile(Format):
     name, title, mark = "pt", "PyTorch file", "a zip"
     suffixes = (".pt", ".pth", ".bin")
+    is_file = True
     open_options = ("key",)
     write_options = ()
 

@@ -87,8 +87,12 @@ def of(path: Path) -> Format:
         raise InputError(f"{path}: no such file or folder{hub.hint(path)}")
     if not path.is_dir() and not path.is_file():
         raise InputError(f"{path}: neither a file nor a folder")
+    is_file, suggested = path.is_file(), _BY_SUFFIX.get(path.suffix)
     try:
-        for format in _candidates(path):
+        for name in dict.fromkeys([suggested or "run", *_OURS]):
+            if (name in ("safetensors", "pt")) is is_file and get(name).recognises(path):
+                return get(name)
+        for format in others():
             if format.recognises(path):
                 return format
     except OSError as error:
@@ -97,19 +101,10 @@ def of(path: Path) -> Format:
     fitting = [
         f"a {format.title} ({format.mark})"
         for format in known
-        if format.mark and format.is_file is path.is_file()
+        if format.mark and bool(format.suffixes) is path.is_file()
     ]
     hints = "".join(format.hint(path) for format in known)
     raise InputError(f"{path}: neither {', nor '.join(fitting)}{hints}")
-
-
-def _candidates(path: Path) -> Iterator[Format]:
-    """Yield the formats that a path may have, those that its name suggests first."""
-    files = ("safetensors", "pt")
-    names = [name for name in _OURS if (name in files) is path.is_file()]
-    names.sort(key=lambda name: name != _BY_SUFFIX.get(path.suffix))
-    yield from map(get, names)
-    yield from others()
 
 
 def of_suffix(path: Path, suffix: str) -> Format:

@@ -15,6 +15,7 @@ from jax_transformer.storage.lazy import LazyState
 class SafetensorsFile(Format):
     name, title, mark = "safetensors", "safetensors file", ".safetensors, or the index of several"
     suffixes = (".safetensors",)
+    is_file = True
     write_options = ()
 
     def recognises(self, path: Path) -> bool:

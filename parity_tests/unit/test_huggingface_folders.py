@@ -294,7 +294,7 @@ def test_a_dry_run_reads_and_writes_nothing(theirs, tmp_path, console):
     [
         ("out", {"to": "onnx"}, "--to onnx is not one of hf, run"),
         ("out.safetensors", {"to": "hf"}, "is the name of a file"),
-        ("out", {"shard_size": "1GB"}, "is no Hugging Face folder"),
+        ("out", {"shard_size": "1GB"}, "is not a Hugging Face folder"),
         ("hf:me/mine", {}, "nothing is uploaded"),
     ],
     ids=["kind", "file", "size", "upload"],
@@ -340,7 +340,7 @@ def test_two_vocabularies_are_not_exported_and_the_plan_says_so(theirs, tmp_path
         (tmp_path / "run" / name).write_text("{}")
     prepared = prepare(tmp_path / "run", tmp_path / "out", to="hf")
     assert {note.name for note in prepared.plan.dropped} == set(run_files.SIDE_FILES)
-    assert not set(prepared.extra_files.files) & set(huggingface_folder.TOKENIZER)
+    assert not set(prepared.to.files) & set(huggingface_folder.TOKENIZER)
 
 
 def test_a_failed_check_of_an_export_leaves_the_old_folder(theirs, tmp_path, monkeypatch):

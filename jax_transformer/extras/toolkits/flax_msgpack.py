@@ -121,6 +121,7 @@ def _as_torch(keys: Keys, extent: ArrayExtent) -> np.ndarray:
 class FlaxMsgpack(Format):
     name, title, mark = "flax_msgpack", "file of transformers' Flax classes", FILE
     suffixes = (".msgpack",)
+    is_file = True
 
     def recognises(self, path: Path) -> bool:
         return path.name in (FILE, INDEX)

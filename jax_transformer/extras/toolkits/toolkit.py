@@ -60,7 +60,7 @@ class ToolkitWeights(Pretrained):
 class Toolkit(Format):
     """The checkpoints of one toolkit: PyTorch files with options and weights."""
 
-    suffixes = (".pt",)
+    is_file = True
     toolkit: str
     """The toolkit's name."""
 

@@ -1,6 +1,6 @@
 """A checkpoint of T5X: T5, mT5 and UMT5, unrolled and scanned."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ from jax_transformer.convert import preparation
 from jax_transformer.errors import ConfigError, about_file
 from jax_transformer.extras.toolkits.t5x import gin_config, t5x_checkpoint, t5x_names
 from jax_transformer.extras.toolkits.t5x.t5x_names import Layout
+from jax_transformer.formats import base
 from jax_transformer.formats.base import Destination, Format, Pretrained, Settled, Written
 from jax_transformer.formats.contents import Contents
 from jax_transformer.formats.new_folder import new_folder
@@ -72,10 +73,6 @@ class T5XWeights(Pretrained):
     def notes_for(self, to: Destination) -> tuple[Note, ...]:
         return _scale_note(to.config)
 
-    @property
-    def stored_names(self) -> Mapping[str, str]:
-        return _places(self.layout)
-
 
 class T5XCheckpoint(Format):
     name, title = "t5x", "checkpoint of T5X"
@@ -120,6 +117,7 @@ class T5XCheckpoint(Format):
             config,
             files=(*opened.files, *((gin.path,) if gin.path else ())),
             dropped=tuple(_not_weights(opened)),
+            stored_names=_places(layout),
             layout=layout,
         )
 
@@ -141,12 +139,10 @@ class T5XCheckpoint(Format):
         assert to.config is not None  # a folder is not a copy of a file
         return {gin_config.CONFIG: gin_config.to_gin(to.config, _layout(to)).encode()}
 
-    def notes(self, to: Destination) -> tuple[Note, ...]:
+    def layout(self, to: Destination, names: Iterable[str]) -> base.Layout:
         is_twice = to.source is not None and to.source.format is self
-        return () if is_twice else _scale_note(to.config)
-
-    def names_in(self, to: Destination) -> Mapping[str, str]:
-        return _places(_layout(to))
+        notes = () if is_twice else _scale_note(to.config)
+        return base.Layout(_places(_layout(to)), notes=notes)
 
     def write(
         self, to: Destination, state: LazyState, check: Callable[[LazyState], Any]
@@ -173,9 +169,9 @@ def _layout(to: Destination) -> Layout:
     )
 
 
-def _places(layout: Layout | None) -> dict[str, str]:
+def _places(layout: Layout) -> dict[str, str]:
     """Return the name of each array as T5X has it, with the layer that is meant."""
-    rules = () if layout is None else t5x_names.table(layout)
+    rules = t5x_names.table(layout)
     return {name: rule.place(number) for rule in rules for number, name in enumerate(rule.flax)}
 
 
