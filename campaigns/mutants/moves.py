@@ -27,8 +27,8 @@ class Tree:
         self.functions = cache(lambda file: frozenset(_named(self.text(file))))
 
     def _python(self, folders: Collection[str]) -> set[str]:
-        found = (path for folder in folders for path in (self.root / folder).rglob("*.py"))
-        return {path.relative_to(self.root).as_posix() for path in found}
+        paths = (path for folder in folders for path in (self.root / folder).rglob("*.py"))
+        return {path.relative_to(self.root).as_posix() for path in paths}
 
     def _git(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -89,18 +89,18 @@ class Tree:
 @cache
 def scopes(text: str) -> list[tuple[int, int, str]]:
     """The first and last line of each function and class, and its name with those around it."""
-    found = []
+    spans = []
 
     def visit(node: ast.AST, outer: str) -> None:
         for child in ast.iter_child_nodes(node):
             name = outer
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{outer}.{child.name}".lstrip(".")
-                found.append((child.lineno, child.end_lineno or child.lineno, name))
+                spans.append((child.lineno, child.end_lineno or child.lineno, name))
             visit(child, name)
 
     visit(ast.parse(text), "")
-    return found
+    return spans
 
 
 def _scope_of(text: str, old: str) -> str:
@@ -109,9 +109,9 @@ def _scope_of(text: str, old: str) -> str:
     return around(scopes(text), text.count("\n", 0, text.index(old)) + 1)
 
 
-def around(found: list[tuple[int, int, str]], line: int) -> str:
+def around(spans: list[tuple[int, int, str]], line: int) -> str:
     """The innermost scope of a line; empty outside of all."""
-    names = [(first, name) for first, last, name in found if first <= line <= last]
+    names = [(first, name) for first, last, name in spans if first <= line <= last]
     return max(names)[1] if names else ""
 
 

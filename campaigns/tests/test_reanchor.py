@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.mutants import mutant, reanchor
-from campaigns.mutants.mutant import Area, Mutant
+from campaigns.mutants import faults, reanchor
+from campaigns.mutants.faults import Area, Mutant
 
 ATTENTION = '''
 import math
@@ -78,7 +78,7 @@ def tree(tmp_path: Path) -> Path:
         "package/scaling.py": "def factor(width, power):\n    return width**power\n" * 3,
         "parity_tests/test_one.py": TESTS,
         "docs/page.md": "See `parity_tests/test_one.py::test_hidden[a]`.",
-        "campaigns/mutants/data/area.toml": mutant.written(Area("area", "code", FAULTS)),
+        "campaigns/mutants/data/area.toml": faults.written(Area("area", "code", FAULTS)),
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -117,22 +117,22 @@ def test_faults_and_tests_are_found_where_they_have_moved(tree, capsys):
     ast.parse((tree / "package/nn/attention.py").read_text())
     assert reanchor.main(["--root", str(tree)]) == 1
     out = capsys.readouterr().out
-    found = {each.name: each for each in mutant.read(next(tree.glob("**/area.toml"))).mutants}
+    now = {each.name: each for each in faults.read(next(tree.glob("**/area.toml"))).mutants}
     for name in ("stays", "word", "several", "indented"):
-        assert found[name].file == "package/nn/attention.py"
-        ast.parse(mutant.applied(found[name], tree))
-        assert not mutant.missing_tests(found[name].tests, tree)
-        assert found[name].tests[0].endswith("[a-b]")
-    assert found["stays"].old == FAULTS[0].old and "stays" not in out
-    assert found["word"].old == "factor = powers_of_width.factor(\n  width,\n 1,\n)"
-    assert found["word"].new == "factor = powers_of_width.factor(1,\n 1,\n)"
-    assert found["several"].old == "def other(scores):\n    return scores + 1"
-    assert found["indented"].new.splitlines()[1:] == [
+        assert now[name].file == "package/nn/attention.py"
+        ast.parse(faults.applied(now[name], tree))
+        assert not faults.missing_tests(now[name].tests, tree)
+        assert now[name].tests[0].endswith("[a-b]")
+    assert now["stays"].old == FAULTS[0].old and "stays" not in out
+    assert now["word"].old == "factor = powers_of_width.factor(\n  width,\n 1,\n)"
+    assert now["word"].new == "factor = powers_of_width.factor(1,\n 1,\n)"
+    assert now["several"].old == "def other(scores):\n    return scores + 1"
+    assert now["indented"].new.splitlines()[1:] == [
         "            if each:",
         "                pass",
         "        return scores",
     ]
-    assert found["gone"] == FAULTS[4]
+    assert now["gone"] == FAULTS[4]
     assert "gone: NOT PLACED: its text is gone\n    was (show): def show(scores):" in out
     assert "def shown(scores):" in out and "no test parity_tests/test_one.py::test_no_more" in out
     assert "faults: 4 changed, 1 not placed, 1 as they were" in out
@@ -155,7 +155,7 @@ def test_a_fault_that_changes_nothing_or_breaks_the_syntax_is_not_placed(tree, c
         dataclasses.replace(FAULTS[0], new="if (width):"),
         dataclasses.replace(FAULTS[2], new="return scores +"),
     )
-    path.write_text(mutant.written(Area("area", "code", wrong)))
+    path.write_text(faults.written(Area("area", "code", wrong)))
     assert reanchor.main(["--root", str(tree)]) == 1
     out = capsys.readouterr().out
     assert "it no longer changes package/attention.py" in out and "does not parse with it" in out
