@@ -49,22 +49,22 @@ def placed(mutant: Mutant, tree: Tree, words: dict[str, str]) -> Mutant | str:
     files = [mutant.file, tree.renamed.get(mutant.file, ""), *sorted(tree.code)]
     files = [file for file in dict.fromkeys(files) if file in tree.code]
     own, rest = files[:1] if mutant.file in tree.code else [], files
-    places: list[Place] = []
+    matches: list[Place] = []
     for old, new in _variants(mutant, words):
         for within in (own, [f for f in rest if f == tree.renamed.get(mutant.file)], rest):
-            places = [place for file in within for place in exact(file, tree.text(file), old, new)]
-            if place := _meant(places, scope, tree):
+            matches = [place for file in within for place in exact(file, tree.text(file), old, new)]
+            if place := _meant(matches, scope, tree):
                 return _checked(
                     replace(mutant, file=place.file, old=place.old, new=place.new), tree
                 )
-            if places:
-                return f"its text occurs {len(places)} times: " + _where(places, tree)
+            if matches:
+                return f"its text occurs {len(matches)} times: " + _where(matches, tree)
     for old, new in _variants(mutant, words):
-        places = [place for file in rest for place in loose(file, tree.text(file), old, new)]
-        if place := _meant(places, scope, tree):
+        matches = [place for file in rest for place in loose(file, tree.text(file), old, new)]
+        if place := _meant(matches, scope, tree):
             return _checked(replace(mutant, file=place.file, old=place.old, new=place.new), tree)
-    if places:
-        return f"its text occurs {len(places)} times: " + _where(places, tree)
+    if matches:
+        return f"its text occurs {len(matches)} times: " + _where(matches, tree)
     return "its text is gone" + _nearest(mutant, scope, tree)
 
 
@@ -134,14 +134,14 @@ def _merged(text: str, spans: Sequence[tuple[int, int]], old: str, new: str) -> 
     return "".join(parts)
 
 
-def _meant(places: Sequence[Place], scope: str, tree: Tree) -> Place | None:
+def _meant(matches: Sequence[Place], scope: str, tree: Tree) -> Place | None:
     """The only occurrence, or the only one in a function or class of this name, grown until its
     text is unique in its file."""
-    if len(places) > 1 and scope:
-        places = [each for each in places if tree.scope(each.file, each.start) == scope]
-    if len(places) != 1:
+    if len(matches) > 1 and scope:
+        matches = [each for each in matches if tree.scope(each.file, each.start) == scope]
+    if len(matches) != 1:
         return None
-    [place] = places
+    [place] = matches
     text = tree.text(place.file)
     while text.count(place.old) != 1:
         line = text.rfind("\n", 0, max(0, place.start - 1)) + 1
@@ -161,9 +161,9 @@ def _checked(mutant: Mutant, tree: Tree) -> Mutant | str:
     return f"it no longer changes {mutant.file}" if faulty == ast.dump(ast.parse(text)) else mutant
 
 
-def _where(places: Sequence[Place], tree: Tree) -> str:
+def _where(matches: Sequence[Place], tree: Tree) -> str:
     lines = (
-        f"{each.file}:{tree.text(each.file).count(chr(10), 0, each.start) + 1}" for each in places
+        f"{each.file}:{tree.text(each.file).count(chr(10), 0, each.start) + 1}" for each in matches
     )
     return ", ".join(lines)
 

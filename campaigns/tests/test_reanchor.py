@@ -145,8 +145,8 @@ def test_nothing_changes_where_nothing_has_moved_or_nothing_may_be_written(tree,
     assert reanchor.main(["--root", str(tree)]) == 1  # one test was never there
     move(tree)
     assert reanchor.main(["--root", str(tree), "--dry-run"]) == 1
-    kept = [path for path in before if path.suffix in (".toml", ".md")]
-    assert len(kept) == 2 and all(path.read_bytes() == before[path] for path in kept)
+    unchanged = [path for path in before if path.suffix in (".toml", ".md")]
+    assert len(unchanged) == 2 and all(path.read_bytes() == before[path] for path in unchanged)
 
 
 def test_a_fault_that_changes_nothing_or_breaks_the_syntax_is_not_placed(tree, capsys):
