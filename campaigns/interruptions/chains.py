@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from campaigns.interruptions import child, comparison, verdicts
+from campaigns.interruptions import comparison, system_calls, verdicts
 from campaigns.interruptions.fork_server import ForkServer
 from campaigns.interruptions.processes import (
     BEFORE_OPTIONS,
@@ -55,7 +55,7 @@ class Reference:
         ):
             spans.setdefault(phase, []).append(over - began)
         words = [word.split()[1] for _, word in result.words if word.startswith("call ")]
-        watched = (*child.CALLS.values(), child.EXCHANGE)
+        watched = (*system_calls.CALLS.values(), system_calls.EXCHANGE)
         calls = {call: words.count(call) for call in watched}
         return cls(
             name,

@@ -1,236 +1,25 @@
 """A process that is interrupted: ``train`` or ``convert`` with one injected fault.
 
-It reports its phases and system calls on a pipe.
-
-``python interruptions_child.py TASK train --run run ...``, where TASK is the JSON of :class:`Task`.
-The package is not changed: functions are wrapped after their modules have been imported, and an
-audit hook sees system calls inside the run folder, and may make them fail.
+``python -m campaigns.interruptions.child TASK train --run run ...``, where TASK is the JSON of
+:class:`.reports.Task`. The package is not changed: functions are wrapped after their modules have
+been imported, and an audit hook sees system calls inside the run folder, and may make them fail.
 """
 
-import errno
-import functools
 import importlib.abc
 import json
 import os
-import re
-import resource
 import runpy
 import signal
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from campaigns.interruptions import wrong_resumes
-
-CALLS = {
-    "open": "open",
-    "os.rename": "rename",
-    "os.mkdir": "mkdir",
-    "os.rmdir": "rmdir",
-    "os.remove": "unlink",
-    "fsync": "fsync",
-}
-"""The watched calls, by their audit events.
-
-Python reports replace as a rename; of open only calls for writing are watched.
-"""
-EXCHANGE = "exchange"
-"""The watched call that no event reports."""
-DIR_FD = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1}
-"""The argument of an event that is the folder which its path is relative to."""
-ERRORS = ("ENOSPC", "EIO", "EDQUOT")
-FULL = "full"  # from the call on, no file may exceed FULL_AT bytes, also those written by C++
-FULL_AT = 200
-KILL = "kill"
-
-
-@dataclass(frozen=True)
-class Task:
-    """The fault of a child."""
-
-    pipe: int
-    """The descriptor that takes a line ``TIME WORD`` for each phase that begins and each call."""
-    call: str | None = None
-    """A system call that is replaced by a fault."""
-    site: str | None = None
-    """Only calls from this place in the code count, see :func:`site_of`; None for all."""
-    number: int = 1
-    """The number of that call, counted from 1."""
-    does: str = KILL
-    """The fault: ``kill``, ``full``, or an error of :data:`ERRORS`."""
-    lasting: bool = False
-    """True if later calls fail too."""
-    updates: int = 0
-    """Number of updates after which the process gets SIGTERM; 0 for none."""
-    control: str | None = None
-    """The wrong way to resume (:mod:`campaigns.interruptions.controls`)."""
-
-
-class Pipe:
-    """Reports phases and calls to the parent."""
-
-    def __init__(self, task: Task):
-        self.aim(task)
-
-    def aim(self, task: Task | None) -> None:
-        """Report for this task from now on; nothing if None."""
-        self.task, self.phase, self.updates = task, "", 0
-
-    def report(self, word: str) -> None:
-        if self.task is not None:
-            os.write(self.task.pipe, f"{time.monotonic()} {word}\n".encode())
-
-    def begin(self, phase: str) -> None:
-        if phase != self.phase:
-            self.phase = phase
-            self.report(phase)
-
-    def wrap(self, holder: Any, name: str, phase: str, then: str | None = None) -> None:
-        """Report a function as a phase of its own.
-
-        Afterwards the phase is ``then``, or the previous one if None. Averaging has no inner
-        phases.
-        """
-        function = getattr(holder, name)
-
-        @functools.wraps(function)
-        def reported(*arguments: Any, **options: Any) -> Any:
-            before = self.phase
-            if before == "average":
-                return function(*arguments, **options)
-            self.begin(phase)
-            try:
-                return function(*arguments, **options)
-            finally:
-                if self.phase == phase:  # or another thread has begun one
-                    self.begin(then or before)
-
-        setattr(holder, name, reported)
-
-    def wrap_saving(self, checkpoint: Any) -> None:
-        """Report ``save`` from the beginning of a checkpoint until its thread has completed it."""
-        begin = checkpoint.begin
-
-        @functools.wraps(begin)
-        def reported(*arguments: Any, **options: Any) -> Any:
-            self.begin("save")
-            complete = begin(*arguments, **options)
-
-            def completed() -> Any:
-                try:
-                    return complete()
-                finally:
-                    if self.phase == "save":
-                        self.begin("steps")
-
-            return completed
-
-        checkpoint.begin = reported
-
-
-# System calls
-
-
-class Watch:
-    """Counts the calls that change the run folder, and makes the chosen one fail or kills the
-    process."""
-
-    def __init__(self, pipe: Pipe):
-        self.pipe = pipe
-        self.aim()
-
-    def aim(self) -> None:
-        """Count from 0 again, in the current folder."""
-        self.folder, self.seen = os.getcwd(), 0
-
-    def install(self) -> None:
-        sync = os.fsync
-
-        def fsync(descriptor: int) -> None:
-            self("fsync", (os.readlink(f"/proc/self/fd/{descriptor}"),))
-            sync(descriptor)
-
-        os.fsync = fsync  # type: ignore[assignment]
-        sys.addaudithook(self)
-
-    def wrap_exchange(self, atomic: Any) -> None:
-        """Watch the exchange of two names, which no audit event reports."""
-        exchange = atomic._exchange
-
-        @functools.wraps(exchange)
-        def watched(one: Path, other: Path) -> bool:
-            if str(other).startswith(self.folder):
-                self._count(EXCHANGE, str(other), os.path.relpath(other, self.folder))
-            return exchange(one, other)
-
-        atomic._exchange = watched
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in CALLS or (
-            event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        ):
-            return
-        path = arguments[0]
-        if isinstance(path, (str, os.PathLike)):
-            absolute = self._absolute(event, path, arguments)
-            if absolute.startswith(self.folder):
-                self._count(CALLS[event], os.fspath(path), os.path.relpath(absolute, self.folder))
-
-    def _absolute(self, event: str, path: str | os.PathLike, arguments: tuple[Any, ...]) -> str:
-        folder = arguments[DIR_FD[event]] if event in DIR_FD else -1
-        where = os.getcwd() if folder < 0 else os.readlink(f"/proc/self/fd/{folder}")
-        return os.path.normpath(os.path.join(where, path))
-
-    def _count(self, call: str, path: str, relative: str) -> None:
-        task, site = self.pipe.task, site_of(sys._getframe(1), relative)
-        if task is None:
-            return
-        self.pipe.report(f"call {call} {site}")
-        if call != task.call or task.site not in (None, site):
-            return
-        self.seen += 1
-        if self.seen == task.number or (task.lasting and self.seen > task.number):
-            self.pipe.report(f"fault {call}")
-            _fail(task.does, path)
-
-
-def _fail(does: str, path: str) -> None:
-    if does == KILL:
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif does == FULL:
-        limit_files(FULL_AT)
-    else:
-        number = getattr(errno, does)
-        raise OSError(number, os.strerror(number), path)
-
-
-def limit_files(size: int | None) -> None:
-    """Let no file of this process grow above so many bytes; None: as before."""
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most if size is None else size, most))
-
-
-def site_of(frame: FrameType | None, path: str) -> str:
-    """The place of a call: our innermost function, or Orbax's, and the kind of file."""
-    kind = re.sub("[0-9a-f]{16,}", "HEX", Path(path).name)
-    kind = re.sub("[0-9]+", "N", kind)
-    functions = {}
-    while frame is not None:
-        file = frame.f_code.co_filename
-        for package in ("/jax_transformer/", "/orbax/"):
-            if package in file:
-                functions.setdefault(package, f"{Path(file).stem}.{frame.f_code.co_qualname}")
-        frame = frame.f_back
-    function = next((functions[p] for p in ("/jax_transformer/", "/orbax/") if p in functions), "")
-    return f"{function}:{kind}".replace(" ", "_")
-
-
-# Phases
+from campaigns.interruptions.reports import Pipe, Task
+from campaigns.interruptions.system_calls import Watch
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

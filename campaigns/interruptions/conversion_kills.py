@@ -21,7 +21,7 @@ from typing import Any
 from campaigns.case import Campaign, Case
 from campaigns.crashes import judges, recordings
 from campaigns.crashes.states import State
-from campaigns.interruptions import child, resident
+from campaigns.interruptions import reports, resident
 from campaigns.interruptions.processes import ProcessResult, Sandbox, SignalTime
 from campaigns.interruptions.verdicts import KILLED
 
@@ -136,7 +136,7 @@ def drawn(reference: Reference, draw: random.Random) -> tuple[SignalTime | None,
     return None, {
         "call": call,
         "number": draw.randint(1, reference.calls[call]),
-        "does": child.KILL,
+        "does": reports.KILL,
     }
 
 

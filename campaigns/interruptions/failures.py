@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.case import Campaign, Case
-from campaigns.interruptions import child, resident, tiny_run, verdicts
+from campaigns.interruptions import reports, resident, tiny_run, verdicts
 from campaigns.interruptions.processes import ProcessResult, Sandbox
 from campaigns.interruptions.tiny_run import RUN, SETTINGS
 from jax_transformer.storage import checkpoint, run_folder
@@ -120,12 +120,12 @@ def sandbox_of(shared: Path, name: str, folder: Path) -> Sandbox:
 def faults(shared: Path, seed: int) -> list[Fault]:
     """Every fault at every place, in an order drawn from the seed."""
     draw = random.Random(seed)
-    kinds = [(does, lasting) for does in child.ERRORS for lasting in (False, True)]
+    kinds = [(does, lasting) for does in reports.ERRORS for lasting in (False, True)]
     entries = [
         Fault(name, call, site, draw.randint(1, count), does, lasting)
         for name in OPERATIONS
         for call, site, count in json.loads((shared / f"{name}.json").read_text())
-        for does, lasting in [*kinds, (child.FULL, True)]
+        for does, lasting in [*kinds, (reports.FULL, True)]
     ]
     draw.shuffle(entries)
     return entries

@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from campaigns.interruptions import child, fork_server, kept_programs, processes
+from campaigns.interruptions import (
+    child,
+    fork_server,
+    kept_programs,
+    processes,
+    reports,
+    system_calls,
+)
 from campaigns.interruptions.fork_server import READY, Forked, ForkServer
 
 COMPILED = "compiled"
@@ -99,7 +106,7 @@ def serve(path: str) -> None:
     from jax_transformer import cli
 
     nowhere = os.open(os.devnull, os.O_RDWR)
-    pipe, watch = child.prepare(child.Task(nowhere))
+    pipe, watch = child.prepare(reports.Task(nowhere))
     child.wrap(pipe, watch)
     listener = fork_server.listen(path)
     with kept_programs.shared_programs():
@@ -109,7 +116,7 @@ def serve(path: str) -> None:
             connection.send(str(os.getpid()).encode())
             fork_server.become(request)
             assert request.task is not None
-            pipe.aim(child.Task(**request.task))
+            pipe.aim(reports.Task(**request.task))
             watch.aim()
             pipe.begin("imports")
             code = cli.main(request.arguments)
@@ -117,7 +124,7 @@ def serve(path: str) -> None:
             sys.stderr.flush()
             pipe.aim(None)
             os.close(request.task["pipe"])
-            child.limit_files(None)
+            system_calls.limit_files(None)
             for number in (1, 2):
                 os.dup2(nowhere, number)
             connection.send(str(code).encode())

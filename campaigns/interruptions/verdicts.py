@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from campaigns.interruptions import child
+from campaigns.interruptions import reports
 from campaigns.interruptions.processes import LONGEST, PHASES, ProcessResult, Sandbox
 from jax_transformer.errors import CheckpointError, InputError, LostProcessError, Preempted
 from jax_transformer.storage import checkpoint
@@ -62,7 +62,7 @@ def judge(
         outcome = Outcome(
             kind,
             chain,
-            f"{task.get('does', child.KILL)} at {call}",
+            f"{task.get('does', reports.KILL)} at {call}",
             phase,
         )
     elif result.sent and not (result.code == 0 and kind == "kills"):

@@ -13,11 +13,11 @@ import pytest
 
 from campaigns.interruptions import (
     checkpoint_damages,
-    child,
     conversion_kills,
     failures,
     processes,
     resumes,
+    system_calls,
     verdicts,
 )
 from campaigns.interruptions.chains import Chain, Reference
@@ -91,7 +91,7 @@ def test_a_place_is_our_innermost_function_and_the_kind_of_file(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{}")
     name = "step-17-0123456789abcdef01"
-    place = run_folder.parsed(path, lambda _: child.site_of(sys._getframe(), name))
+    place = run_folder.parsed(path, lambda _: system_calls.site_of(sys._getframe(), name))
     assert place == "run_folder.parsed:step-N-HEX"
 
 
