@@ -30,6 +30,13 @@ class Tree:
         paths = (path for folder in folders for path in (self.root / folder).rglob("*.py"))
         return {path.relative_to(self.root).as_posix() for path in paths}
 
+    def naming(self) -> list[Path]:
+        """The pages and the code that may name tests; a changelog keeps its names."""
+        patterns = ("*.md", "*.py", ":!CHANGELOG.md")
+        listed = self._git("ls-files", "-z", "-co", "--exclude-standard", "--", *patterns)
+        paths = (self.root / name for name in sorted(set(listed.stdout.split("\0")) - {""}))
+        return [path for path in paths if path.is_file()]
+
     def _git(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["git", "-C", str(self.root), *arguments],

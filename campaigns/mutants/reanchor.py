@@ -6,7 +6,7 @@ A fault whose text still occurs exactly once in its file stays as it is. Otherwi
 looked for in the file that git says its own has become, then in the whole package; if that fails,
 with the words of renamed modules (and of ``--word``) replaced, then with other line breaks and
 indentation. If it occurs several times, the occurrence in the function or class of the same name
-is meant. Tests are found by the names of their functions, also those that pages of docs/ name. The
+is meant. Tests are found by the names of their functions, also those that pages and code name. The
 code must still parse with the fault in it. What could not be placed is listed and stays as it was;
 the exit code is then 1. Changes of text, not only of place, are printed, to be read.
 """
@@ -168,8 +168,8 @@ def moved_tests(mutant: Mutant, tree: Tree) -> tuple[Mutant, list[str]]:
     return replace(mutant, tests=tuple(nodes)), lost
 
 
-def moved_page(text: str, tree: Tree) -> str:
-    """A page's text with the present places of the tests that it names."""
+def moved_names(text: str, tree: Tree) -> str:
+    """A text with the present places of the tests that it names."""
 
     def moved(match: re.Match[str]) -> str:
         path, function = match[1], match[2] or ""
@@ -235,8 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in [*notes, *(f"NOT PLACED: {reason}" for reason in lost)]:
                 print(f"{area.name}: {mutant.name}: {line}")
         texts[data / f"{area.name}.toml"] = faults.written(replace(area, mutants=tuple(mutants)))
-    for page in sorted((root / "docs").glob("**/*.md")):
-        texts[page] = moved_page(page.read_text(encoding="utf-8"), tree)
+    for path in tree.naming():
+        texts[path] = moved_names(path.read_text(encoding="utf-8"), tree)
     for path, text in texts.items():
         if text != path.read_text(encoding="utf-8"):
             print(f"{path.relative_to(root)}: {'to be ' * options.dry_run}rewritten")
