@@ -173,6 +173,8 @@ def moved_names(text: str, tree: Tree) -> str:
 
     def moved(match: re.Match[str]) -> str:
         path, function = match[1], match[2] or ""
+        if not tree.before(path):  # a name that means no test
+            return match[0]
         place = test_place(path, function, tree) or tree.renamed.get(path, path)
         return f"{place}::{function}" if function else place
 

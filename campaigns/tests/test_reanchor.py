@@ -48,6 +48,9 @@ def test_hidden():
 """
 
 
+NONE = "parity_tests/none.py::test_scaled"
+
+
 def fault(name: str, file: str, old: str, new: str, test: str = "test_scaled") -> Mutant:
     tests = (f"parity_tests/test_one.py::{test}[a-b]",)
     return Mutant(name, "something", f"package/{file}.py", old, new, tests)
@@ -78,7 +81,7 @@ def tree(tmp_path: Path) -> Path:
         "package/scaling.py": "def factor(width, power):\n    return width**power\n" * 3,
         "parity_tests/test_one.py": TESTS,
         "docs/page.md": "See `parity_tests/test_one.py::test_hidden[a]`.",
-        "package/named.py": "TEST = 'parity_tests/test_one.py::test_scaled'\n",
+        "package/named.py": "NAMES = 'parity_tests/test_one.py::test_scaled', '%s'\n" % NONE,
         "campaigns/mutants/data/area.toml": faults.written(Area("area", "code", FAULTS)),
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +142,8 @@ def test_faults_and_tests_are_found_where_they_have_moved(tree, capsys):
     assert "faults: 4 changed, 1 not placed, 1 as they were" in out
     page = (tree / "docs/page.md").read_text()
     assert "`parity_tests/unit/test_masks.py::test_hidden[a]`" in page
-    assert "parity_tests/unit/test_scaling.py::" in (tree / "package/named.py").read_text()
+    named = (tree / "package/named.py").read_text()
+    assert "parity_tests/unit/test_scaling.py::" in named and NONE in named
 
 
 def test_nothing_changes_where_nothing_has_moved_or_nothing_may_be_written(tree, capsys):
