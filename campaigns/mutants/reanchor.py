@@ -6,7 +6,8 @@ A fault whose text still occurs exactly once in its file stays as it is. Otherwi
 looked for in the file that git says its own has become, then in the whole package; if that fails,
 with the words of renamed modules (and of ``--word``) replaced, then with other line breaks and
 indentation. If it occurs several times, the occurrence in the function or class of the same name
-is meant. Tests are found by the names of their functions, also those that pages and code name. The
+is meant. Tests are found by the names of their functions, also those that pages and code name;
+their parameters are not looked at (``pytest`` does that, in campaigns/tests/test_mutants.py). The
 code must still parse with the fault in it. What could not be placed is listed and stays as it was;
 the exit code is then 1. Changes of text, not only of place, are printed, to be read.
 """

@@ -81,7 +81,7 @@ def tree(tmp_path: Path) -> Path:
         "package/scaling.py": "def factor(width, power):\n    return width**power\n" * 3,
         "parity_tests/test_one.py": TESTS,
         "docs/page.md": "See `parity_tests/test_one.py::test_hidden[a]`.",
-        "package/named.py": "NAMES = 'parity_tests/test_one.py::test_scaled', '%s'\n" % NONE,
+        "package/named.py": f"NAMES = 'parity_tests/test_one.py::test_scaled', '{NONE}'\n",
         "campaigns/mutants/data/area.toml": faults.written(Area("area", "code", FAULTS)),
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
