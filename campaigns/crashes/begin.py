@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from campaigns.interruptions import comparison
 from campaigns.interruptions.tiny_run import RUN
 
 VOLATILE = (".lock", ".holder.json")
@@ -104,7 +105,7 @@ def stop_at_the_first_step() -> None:
     def train(run: Any, state: Any) -> None:
         run._prune()
         hashed = hashlib.sha256(folder_digest(run.folder.path).encode())
-        hashed.update(state_digest(state).encode())
+        hashed.update(comparison.state_digest(state).encode())
         known[before] = Beginning(None, "", int(state.step), hashed.hexdigest())
         raise Begun(known[before])
 
@@ -135,18 +136,6 @@ def without_speed(metrics: bytes) -> bytes:
             line = json.dumps(entry).encode()
         lines.append(line)
     return b"\n".join(lines)
-
-
-def state_digest(state: Any) -> str:
-    """A digest of every array of a training state."""
-    import jax
-    import numpy as np
-
-    hashed = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        array = np.asarray(leaf)
-        hashed.update(f"{path} {array.dtype} {array.shape}\0".encode() + array.tobytes())
-    return hashed.hexdigest()
 
 
 def main() -> None:

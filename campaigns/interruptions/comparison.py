@@ -29,6 +29,24 @@ def arrays(folder: Path, step: int) -> dict[str, str]:
     return contents
 
 
+def state_digest(state: Any) -> str:
+    """A digest of every array of a training state, one on the host at a time."""
+    import jax
+    import numpy as np
+
+    hashed = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        array = np.asarray(leaf)
+        hashed.update(f"{path} {array.dtype} {array.shape}\0".encode() + array.tobytes())
+    return hashed.hexdigest()
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without speed."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) | {"tokens_per_second": 0} for line in lines]
+
+
 def run_contents(run: Path) -> dict[str, Any]:
     """Everything that is compared of a finished run, as a flat dict.
 
@@ -39,10 +57,8 @@ def run_contents(run: Path) -> dict[str, Any]:
     contents: dict[str, Any] = {f"file {path.relative_to(run)}": True for path in run.iterdir()}
     for name in ("config.json", "train_config.json", "data.json", "tokenizer.json"):
         contents[name] = (run / name).read_text() if (run / name).exists() else None
-    for number, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
-        contents[f"metrics.jsonl line {number}"] = {
-            name: value for name, value in json.loads(line).items() if name != "tokens_per_second"
-        }
+    for number, line in enumerate(metrics(run), 1):
+        contents[f"metrics.jsonl line {number}"] = line
     for folder in (run / "checkpoints", run / "averaged"):
         contents |= {f"file {path.relative_to(run)}": True for path in folder.iterdir()}
         for step in checkpoint.steps(folder):

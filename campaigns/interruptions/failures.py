@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.case import Campaign, Case
-from campaigns.interruptions import reports, resident, tiny_run, verdicts
+from campaigns.interruptions import comparison, reports, resident, tiny_run, verdicts
 from campaigns.interruptions.processes import ProcessResult, Sandbox
 from campaigns.interruptions.tiny_run import RUN, SETTINGS
 from jax_transformer.storage import checkpoint, run_folder
 
 UPDATES = 11
 """Updates before the stop of the run that is resumed."""
-SPEED = "tokens_per_second"
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,7 @@ def contents(folder: Path) -> dict[str, Any]:
     for name, digest in hashes(folder).items():
         path = folder / name
         if path.name == "metrics.jsonl":
-            lines = [json.loads(line) | {SPEED: 0} for line in path.read_text().splitlines()]
-            entries[name] = lines
+            entries[name] = comparison.metrics(path.parent)
         elif not {"checkpoints", "averaged"} & {*Path(name).parts}:
             entries[name] = digest
     for path in [*folder.rglob("checkpoints"), *folder.rglob("averaged")]:

@@ -39,6 +39,17 @@ READY = 300.0
 """Seconds that the server may take for its imports."""
 
 
+class Command(NamedTuple):
+    """A call of ``jax_transformer``."""
+
+    arguments: Sequence[str]
+    task: Mapping[str, Any] | None
+    """The fields of :class:`.reports.Task`; None if nothing is reported."""
+    cwd: Path
+    environment: Mapping[str, str]
+    pipe: int | None = None
+
+
 class ForkServer:
     """The server's side in the process of the campaign."""
 
@@ -53,16 +64,9 @@ class ForkServer:
                 raise SystemExit("the server that forks processes did not start")
             time.sleep(0.05)
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        task: Mapping[str, Any] | None,
-        cwd: Path,
-        environment: Mapping[str, str],
-        pipe: int | None = None,
-    ) -> "Forked":
-        """Start ``jax_transformer`` with these arguments; ``task`` as of interruptions_child."""
-        return Forked(self._path, arguments, task, cwd, environment, pipe)
+    def start(self, command: Command) -> "Forked":
+        """Start ``jax_transformer`` in a process of its own."""
+        return Forked(self._path, command)
 
     def close(self) -> None:
         self._server.kill()
@@ -73,22 +77,14 @@ class ForkServer:
 class Forked:
     """A forked process, with the part of ``subprocess.Popen`` that the campaign uses."""
 
-    def __init__(
-        self,
-        path: str,
-        arguments: Sequence[str],
-        task: Mapping[str, Any] | None,
-        cwd: Path,
-        environment: Mapping[str, str],
-        pipe: int | None,
-        process: "Forked | None" = None,
-    ):
+    def __init__(self, path: str, command: Command, process: "Forked | None" = None):
         """``process`` runs the command, if that has no process of its own."""
         self.returncode: int | None = None
         self._process = process
         self._lock = threading.Lock()
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
+        arguments, task, cwd, environment, pipe = command
         request = [list(arguments), task, str(cwd), dict(environment)]
         pipes = [os.pipe(), os.pipe()]  # not files: the task may limit the size of those
         descriptors = [writer for _, writer in pipes] + ([] if pipe is None else [pipe])

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from campaigns.interruptions.fork_server import Forked
+from campaigns.interruptions.fork_server import Command, Forked
 from campaigns.interruptions.tiny_run import RUN, write_text
 from parity_tests import compiling
 
@@ -94,14 +94,7 @@ class ProcessResult:
 class Starter(Protocol):
     """Starts commands: a server that forks a process for each, or one that stays."""
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        task: Mapping[str, Any] | None,
-        cwd: Path,
-        environment: Mapping[str, str],
-        pipe: int | None = None,
-    ) -> Forked: ...
+    def start(self, command: Command) -> Forked: ...
 
 
 @dataclass(frozen=True)
@@ -180,7 +173,7 @@ class Sandbox:
     ) -> Forked:
         assert self.server is not None
         fields = None if writer is None else {"pipe": writer, **(task or {})}
-        return self.server.start(arguments, fields, self.folder, variables, writer)
+        return self.server.start(Command(arguments, fields, self.folder, variables, writer))
 
     def _open(
         self,

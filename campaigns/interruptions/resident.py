@@ -10,9 +10,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from campaigns.interruptions import (
     child,
@@ -22,7 +21,7 @@ from campaigns.interruptions import (
     reports,
     system_calls,
 )
-from campaigns.interruptions.fork_server import READY, Forked, ForkServer
+from campaigns.interruptions.fork_server import READY, Command, Forked, ForkServer
 
 COMPILED = "compiled"
 """The folder of compiled programs."""
@@ -43,14 +42,7 @@ class Resident:
         self.begun = 0
         """The number of processes so far."""
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        task: Mapping[str, Any] | None,
-        cwd: Path,
-        environment: Mapping[str, str],
-        pipe: int | None = None,
-    ) -> Forked:
+    def start(self, command: Command) -> Forked:
         """Start a command as :meth:`ForkServer.start` does.
 
         A new process begins if the last command has ended the former one, or could not end as it
@@ -60,8 +52,7 @@ class Resident:
             self.close()
         if self._process is None or self._process.poll() is not None:
             self._begin()
-        process = self._process
-        self._command = Forked(self._path, arguments, task, cwd, environment, pipe, process)
+        self._command = Forked(self._path, command, self._process)
         return self._command
 
     @property
@@ -70,9 +61,8 @@ class Resident:
 
     def _begin(self) -> None:
         self.begun += 1
-        command = [SERVE, self._path]
-        folder = Path(self._folder.name)
-        self._process = self._server.start(command, None, folder, self._environment)
+        command = Command([SERVE, self._path], None, Path(self._folder.name), self._environment)
+        self._process = self._server.start(command)
         deadline = time.monotonic() + READY
         while not os.path.exists(self._path):
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -19,7 +19,6 @@ import numpy as np
 
 from campaigns.case import Campaign, Case
 from campaigns.interruptions import child, comparison, kept_programs, tiny_run, wrong_resumes
-from campaigns.interruptions.stop_and_resume import digest
 
 STEPS = 1000
 MORE = 3
@@ -66,7 +65,7 @@ def train(folder: Path, last: int | None = None) -> dict[int, str]:
 
         def recorded(*arguments: Any) -> Any:
             state, metrics = train_step(*arguments)
-            digests[int(state.step)] = digest(state)
+            digests[int(state.step)] = comparison.state_digest(state)
             stop.asked = int(state.step) == last
             return state, metrics
 
@@ -151,8 +150,7 @@ def different_arrays(run: Path, other: Path, step: int) -> list[str]:
 
 def metrics(run: Path, last: int) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl up to a step, without speed."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line | {"tokens_per_second": 0} for line in lines if line["step"] <= last]
+    return [line for line in comparison.metrics(run) if line["step"] <= last]
 
 
 def cases(shared: Path, scratch: Path, seed: int, number: int) -> Iterator[Case]:

@@ -6,7 +6,6 @@ a third one loads that and goes on. The states must be the same, bit for bit: ex
 See campaigns/README.md.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -19,21 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from campaigns.interruptions import comparison
 from jax_transformer.cli.arguments import parse
 from jax_transformer.cli.estimate import EstimateCommand
 
 STEPS = int(os.environ.get("STEPS", "20"))
 """Steps of the run."""
-
-
-def digest(state: Any) -> str:
-    """The SHA-256 of every array of a state, one on the host at a time."""
-    import jax
-
-    combined = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        combined.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf).tobytes())
-    return combined.hexdigest()
 
 
 def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]:
@@ -75,7 +65,12 @@ def run(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]
         seconds["save"] = time.perf_counter() - began
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     loss = float(metrics["loss"])
-    return {"digest": digest(state), "loss": loss, "memory": peak, "seconds": seconds}
+    return {
+        "digest": comparison.state_digest(state),
+        "loss": loss,
+        "memory": peak,
+        "seconds": seconds,
+    }
 
 
 def process(words: list[str], folder: Path, first: int, last: int) -> dict[str, Any]:
