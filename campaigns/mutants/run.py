@@ -25,21 +25,13 @@ from parity_tests.compiling import FLAGS
 
 LIMIT = 600  # seconds a fault may take
 KILLED, SURVIVED, BROKEN, SLOW = "killed", "SURVIVED", "BROKEN", "TOO SLOW"
-FOLDERS = ("jax_transformer", "torch_reference", "parity_tests", "campaigns", "benchmarks", "docs")
+FOLDERS = "jax_transformer torch_reference parity_tests campaigns benchmarks tools docs".split()
 OPTIONS = (
-    "-o",
-    "addopts=--import-mode=importlib --strict-config",
-    "-p",
-    "no:xdist",
-    "-p",
-    "no:cacheprovider",
-    "-q",
-    "--no-header",
-    "-s",
+    *("-o", "addopts=--import-mode=importlib --strict-config"),
+    *("-p", "no:xdist", "-p", "no:cacheprovider", "-q", "--no-header", "-s"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-m", ""),  # slow tests run too if a fault names them, whatever PYTEST_ADDOPTS says
 )
-OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-# Slow tests run too if a fault names them, whatever PYTEST_ADDOPTS says
-OPTIONS += ("-m", "")
 
 
 @dataclass
@@ -166,7 +158,7 @@ def _quiet() -> None:
 def prepare(folder: Path) -> None:
     """Copy the tree to ``folder/tree``, so that changes to it do not affect the campaign."""
     tree = folder / "tree"
-    for name in FOLDERS:
+    for name in filter(lambda name: (ROOT / name).exists(), FOLDERS):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "train.py"):
         shutil.copy(ROOT / name, tree)

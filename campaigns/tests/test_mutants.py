@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from campaigns.mutants import faults
+from campaigns.mutants.faults import Area
 
 LISTED = faults.listed()
 
@@ -34,6 +35,19 @@ def test_every_named_test_is_of_the_default_suite(request):
     if absent is None:
         pytest.skip("this run collects none of their files completely")
     assert absent == []
+
+
+def test_the_data_is_written_as_it_is_read(tmp_path):
+    """So a script that changes a field changes its line only."""
+    for path in faults.DATA.glob("*.toml"):
+        assert faults.written(faults.read(path)) == path.read_text(encoding="utf-8"), path.name
+    texts = ("\n  x\n", "it's", "a\n'b'", 'a "b" \\n', "", " ", "é\t")
+    odd = [dataclasses.replace(LISTED[0], old=text, new=text, name=text) for text in texts]
+    path = tmp_path / "odd.toml"
+    path.write_text(faults.written(Area("odd", "'\"", tuple(odd))), encoding="utf-8")
+    assert faults.read(path) == Area("odd", "'\"", tuple(odd))
+    with pytest.raises(ValueError, match="three quotes cannot stand in the data"):
+        faults.written(Area("odd", "", (dataclasses.replace(LISTED[0], old="'''"),)))
 
 
 def test_a_mutant_that_no_longer_matches_is_refused():
