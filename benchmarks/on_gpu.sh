@@ -83,7 +83,7 @@ for size in $sizes; do
         measure "$size-$backend" "${undropped[@]}" --model.attention-backend "$backend"
     done
 done
-run resume "$python" benchmarks/stop_and_resume.py --topology "$topology" "${nllb[@]}"
+run resume "$python" -m campaigns.interruptions.stop_and_resume --topology "$topology" "${nllb[@]}"
 run task "$python" train.py --run "$OUT/phrases" --model.precision bfloat16 "${task[@]}"
 run decode "$python" benchmarks/decode.py --beam 5 "${decode[@]}"
 run parity "$python" -m pytest -q "${tests[@]}"

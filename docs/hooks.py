@@ -1,9 +1,11 @@
 """What the site needs besides Markdown; mkdocs.yml names this file as its hook.
 
-Pages are written to be read on GitHub too, where a link may lead to any file of the repository, and
-docstrings have Sphinx's roles.
+Pages are written to be read on GitHub too, where a link may lead to any file of the repository;
+docstrings have Sphinx's roles. A line that is a link to a file of data becomes its tables.
 """
 
+import csv
+import itertools
 import posixpath
 import re
 from pathlib import Path
@@ -14,11 +16,25 @@ log = get_plugin_logger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!\w+:|#)[^)\s#]+)(#[^)\s]*)?\)")
 ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
+TABLE = re.compile(r"^\[[^\]]+\]\((data/[\w-]+\.tsv)\)$", re.MULTILINE)
 DIAGRAM = '<pre class="mermaid">'
 
 
+def tables(path):
+    """Yield the lines of a file of data, a table under a heading for each section of its rows."""
+    with open(path, encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file, "excel-tab")
+    for section, group in itertools.groupby(rows, key=lambda row: row[0]):
+        yield from (f"### {section}", "")
+        for row in (header, ["", *["---"] * len(header[1:])], *group):
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row[1:]) + " |"
+        yield ""
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Write links that leave the documentation as text with the file's name."""
+    """Write the tables of data, and links that leave the documentation as text with the file's
+    name."""
+    markdown = TABLE.sub(lambda match: "\n".join(tables(ROOT / "docs" / match[1])), markdown)
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(match):

@@ -34,7 +34,7 @@ from parity_tests.unit import runs
 from torch_reference.lesson10 import TranslationTransformer
 
 ROOT = runs.ROOT
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "campaigns/README.md"]
 PAGES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 TINY = dict(d_model=16, num_heads=8, d_ff=24, num_layers=1)
 QUOTES = "parity_tests/test_own_architecture.py::test_the_page_quotes_the_example"
@@ -324,7 +324,9 @@ def _command(words: list[str]) -> Iterator[CommandLine]:
     elif words[:2] == ["python", "train.py"]:
         yield CommandLine("train", words[2:])
     elif words[:2] == ["python", "-m"]:
-        yield CommandLine(words[2].replace(".", "/") + ".py", words[3:])
+        module = words[2].replace(".", "/")
+        is_command = (ROOT / module / "__main__.py").exists() and module != "jax_transformer"
+        yield CommandLine(f"{module}{'/__main__' * is_command}.py", words[3:])
     elif words[:1] == ["python"] and len(words) > 1 and words[1].endswith(".py"):
         yield CommandLine(words[1], words[2:])
 
@@ -370,6 +372,8 @@ def test_a_wrong_flag_is_detected(tmp_path, monkeypatch):
         check(train)
     with pytest.raises(AssertionError, match="has no --speed"):
         check(CommandLine("benchmarks/faults.py", ["--speed"]))
+    with pytest.raises(AssertionError, match="has no --speed"):
+        check(*commands("python -m campaigns kills --speed", {}))
 
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
@@ -378,7 +382,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
 @functools.cache
 def known_flags() -> str:
     """All flags of the commands, and the sources of the other programs."""
-    paths = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "torch_reference").glob("*.py")]
+    folders = ("benchmarks", "campaigns", "torch_reference")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     paths += [ROOT / "jax_transformer/parity/plugin.py", ROOT / "pyproject.toml"]
     own = [flag for command in cli.COMMANDS.values() for flag in cli.flags(command.kind)]
     return (
@@ -425,7 +430,8 @@ def test_toml_is_well_formed(block: Block):
 # Files
 
 NAMED = re.compile(
-    r"(?<![\w/.-])((?:jax_transformer|torch_reference|parity_tests|benchmarks|docs)/[\w/.-]+\.\w+)"
+    r"(?<![\w/.-])((?:jax_transformer|torch_reference|parity_tests|benchmarks|campaigns|docs)"
+    r"/[\w/.-]+\.\w+)"
 )
 
 

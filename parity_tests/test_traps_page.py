@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from benchmarks import mutants, mutants_fault
+from campaigns.mutants import faults
 
 PAGE = (Path(__file__).parent.parent / "docs" / "traps.md").read_text(encoding="utf-8")
 TRAPS = [
@@ -25,14 +25,14 @@ def test_each_trap_has_a_description_a_figure_and_a_test():
 
 def test_each_named_test_exists(request):
     named = tuple(re.fullmatch(r"Guarded by: `(.+)`\.", trap[2])[1] for trap in TRAPS)
-    assert mutants_fault.missing_tests(named) == []
-    assert not mutants_fault.uncollected(named, request.session), "not in the default suite"
-    assert mutants_fault.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], (
+    assert faults.missing_tests(named) == []
+    assert not faults.uncollected(named, request.session), "not in the default suite"
+    assert faults.missing_tests(("parity_tests/test_forward.py::test_of_nothing",)) != [], (
         "negative control"
     )
 
 
 def test_each_named_fault_is_in_the_campaign():
-    listed = {mutant.name for page in mutants.mutants().values() for mutant in page}
+    listed = {mutant.name for mutant in faults.listed()}
     named = set(re.findall(r"fault “([^”]+)”", " ".join(PAGE.split())))
     assert len(named) >= 30 and named <= listed, named - listed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from benchmarks import round_trips
+from campaigns import round_trips
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.preparation import ModelDescription
 from jax_transformer.storage import pt

@@ -11,7 +11,8 @@ from benchmarks import config_fields
 from parity_tests.unit import runs
 
 PAGES = [
-    *(runs.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *(runs.ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(runs.ROOT / name / "README.md" for name in ("benchmarks", "campaigns")),
     *sorted(path for path in (runs.ROOT / "docs").rglob("*") if path.suffix in (".md", ".yml")),
     *sorted((runs.ROOT / ".github").rglob("*.yml")),
 ]

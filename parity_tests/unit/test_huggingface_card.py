@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from jax_transformer.config import codec
-from jax_transformer.convert import card
 from jax_transformer.data.options import DataOptions
+from jax_transformer.formats import model_card
 from jax_transformer.storage import run_files
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from parity_tests.unit.test_huggingface_folders import T5, convert, theirs  # noqa: F401
@@ -81,11 +81,11 @@ def test_the_card_of_a_fine_tuned_model_is_extended(theirs, tmp_path):
 
 def test_the_front_matter_of_a_new_card_is_yaml_that_the_hub_reads():
     figures = {"bleu": 31.234, "chrf": 55.5, "signatures": {"bleu": "nrefs:1|case:mixed"}}
-    text = card.new(
+    text = model_card.new(
         "my model",
         "marian",
         1234,
-        card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
+        model_card.Training(7, ("a.en",), {}, {}, figures, ("en_XX", "de_DE"), ("en_XX", "de_DE")),
     )
     front = yaml.safe_load(text.split("---\n")[1])
     assert (
@@ -202,7 +202,7 @@ text
 
 
 def test_scores_of_the_base_model_are_replaced():
-    training = card.Training(
+    training = model_card.Training(
         7,
         ("a",),
         {},
@@ -212,7 +212,7 @@ def test_scores_of_the_base_model_are_replaced():
         base_model="new/one",
         datasets=("d",),
     )
-    text = card.appended(BEFORE, "mine", training)
+    text = model_card.appended(BEFORE, "mine", training)
     front = front_of(text)
     assert front.pop("model-index")[0]["name"] == "mine" and "99" not in text
     assert front == {
@@ -222,12 +222,12 @@ def test_scores_of_the_base_model_are_replaced():
         "tags": ["x"],
     }
     assert text.split("---\n", 2)[2].startswith("# Old\n---\ntext\n\n## Fine-tuning\n")
-    unscored = card.appended(BEFORE, "mine", card.Training(7, ("a",), {}, {}))
+    unscored = model_card.appended(BEFORE, "mine", model_card.Training(7, ("a",), {}, {}))
     assert front_of(unscored) == {"language": ["en", "fr"], "base_model": "old/one", "tags": ["x"]}
 
 
 @pytest.mark.parametrize("text", ["", "no front matter\n---\n", "---\nnever closed\n"])
 def test_a_card_without_front_matter_is_kept(text):
-    assert card.appended(text, "mine", card.Training(7, ("a",), {}, {})).startswith(
+    assert model_card.appended(text, "mine", model_card.Training(7, ("a",), {}, {})).startswith(
         text.rstrip("\n") + "\n\n## Fine-tuning\n"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from parity_tests.unit import runs
 
-PACKAGES = ("jax_transformer", "torch_reference", "benchmarks", "parity_tests")
+PACKAGES = ("jax_transformer", "torch_reference", "benchmarks", "campaigns", "parity_tests")
 CODE = [
     runs.ROOT / "train.py",
     *sorted(path for folder in PACKAGES for path in (runs.ROOT / folder).rglob("*.py")),

@@ -1,0 +1,1 @@
+"""Recorded commands: a kill, or a loss of power, at every moment of each."""

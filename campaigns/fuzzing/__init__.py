@@ -1,0 +1,1 @@
+"""Inputs to every reader of files from somebody else, guided by coverage."""

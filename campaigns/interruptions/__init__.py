@@ -1,0 +1,1 @@
+"""Training and conversions that are killed, stopped, made to fail, and continued."""
