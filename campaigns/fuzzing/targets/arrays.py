@@ -162,7 +162,8 @@ TARGETS = {
         longest=8000,
     ),
     "t5x": Target(
-        _read_t5x(t5x_checkpoint.INDEX), _t5x_seeds(t5x_checkpoint.INDEX), 7_500, 1, _msgpack_values,
+        _read_t5x(t5x_checkpoint.INDEX), _t5x_seeds(t5x_checkpoint.INDEX), 7_500, 1,
+        _msgpack_values,
         (b"kvstore", b"driver", b"zarr", b"transform"), memory=8_000_000,
     ),
     "zarr": Target(

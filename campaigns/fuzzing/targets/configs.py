@@ -270,15 +270,16 @@ TARGETS = {
         ratio=500, memory=20_000_000,
     ),
     "huggingface config": Target(
-        _folder_reader("bart", huggingface_folder.CONFIG), _config_seeds, 5_000, 1, _json, ratio=500,
+        _folder_reader("bart", huggingface_folder.CONFIG), _config_seeds, 5_000, 1, _json,
+        ratio=500,
     ),
     "generation_config.json": Target(
         _read_generation, _generation_seeds, 15_000, 1, _json,
         tuple(f'"{name}"'.encode() for name in sorted(generation.KNOWN)), ratio=500,
     ),
     "speech generation": Target(
-        _read_speech(huggingface_folder.GENERATION), _speech_seeds, 7_500, 1, _json, refusals=_CONFIG,
-        ratio=500,
+        _read_speech(huggingface_folder.GENERATION), _speech_seeds, 7_500, 1, _json,
+        refusals=_CONFIG, ratio=500,
     ),
     "speech features": Target(
         _read_speech("preprocessor_config.json"), _feature_seeds, 5_000, 1, _json, ratio=500,

@@ -232,7 +232,8 @@ TARGETS = {
     "marian options": Target(_read_marian_options, _marian_options, 7_500, 1, _lines, ratio=1000),
     "marian decoder": Target(_read_decoder, _decoder_seeds, 7_500, 1, _lines, ratio=1000),
     "marian vocabulary": Target(
-        file_reader("a.vocab.yml", marian_model.read_vocabulary), _vocabulary_seeds, 20_000, 1, _lines,
+        file_reader("a.vocab.yml", marian_model.read_vocabulary), _vocabulary_seeds, 20_000, 1,
+        _lines,
         _SIGNS, ratio=1000,
     ),
     "joeynmt config": Target(
