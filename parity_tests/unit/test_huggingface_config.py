@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 
 import numpy as np
+import json
+
 import pytest
-from jax_transformer.formats.kinds import is_huggingface
+from jax_transformer.formats import registry
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
@@ -100,9 +102,13 @@ FLAN = {
 }
 
 
-def test_a_config_json_of_transformers_is_recognised():
-    assert is_huggingface(OPUS) and is_huggingface({"model_type": "bert"})
-    assert not is_huggingface({"layout": "marian", "d_model": 512})
+@pytest.mark.parametrize(
+    ("config", "format"),
+    [(OPUS, "hf"), ({"model_type": "bert"}, "hf"), ({"layout": "marian", "d_model": 512}, "run")],
+)
+def test_a_config_json_of_transformers_is_recognised(config, format, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert registry.of(tmp_path).name == format
 
 
 def test_an_opus_mt_model():
