@@ -14,12 +14,13 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
+from jax_transformer.architectures import twins
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import checking
 from jax_transformer.errors import InputError
 from jax_transformer.nn.embeddings import relative_buckets
+from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import (
     CASES,
     PARAMETERS,
@@ -283,17 +284,17 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     module's, without frozen positions.
     """
     both = model_pair(name, "float64")
-    twin = torch_bridge.twin(both.config)
+    twin = twins.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())
     assert type(twin).__name__ == type(both.theirs).__name__
     trained = [
         name for name, parameter in both.theirs.named_parameters() if parameter.requires_grad
     ]
-    assert torch_bridge.parameter_names(both.config) == trained
+    assert twins.parameter_names(both.config) == trained
     source, target = batch(both.config)
     state = {key: value.numpy() for key, value in both.theirs.state_dict().items()}
     table = jt.convert.weight_table(both.config)
-    outputs = torch_bridge.outputs(
+    outputs = twins.outputs(
         both.config, state, source, target, checking._blocks(both.config, table)
     )
     assert len(outputs) == 1 + both.config.encoder.layers + both.config.decoder.layers

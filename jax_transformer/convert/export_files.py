@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_transformer.architectures import huggingface_config as configs
-from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import card
 from jax_transformer.errors import InputError

@@ -32,7 +32,7 @@ from jax_transformer.storage import safetensors, tensors
 from jax_transformer.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from jax_transformer.state_dict import ModelWeights
+    from jax_transformer.architectures.model_weights import ModelWeights
 
 
 @dataclass(frozen=True)
@@ -384,6 +384,6 @@ def _problems(source: Pretrained, model: "ModelWeights | None") -> list[str]:
 def _model_weights(
     config: TransformerConfig, architecture: Architecture | str | None
 ) -> "ModelWeights":
-    from jax_transformer import state_dict  # loads jax
+    from jax_transformer.architectures import model_weights
 
-    return state_dict.model_weights(config, architecture)
+    return model_weights.model_weights(config, architecture)

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from jax_transformer.architectures import huggingface
-from jax_transformer.architectures.huggingface import TokenizerRecipe
+from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.errors import InputError
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown

@@ -55,11 +55,12 @@ class Pretrained(StoredWeights):
         (CheckpointError for a run) with everything that is missing, unexpected, mis-shaped, or
         tied and different.
         """
-        from jax_transformer import state_dict, transformer
+        from jax_transformer import transformer
+        from jax_transformer.architectures import model_weights
 
         if names == "flax" and not self.kind.has_torch_names:  # a run needs no weight table
             return self._checked(transformer.shapes(self._config(config)), {})
-        weights = state_dict.model_weights(self._config(config), architecture)
+        weights = model_weights.model_weights(self._config(config), architecture)
         stored = "torch" if self.kind.has_torch_names else "flax"
         state = self._checked(weights.shapes[stored], rules.aliases(weights.table))
         if stored == names:
@@ -113,7 +114,7 @@ class Pretrained(StoredWeights):
         """
         import jax
 
-        from jax_transformer import state_dict
+        from jax_transformer.weights import arrays as weight_arrays
 
         wide = any(tensor.dtype == "float64" for tensor in self.tensors.values())
         if self.run and wide and dtype is None and not jax.config.read("jax_enable_x64"):
@@ -121,7 +122,7 @@ class Pretrained(StoredWeights):
                 f"{self.title}: holds float64 and JAX is in 32-bit mode: set JAX_ENABLE_X64=1"
             )
         return {
-            name: state_dict.as_numpy(name, array, dtype)
+            name: weight_arrays.as_numpy(name, array, dtype)
             for name, array in self.state(config, architecture=architecture).items()
         }
 

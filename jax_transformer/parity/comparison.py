@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from jax_transformer import state_dict, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import model_weights
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
@@ -72,10 +73,10 @@ def compare(
         ConfigError: modules cannot be paired, the batch is not one of arrays, the models' outputs
             differ in shape, or the dtype is not one of float64, float32, float16 and bfloat16.
     """
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        return torch_bridge.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
+        return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
 
     report = compare_recorded(
         flax_model,
@@ -225,7 +226,7 @@ def _weight_table(model: Any, architecture: Architecture | str | None) -> Table 
     """The weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
         part = "encoder" if isinstance(model, Encoder) else "model"
-        return state_dict.weight_table(model.config, part, architecture=architecture)
+        return model_weights.weight_table(model.config, part, architecture=architecture)
     if architecture is not None:
         raise ConfigError("architecture= is for models of this project: pass rules for others")
     return None

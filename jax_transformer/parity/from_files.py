@@ -110,14 +110,13 @@ def _compare_with_twin(
     **options: Any,
 ) -> Iterator[tuple[int | None, Report]]:
     _check_torch()
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
+    from jax_transformer.weights import torch_bridge
 
     config = _config(description, source, None if other is source else other)
     flax_model = source.model(config)
     twin_config = other.config or config
-    twin = torch_bridge.fill(
-        torch_bridge.twin(twin_config), other.state(twin_config, "torch")
-    ).eval()
+    twin = torch_bridge.fill(twins.twin(twin_config), other.state(twin_config, "torch")).eval()
     for length in lengths or (None,):
         batch = random_batch(config, seed, length)
         yield length, comparison.compare(flax_model, twin, batch, seed=seed, **options)
@@ -212,7 +211,8 @@ def _twin_recorder(
     config: TransformerConfig, state: Mapping[str, np.ndarray]
 ) -> comparison.TorchRecorder:
     _check_torch()
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
+    from jax_transformer.weights import torch_bridge
 
-    twin = torch_bridge.fill(torch_bridge.twin(config), dict(state)).eval()
-    return lambda dtype, seed, batch: torch_bridge.recorded(twin, batch, dtype=dtype, seed=seed)
+    twin = torch_bridge.fill(twins.twin(config), dict(state)).eval()
+    return lambda dtype, seed, batch: twins.recorded(twin, batch, dtype=dtype, seed=seed)

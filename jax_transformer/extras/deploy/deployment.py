@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_transformer import state_dict, transformer
+from jax_transformer import transformer
 from jax_transformer.convert import progress
 from jax_transformer.convert.checking import Checked
 from jax_transformer.convert.preparation import Prepared
@@ -23,6 +23,7 @@ from jax_transformer.generate import prepare
 from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.storage import atomic, lazy, tensors
 from jax_transformer.storage.lazy import LazyState
+from jax_transformer.weights import arrays as weight_arrays
 
 _NOT_RUN = Checked("not run: --no-check")
 
@@ -90,7 +91,7 @@ def _stablehlo(
     sha256 = stablehlo_folder.write(path, config, arrays, settings)
     checked = _NOT_RUN
     if prepared.request.check:
-        leaves = {name: state_dict.as_jax(name, array, None) for name, array in arrays.items()}
+        leaves = {name: weight_arrays.as_jax(name, array, None) for name, array in arrays.items()}
         model = transformer.unflatten(config, leaves)
         stablehlo_folder.check(path, prepare.split(model), settings)
         checked = Checked("ran the program greedy next to the model: the same tokens")
