@@ -77,8 +77,8 @@ class Architecture:
         return config.longest
 
 
-def reference_class(architecture: Architecture) -> type:
-    """Import and return the class of the PyTorch twin.
+def reference_class(architecture: Architecture) -> Callable[..., Any]:
+    """Import and return the class of the PyTorch twin, or the function that makes one.
 
     Raises:
         ConfigError: the architecture has no twin, or its module or class cannot be imported.

@@ -81,10 +81,10 @@ class HuggingFaceFamily(Architecture, abc.ABC):
     presets: Mapping[str, Preset] = {}
     reference = "torch_reference.huggingface:twin"
 
-    def __init__(self, *source: str, **attributes: Any) -> None:
+    def __init__(self, source: str = "", **attributes: Any) -> None:
         # The base is a frozen dataclass, whose fields are attributes of the subclass here
         if source:
-            object.__setattr__(self, "presets", {self.name: self.preset(*source, **attributes)})
+            object.__setattr__(self, "presets", {self.name: self.preset(source, **attributes)})
 
     @abc.abstractmethod
     def weight_table(self, config: TransformerConfig) -> Table:
@@ -212,6 +212,17 @@ def tokenizer_recipes() -> dict[str, TokenizerRecipe]:
         for recipe in family.tokenizers
         for name in (recipe.class_name, *recipe.other_classes)
     }
+
+
+def find_recipe(class_name: str, family: HuggingFaceFamily | None = None) -> TokenizerRecipe | None:
+    """Return the recipe of a class of transformers, or None; those of ``family`` are asked first,
+    and the other families are imported only if it has none.
+    """
+    name = class_name.removesuffix("Fast")
+    for recipe in family.tokenizers if family is not None else ():
+        if name in (recipe.class_name, *recipe.other_classes):
+            return recipe
+    return tokenizer_recipes().get(name)
 
 
 def published_codes() -> set[str]:

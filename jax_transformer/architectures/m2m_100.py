@@ -103,7 +103,7 @@ NLLB = TokenizerRecipe(
 )
 
 
-class M2M100(bart.BartFamily):
+class M2M100Family(bart.BartFamily):
     """BART's attributes, with two tokenizers."""
 
     name = "m2m_100"
@@ -139,7 +139,7 @@ class M2M100(bart.BartFamily):
         return M2M100 if "vocab.json" in files else NLLB
 
 
-ARCHITECTURE = M2M100(
+ARCHITECTURE = M2M100Family(
     "M2M100 of 418M (Fan et al. 2021), whose translations begin with <s> here, not with"
     " </s> and a language.",
     decoder_start_token_id=0,

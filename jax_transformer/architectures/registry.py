@@ -169,7 +169,9 @@ def find_preset(name: str, architecture: Architecture | str | None = None) -> Pr
         known = find(likely)
         if known is not None and name in known.presets:
             return known.presets[name]
-    every = presets() | (resolve(architecture).presets if architecture is not None else {})
+    every = presets()
+    if architecture is not None:
+        every |= resolve(architecture).presets
     if name not in every:
         raise ConfigError(
             f"unknown preset {name!r}{nearest(name, list(every))}; known: {', '.join(every)}"

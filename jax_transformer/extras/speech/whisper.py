@@ -142,7 +142,7 @@ class Whisper(bart.BartFamily):
         ]
 
     @cached_property
-    def presets(self) -> Mapping[str, Preset]:
+    def presets(self) -> Mapping[str, Preset]:  # type: ignore[override]
         """The published sizes."""
         return {
             **{
