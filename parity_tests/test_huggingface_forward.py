@@ -14,7 +14,7 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer.architectures import twins
+from jax_transformer.architectures import huggingface, t5, twins
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import checking
@@ -39,7 +39,9 @@ __all__ = ["in_float64"]
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
 POSITIONS = ("marian", "bart", "m2m_100", "fsmt")  # one family for each kind of position table
-DISTANCES = ("t5", "mt5", "umt5", "longt5")
+DISTANCES = tuple(
+    name for name, family in huggingface.families().items() if isinstance(family, t5.T5Family)
+)
 
 
 @functools.lru_cache(maxsize=2)

@@ -14,7 +14,7 @@ from jax_transformer.architectures import model_weights
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import difference, functions, pairs, parameters, recording
+from jax_transformer.parity import difference, functions, pairs, recording
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.pairs import Called, Pair
@@ -125,7 +125,7 @@ def compare_recorded(
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
-    getters = parameters.gradient_getters(table, function, paired)
+    getters = pairs.gradient_getters(table, function, paired)
     return Report(
         entries=tuple(compared.entries(paired, getters)),
         result=compared.result(),
@@ -268,9 +268,7 @@ def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
     }
     names = dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
     return [
-        Called(
-            name, outputs[name].shape, None if arrays is None else parameters.sizes(arrays, name)
-        )
+        Called(name, outputs[name].shape, None if arrays is None else pairs.sizes(arrays, name))
         for name in names
         if outputs[name] is not None
     ]

@@ -16,11 +16,12 @@ from jax_transformer.formats.pretrained import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess
-from jax_transformer.parity.random_batch import random_batch
 from jax_transformer.parity.report import Report
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"
+
+_ROWS, _SOURCE_LENGTH, _TARGET_LENGTH = 3, 7, 5
 
 TitledReport = tuple[str, Report]
 
@@ -71,6 +72,36 @@ def compare_files(
         (title if length is None else f"{title}, length {length}", report)
         for length, report in reports
     ]
+
+
+def random_batch(
+    config: TransformerConfig, seed: int, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids (b, s) and (b, t), with padding after rows of different lengths.
+
+    A model that reads sound has a random spectrogram (b, c, w) as its source.
+
+    ``length`` sets s and t, or t alone if the source is sound; they are 7 and 5 if None.
+    Raises ConfigError if the model cannot take that length.
+    """
+    random = np.random.default_rng(seed)
+    if length is not None and not 1 <= length <= config.longest:
+        raise ConfigError(f"--lengths {length}: this model takes 1 to {config.longest}")
+    target_length = _SOURCE_LENGTH if config.equal_lengths else _TARGET_LENGTH
+    lengths = (length, length) if length else (_SOURCE_LENGTH, target_length)
+    vocabularies = (config.source_vocab_size, config.target_vocab_size)
+    pad_ids = (config.source_pad_id, config.target_pad_id)
+    batch = []
+    for n, size, pad in zip(lengths, vocabularies, pad_ids, strict=True):
+        n = min(n, config.longest)
+        ids = random.integers(0, size, (_ROWS, n))
+        ids[ids == pad] = (pad + 1) % size
+        for row in range(_ROWS):
+            ids[row, max(1, n - 2 * row) :] = pad
+        batch.append(ids)
+    if config.mel_shape is None:
+        return batch[0], batch[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batch[1]
 
 
 def report_to_show(reports: Sequence[TitledReport]) -> TitledReport:
