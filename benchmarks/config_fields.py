@@ -156,7 +156,7 @@ def table(kind: type, configs: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rows of a dataclass's table."""
     yield "| field | default | meaning | other values, and who needs them |"
     yield "|---|---|---|---|"
-    texts = arguments.docstrings(kind)
+    texts = {k: v for base in kind.__mro__[:-1] for k, v in arguments.docstrings(base).items()}
     for field in dataclasses.fields(kind):
         default = "required" if field.default is MISSING else cell(field.default)
         enumerated = type(field.default) if isinstance(field.default, enum.Enum) else None

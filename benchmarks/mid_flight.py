@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from flax import nnx
 
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.config import codec
 from jax_transformer.convert.training_state import torch_checkpoint
 from jax_transformer.data import batches
@@ -100,11 +101,11 @@ class Bench:
         return self.from_jax(state)
 
     def from_jax(self, state: step.TrainState) -> dict[str, Any]:
-        names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
+        names = [name for name, _ in twins.twin(self.corpus.config).named_parameters()]
         return torch_checkpoint.to_checkpoint(state, self.options, self.corpus.config, names)
 
     def in_torch(self, source: Path, destination: Path, updates: int) -> list[float]:
-        loop = training.Loop(self.run, torch_bridge.twin(self.corpus.config))
+        loop = training.Loop(self.run, twins.twin(self.corpus.config))
         loop.load(torch.load(source, weights_only=True))
         losses = list(loop.losses(updates))
         torch.save(loop.state(), destination)

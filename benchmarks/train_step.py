@@ -183,13 +183,13 @@ class Torch:
     def __init__(self, work: Work, name: str):
         import torch
 
-        from jax_transformer import torch_bridge
+        from jax_transformer.architectures import twins
 
         precision, compiled = TWINS[work.precision][name]
         device = "cuda" if work.device == "gpu" else "cpu"
         torch.set_num_threads(cores())
         torch.set_float32_matmul_precision(precision)
-        self.module = torch_bridge.twin(config(work))
+        self.module = twins.twin(config(work))
         # Copied into the module's own parameters, so that tied matrices stay one
         with np.load(work.weights) as weights:
             self.module.load_state_dict(

@@ -328,12 +328,7 @@ def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[
 
 def abstract(config: TransformerConfig) -> Transformer:
     """The model with shapes instead of arrays: takes no memory, however big it is."""
-    return abstract_part(config, Transformer)
-
-
-def abstract_part(config: TransformerConfig, kind: Callable[..., Module]) -> Module:
-    """The Transformer, or only its Encoder, with shapes instead of arrays."""
-    graphdef, flat = _skeleton(config, kind)
+    graphdef, flat = _skeleton(config, Transformer)
     return nnx.merge(
         graphdef,
         nnx.from_flat_state(

@@ -16,12 +16,12 @@ import torch
 import transformers
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
 from jax_transformer.architectures import huggingface
 from jax_transformer.architectures.huggingface import HuggingFaceFamily
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 from jax_transformer.nn.embeddings import sinusoids
+from torch_reference.huggingface import KeepFloat64
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 41,
@@ -257,7 +257,7 @@ def in_float64(monkeypatch):
     for family, prefix in (("t5", "T5"), ("mt5", "MT5"), ("umt5", "UMT5"), ("longt5", "LongT5")):
         modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         monkeypatch.setattr(getattr(modeling, f"{prefix}LayerNorm"), "forward", norm)
-    with torch_bridge.KeepFloat64():
+    with KeepFloat64():
         yield
 
 

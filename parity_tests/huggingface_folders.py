@@ -114,8 +114,8 @@ def language_id(name: str, words: Any) -> int | None:
     languages = FOLDERS[name].languages
     if languages is None:
         return None
-    written = {"m2m_100": "__{}__", "plbart": "__{}__"}.get(name, "{}")
-    return words.convert_tokens_to_ids(written.format(languages[1]))
+    recipe = huggingface.find_recipe(type(words).__name__, FOLDERS[name].family)
+    return words.convert_tokens_to_ids(recipe.languages.token.format(languages[1]))
 
 
 def mean_loss(name: str, folder: Path, lines: Path) -> float:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jax_transformer import torch_bridge
 from jax_transformer.config import Mask, Part, TransformerConfig
 from jax_transformer.nn.blocks import Context
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.training.loss import cross_entropy
+from jax_transformer.weights import torch_bridge
 from parity_tests.twins import Pair, as_torch
 
 Both = tuple[np.ndarray, np.ndarray]

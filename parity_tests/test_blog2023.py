@@ -12,7 +12,8 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout, MaskedDropout
 from jax_transformer.nn.embeddings import Frozen
@@ -275,7 +276,7 @@ def test_fresh_weights_follow_the_same_distributions():
     config = jt.preset("blog2023", vocab_size=400, num_layers=1, d_model=64, num_heads=4)
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
-    for name, tensor in torch_bridge.twin(config).state_dict().items():
+    for name, tensor in twins.twin(config).state_dict().items():
         array, reference = ours[name], tensor.numpy()
         assert (array.std() == 0) == (reference.std() == 0), name
         if name.endswith(".pe"):

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
+from jax_transformer.architectures import twins
 from jax_transformer.errors import InputError
+from jax_transformer.weights import torch_bridge
 from parity_tests.cases import CASES, ODD
 from parity_tests.twins import as_torch, pair, random_twin
 
@@ -31,7 +32,7 @@ def test_weights_round_trip_bit_for_bit(case, dtype):
 
 def test_into_torch_fills_a_module():
     both = pair(jt.preset("lesson10", **ODD))
-    module = jt.convert.into_torch(both.flax, torch_bridge.twin(both.config).double().eval())
+    module = jt.convert.into_torch(both.flax, twins.twin(both.config).double().eval())
     with torch.no_grad():
         assert torch.equal(
             module(as_torch(both.source), as_torch(both.target)),
@@ -41,7 +42,7 @@ def test_into_torch_fills_a_module():
 
 def test_into_torch_keeps_parameters_tied():
     both = pair(jt.preset("vaswani2017_base", **(ODD | {"target_vocab_size": 11})))
-    module = torch_bridge.twin(both.config)
+    module = twins.twin(both.config)
     before = sum(parameter.numel() for parameter in module.parameters())
     jt.convert.into_torch(both.flax, module)
     assert (
@@ -84,6 +85,6 @@ def test_the_position_buffer_of_a_checkpoint_is_used():
 
 def test_a_configuration_without_a_twin_is_refused():
     with pytest.raises(ValueError, match="head_dim"):
-        torch_bridge.twin(jt.preset("small", head_dim=8))
+        twins.twin(jt.preset("small", head_dim=8))
     with pytest.raises(ValueError, match="norm_placement"):
-        torch_bridge.twin(jt.preset("lesson10", norm_placement="pre"))
+        twins.twin(jt.preset("lesson10", norm_placement="pre"))

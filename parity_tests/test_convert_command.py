@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import state_dict, torch_bridge
-from jax_transformer.architectures import huggingface, registry
+from jax_transformer.architectures import huggingface, model_weights, registry, twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import checking, conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
 from jax_transformer.storage import lazy, run_folder
-from jax_transformer.weights import rules
+from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES
 from parity_tests.twins import pair
 from parity_tests.unit import runs
@@ -79,7 +78,7 @@ def test_the_check_detects_two_exchanged_weights():
     table.
     """
     both = pair(TIED.config)
-    model = state_dict.model_weights(TIED.config)
+    model = model_weights.model_weights(TIED.config)
     state = {
         name: torch_bridge.to_numpy(tensor) for name, tensor in both.torch.state_dict().items()
     }
@@ -99,7 +98,7 @@ def test_the_check_detects_two_exchanged_weights():
 
 def test_a_conversion_without_a_twin_reports_it(tmp_path):
     config = TIED.config.with_sizes(head_dim=8)
-    model = state_dict.model_weights(config)
+    model = model_weights.model_weights(config)
     flax = {
         name: np.random.default_rng(0).normal(size=shape)
         for name, shape in model.shapes["flax"].items()
@@ -134,7 +133,7 @@ def test_a_run_round_trips_through_a_training_checkpoint(run, console, tmp_path)
         saved.keys() == {"model", "optimizer", "scheduler", "step", "config"}
         and saved["step"] == step
     )
-    module = torch_bridge.twin(TransformerConfig.from_json(saved["config"]))
+    module = twins.twin(TransformerConfig.from_json(saved["config"]))
     module.load_state_dict(saved["model"], strict=True)
     optimizer = torch.optim.AdamW(module.parameters())
     optimizer.load_state_dict(saved["optimizer"])

@@ -12,11 +12,12 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.errors import InputError
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.training import optimizer, step
-from jax_transformer.weights import rules
+from jax_transformer.weights import rules, torch_bridge
 from parity_tests.levels import assert_close
 from parity_tests.test_gradients import OPTIMIZER, batch_of, flax_gradients, torch_loss
 from parity_tests.twins import Pair, as_torch, pair, ragged_target
@@ -105,7 +106,7 @@ def test_the_documents_example_at_its_size(form: str):
     """
     config = jt.preset(form, vocab_size=10)
     with torch.device("meta"):
-        twin = torch_bridge.twin(config)
+        twin = twins.twin(config)
         logits = TransformerArchitecture(10, 10, 0, 0)
         source, target = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
     expected = documented_shapes(10)
@@ -241,7 +242,7 @@ def test_only_these_rows_of_the_position_tables_are_read(form: str, read: dict[s
             changed[name][row] += 1
             model, module = (
                 jt.convert.from_torch(changed, both.config),
-                jt.convert.into_torch(both.flax, torch_bridge.twin(both.config)).eval(),
+                jt.convert.into_torch(both.flax, twins.twin(both.config)).eval(),
             )
             module.load_state_dict(changed)
             after = outputs(
@@ -364,9 +365,7 @@ def test_fresh_weights_follow_torchs_distributions(form: str):
     )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
-    theirs = {
-        name: tensor.numpy() for name, tensor in torch_bridge.twin(config).state_dict().items()
-    }
+    theirs = {name: tensor.numpy() for name, tensor in twins.twin(config).state_dict().items()}
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         reference = theirs[name]

@@ -12,7 +12,8 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.weights import rules
 from parity_tests.cases import ODD
@@ -292,7 +293,7 @@ def test_target_padding_is_not_masked():
         np.asarray(jt.convert.from_torch(state, other)(both.source, both.target)), np.asarray(ours)
     )
     with torch.no_grad():
-        twin = torch_bridge.twin(other).double().eval()
+        twin = twins.twin(other).double().eval()
         twin.load_state_dict(state)
         assert torch.equal(twin(as_torch(both.source), as_torch(both.target)), theirs)
     padded, token = both.target.copy(), both.target.copy()
@@ -369,7 +370,7 @@ def test_fresh_weights_follow_torchs_distributions():
     )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
-    for key, tensor in torch_bridge.twin(config).state_dict().items():
+    for key, tensor in twins.twin(config).state_dict().items():
         array, expected = ours[key], tensor.numpy()
         assert (array.std() == 0) == (expected.std() == 0), key
         assert np.abs(array.mean() - expected.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(

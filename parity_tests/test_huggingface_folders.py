@@ -16,7 +16,7 @@ from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import Request
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.storage import safetensors
-from jax_transformer.torch_bridge import to_numpy
+from jax_transformer.weights.torch_bridge import to_numpy
 from parity_tests import huggingface, tokenizer_models
 
 

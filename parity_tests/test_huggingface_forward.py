@@ -14,12 +14,13 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
+from jax_transformer.architectures import huggingface, t5, twins
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import AttentionSpan, EmbeddingNormOf
 from jax_transformer.convert import checking
 from jax_transformer.errors import InputError
 from jax_transformer.nn.embeddings import relative_buckets
+from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import (
     CASES,
     PARAMETERS,
@@ -38,7 +39,9 @@ __all__ = ["in_float64"]
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
 POSITIONS = ("marian", "bart", "m2m_100", "fsmt")  # one family for each kind of position table
-DISTANCES = ("t5", "mt5", "umt5", "longt5")
+DISTANCES = tuple(
+    name for name, family in huggingface.families().items() if isinstance(family, t5.T5Family)
+)
 
 
 @functools.lru_cache(maxsize=2)
@@ -283,17 +286,17 @@ def test_transformers_own_class_is_the_twin(name: str, monkeypatch):
     module's, without frozen positions.
     """
     both = model_pair(name, "float64")
-    twin = torch_bridge.twin(both.config)
+    twin = twins.twin(both.config)
     assert sorted(twin.state_dict()) == sorted(both.theirs.state_dict())
     assert type(twin).__name__ == type(both.theirs).__name__
     trained = [
         name for name, parameter in both.theirs.named_parameters() if parameter.requires_grad
     ]
-    assert torch_bridge.parameter_names(both.config) == trained
+    assert twins.parameter_names(both.config) == trained
     source, target = batch(both.config)
     state = {key: value.numpy() for key, value in both.theirs.state_dict().items()}
     table = jt.convert.weight_table(both.config)
-    outputs = torch_bridge.outputs(
+    outputs = twins.outputs(
         both.config, state, source, target, checking._blocks(both.config, table)
     )
     assert len(outputs) == 1 + both.config.encoder.layers + both.config.decoder.layers

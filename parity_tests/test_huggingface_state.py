@@ -9,11 +9,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
 from jax_transformer.architectures import huggingface_state as states
+from jax_transformer.architectures import twins
 from jax_transformer.architectures.huggingface_config import from_config
 from jax_transformer.config import Tying
 from jax_transformer.errors import InputError
+from jax_transformer.weights import torch_bridge
 from parity_tests.huggingface import CASES, PARAMETERS, module
 
 
@@ -74,7 +75,7 @@ def test_an_untied_output_layer_stays_untied(name: str, tmp_path: Path):
         ).logits.numpy()
     assert np.abs(logits - np.asarray(ours(source, target))).max() < 1e-5 * np.abs(logits).max()
     through = jt.convert.into_torch(
-        ours, torch_bridge.twin(config)
+        ours, twins.twin(config)
     )  # otherwise transformers' class ties it
     assert equal(
         {key: value.numpy() for key, value in through.state_dict().items()},

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.config import codec
 from jax_transformer.convert.training_state import torch_checkpoint
 from jax_transformer.convert.training_state import torch_optimizer as moments_of
@@ -40,6 +41,7 @@ from jax_transformer.training.corpus import Corpus
 from jax_transformer.training.optimizer_options import OptimizerName, OptimizerOptions, Schedule
 from jax_transformer.training.options import ModelOptions, TrainOptions
 from jax_transformer.training.step import TrainState
+from jax_transformer.weights import torch_bridge
 from parity_tests.unit.runs import as_a_user, main, metrics, write_text
 from torch_reference import training
 
@@ -60,7 +62,7 @@ class Flight:
     """The state of step 0: PyTorch's initial weights in float64."""
 
     def torch(self, begin: Checkpoint) -> training.Loop:
-        loop = training.Loop(training.read(self.folder.path), torch_bridge.twin(self.corpus.config))
+        loop = training.Loop(training.read(self.folder.path), twins.twin(self.corpus.config))
         loop.load(as_tensors(begin))
         return loop
 
@@ -82,7 +84,7 @@ class Flight:
         return torch_checkpoint.from_checkpoint(saved, self.options, self.corpus.config)
 
     def into_torch(self, state: TrainState) -> Checkpoint:
-        names = [name for name, _ in torch_bridge.twin(self.corpus.config).named_parameters()]
+        names = [name for name, _ in twins.twin(self.corpus.config).named_parameters()]
         return torch_checkpoint.to_checkpoint(state, self.options, self.corpus.config, names)
 
 
@@ -143,7 +145,7 @@ def prepared(path: Path, model: ModelOptions, **rule: Any) -> Flight:
     atomic.write_text(folder.train_config, codec.to_json(options))
     corpus.record(prepared, folder)
     torch.manual_seed(0)
-    fresh = training.Loop(training.read(folder.path), torch_bridge.twin(prepared.config).double())
+    fresh = training.Loop(training.read(folder.path), twins.twin(prepared.config).double())
     rule_of_steps = optimizer.make(options.optimizer, options.steps)
     return Flight(
         folder,
@@ -252,7 +254,7 @@ def test_there_and_back_changes_no_bit(
         assert shown([again["model"], again["optimizer"]["state"]]) == shown(
             [saved["model"], saved["optimizer"]["state"]]
         )
-        order = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
+        order = [name for name, _ in twins.twin(flight.corpus.config).named_parameters()]
         table = jt.convert.weight_table(flight.corpus.config)
         for each in (again, saved):
             assert (
@@ -352,7 +354,7 @@ def test_the_loop_by_its_command(
         saved.keys() == {"model", "optimizer", "scheduler", "step", "config"} and saved["step"] == 4
     )
     torch.manual_seed(0)
-    loop = training.Loop(training.read(flight.folder.path), torch_bridge.twin(flight.corpus.config))
+    loop = training.Loop(training.read(flight.folder.path), twins.twin(flight.corpus.config))
     assert list(loop.losses(4)) == [line["loss"] for line in lines]
     assert furthest(as_arrays(loop.state()), as_arrays(saved)) == 0
 
@@ -396,7 +398,7 @@ def test_an_optimizer_that_pytorch_does_not_have_is_refused_by_name(
     flight: Flight, stayed: tuple[list[Checkpoint], list[float]], name: OptimizerName
 ):
     options = dataclasses.replace(flight.options, optimizer=OptimizerOptions(name))
-    names = [name for name, _ in torch_bridge.twin(flight.corpus.config).named_parameters()]
+    names = [name for name, _ in twins.twin(flight.corpus.config).named_parameters()]
     state = flight.into_jax(stayed[0][0])
     for refused in (
         lambda: torch_checkpoint.from_checkpoint(stayed[0][0], options, flight.corpus.config),
@@ -451,7 +453,7 @@ def test_train_resumes_from_a_file_of_pytorch(flight: Flight, tmp_path: Path):
         pytest.skip("one model is enough for the commands: what crosses is tested above")
     run = tmp_path / "run"
     shutil.copytree(flight.folder.path, run, ignore=shutil.ignore_patterns("checkpoints"))
-    loop = training.Loop(training.read(run), torch_bridge.twin(flight.corpus.config))
+    loop = training.Loop(training.read(run), twins.twin(flight.corpus.config))
     loop.load(
         {
             **loop.state(),

@@ -16,11 +16,12 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.training_state import opt_state, torch_checkpoint, torch_optimizer
 from jax_transformer.errors import InputError
-from jax_transformer.weights import rules
+from jax_transformer.weights import rules, torch_bridge
 from parity_tests.cases import CASES, DOCUMENTS
 from parity_tests.test_mid_flight import as_arrays, as_tensors
 from parity_tests.unit.test_optimizer_state import assert_same
@@ -43,7 +44,7 @@ class Setting:
         torch.manual_seed(0)
         self.config, self.module, self.random = (
             config,
-            torch_bridge.twin(config).double(),
+            twins.twin(config).double(),
             np.random.default_rng(0),
         )
         self.names = [name for name, _ in self.module.named_parameters()]
@@ -234,7 +235,7 @@ def test_the_exported_state_is_an_ordinary_state_dict(name: str, kind: str):
 def test_the_order_of_parameters_is_that_of_the_module():
     """A tied parameter counts at its first name, a stored position table not at all."""
     for config in map(case, NAMES):
-        module = torch_bridge.twin(config)
+        module = twins.twin(config)
         names = torch_optimizer.parameter_names(
             module.state_dict(), jt.convert.weight_table(config), torch_checkpoint.buffers(config)
         )

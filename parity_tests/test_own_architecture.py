@@ -17,8 +17,8 @@ import torch
 from safetensors.numpy import load_file
 
 import jax_transformer as jt
-from jax_transformer import cli, torch_bridge
-from jax_transformer.architectures import registry
+from jax_transformer import cli
+from jax_transformer.architectures import registry, twins
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer
 from jax_transformer.errors import ConfigError, InputError
@@ -294,11 +294,11 @@ def test_a_file_without_a_name_and_unknown_names_are_refused():
 def test_names_are_registered_once(folder):
     random_module(folder)
     mine = importlib.import_module("my_architecture").MY_TRANSLATOR
-    assert jt.register(mine) is jt.register(mine) is registry.get("my_translator") is mine
+    assert jt.register(mine) is jt.register(mine) is registry.resolve("my_translator") is mine
     again = jt.Architecture("my_translator", "Another.", mine.weight_table)
     with pytest.raises(ConfigError, match="another architecture is registered as 'my_translator'"):
         jt.register(again)
-    assert jt.register(again, replace=True) is registry.get("my_translator") is again
+    assert jt.register(again, replace=True) is registry.resolve("my_translator") is again
     for replace in (False, True):
         with pytest.raises(ConfigError, match="registered as 'lesson10'"):
             jt.register(jt.Architecture("lesson10", "", mine.weight_table), replace=replace)
@@ -339,7 +339,7 @@ def test_what_is_wrong_with_a_twin_is_one_line(folder, reference, message):
         reference_arguments=lambda config: ((), {"widht": 3}),
     )  # fmt: skip
     with pytest.raises(ConfigError, match=message):
-        torch_bridge.twin(config, other)
+        twins.twin(config, other)
 
 
 # Installed packages
@@ -364,7 +364,7 @@ def test_an_installed_package_registers_its_architecture(folder, tmp_path):
     assert "my_architecture" not in sys.modules
     assert jt.preset("my_translator", **FIELDS).architecture == "my_translator"
     assert "my_translator" in jt.preset_names() and "my_translator" in registry.names()
-    assert registry.get("my_translator").reference == "my_model:MyTranslator"
+    assert registry.resolve("my_translator").reference == "my_model:MyTranslator"
 
 
 @pytest.mark.parametrize(
@@ -380,4 +380,4 @@ def test_a_broken_package_is_named_and_hides_no_other(folder, capsys, value, mes
     warning = capsys.readouterr().err
     assert "my_translator" in warning and message in warning and warning.count("\n") == 1
     with pytest.raises(ConfigError, match=message):
-        registry.get("my_translator")
+        registry.resolve("my_translator")

@@ -148,7 +148,7 @@ class Wrapped(torch.nn.Module):
 
 
 def test_an_unregistered_architecture_names_the_modules(both):
-    known = registry.get("lesson10")
+    known = registry.resolve("lesson10")
 
     def prefixed(config):
         tables = known.weight_table(config)

@@ -14,10 +14,12 @@ import torch
 from flax import nnx
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.errors import InputError
 from jax_transformer.nn.dropout import Dropout
 from jax_transformer.nn.embeddings import sinusoids
+from jax_transformer.weights import torch_bridge
 from parity_tests.cases import ODD, SQUARE
 from parity_tests.levels import assert_close, error
 from parity_tests.test_dropout import DrawnDropout, GivenDropout
@@ -125,7 +127,7 @@ def test_names_shapes_and_count_at_the_documents_sizes(preset: str):
     config = jt.preset(preset, source_vocab_size=1000, target_vocab_size=1200)
     with torch.device("meta"):
         bare = part2_encoder.Encoder(repaired=preset != "part2_encoder").state_dict()
-        state = torch_bridge.twin(config).state_dict()
+        state = twins.twin(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in bare.items()} == expected
     assert sum(math.prod(shape) for shape in expected.values()) == 7_046_352
     around = {
@@ -316,7 +318,7 @@ def test_fresh_weights_follow_the_same_distributions():
     )
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     torch.manual_seed(0)
-    for name, tensor in torch_bridge.twin(config).state_dict().items():
+    for name, tensor in twins.twin(config).state_dict().items():
         array, reference = ours[name], tensor.numpy()
         assert (array.std() == 0) == (reference.std() == 0), name
         assert np.abs(array.mean() - reference.mean()) <= 6 * (array.std() + 1e-9) / math.sqrt(

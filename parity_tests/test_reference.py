@@ -11,7 +11,8 @@ from flax import nnx
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import twins
 from jax_transformer.weights import rules
 from parity_tests import preset_names
 from parity_tests.cases import ODD
@@ -30,7 +31,7 @@ from torch_reference.lesson10 import TranslationTransformer
 def test_every_preset_has_the_names_and_shapes_of_its_twin_at_full_size(name):
     config = jt.preset(name)
     with torch.device("meta"):
-        module = torch_bridge.twin(config)
+        module = twins.twin(config)
     shapes = rules.torch_shapes(jt.convert.weight_table(config), transformer.shapes(config))
     assert {name: tuple(each.shape) for name, each in module.state_dict().items()} == shapes
 
@@ -131,9 +132,7 @@ def test_fresh_weights_follow_the_same_distributions(preset: str):
     ours = jt.convert.to_torch(jt.Transformer(config, rngs=nnx.Rngs(0)))
     if preset == "lesson10":
         torch.manual_seed(0)
-        theirs = {
-            name: value.numpy() for name, value in torch_bridge.twin(config).state_dict().items()
-        }
+        theirs = {name: value.numpy() for name, value in twins.twin(config).state_dict().items()}
     else:
         theirs = None
     for name, array in ours.items():

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import jax_transformer as jt
-from jax_transformer import torch_bridge
+from jax_transformer.architectures import twins
 from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.transformer import Transformer
+from jax_transformer.weights import torch_bridge
 from parity_tests import adapters
 
 torch.set_num_threads(1)  # so that sums have the same order on every machine
@@ -67,7 +68,7 @@ def random_twin(
     swaps. A stored position table is random too.
     """
     generator = torch.Generator().manual_seed(seed)
-    module = torch_bridge.twin(config).to(dtype).eval()
+    module = twins.twin(config).to(dtype).eval()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             if config.decoder.positions is Positions.SINUSOIDAL_STORED or not name.endswith(".pe"):

@@ -60,7 +60,7 @@ def record(
     batch: Sequence[np.ndarray],
     *,
     names: Collection[str] | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: str = "float64",
     seed: int | None = 0,
     call: Callable[..., Any] | None = None,
 ) -> Recording:
@@ -68,14 +68,15 @@ def record(
 
     Args:
         module: not changed. It runs in the mode (train, eval) that it is in.
-        batch: arguments of the call; floating-point arrays are cast to ``dtype``.
+        batch: arguments of the call; floating-point arrays are cast to ``dtype``, a name.
         names: names of the modules to record; all if None.
         seed: seed of R in the loss ``sum(R * output)`` whose gradients are recorded, with R
             standard normal; None records no gradients.
         call: ``call(module, *tensors)`` instead of ``module(*tensors)``.
     """
+    kind = getattr(torch, dtype)
     module = copy.deepcopy(module)
-    module._apply(lambda tensor: _cast(tensor, dtype))
+    module._apply(lambda tensor: _cast(tensor, kind))
     module.zero_grad(set_to_none=True)
     recording = Recording()
     recorded = {
@@ -109,7 +110,7 @@ def record(
         if id(part) in recorded:
             part.register_forward_pre_hook(before, with_kwargs=True)
             part.register_forward_hook(after, with_kwargs=True)
-    tensors = [_tensor(array, dtype) for array in batch]
+    tensors = [_tensor(array, kind) for array in batch]
     result = (call or (lambda model, *arguments: model(*arguments)))(module, *tensors)
     output = next(_floats(result), None)
     if output is None:
@@ -235,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
         module.load_state_dict(state)
     arrays, order = {}, {}
     for dtype in settings["dtypes"]:
-        recording = record(module, batch, dtype=getattr(torch, dtype), seed=settings["seed"])
+        recording = record(module, batch, dtype=dtype, seed=settings["seed"])
         order[dtype] = recording.order
         arrays |= {
             f"{dtype}/{name}": np.ascontiguousarray(array)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jax_transformer import torch_bridge
+from jax_transformer.architectures import twins
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data import batches, encoding, parallel_text, run_tokenizer
 from jax_transformer.data.options import TooLong
@@ -221,7 +221,7 @@ def main() -> None:
     arguments = parser.parse_args()
     run = read(arguments.run)
     torch.manual_seed(run.options.seed)
-    loop = Loop(run, torch_bridge.twin(run.config))
+    loop = Loop(run, twins.twin(run.config))
     if arguments.begin:
         loop.load(torch.load(arguments.begin, weights_only=True))
     for loss in loop.losses(arguments.steps):

@@ -5,18 +5,11 @@ Lewis et al. 2020. Facts from ``configuration_bart.py``, ``modeling_bart.py`` an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from jax_transformer.architectures import huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
-    BRANCHES,
-    MASKS,
-    Algorithm,
-    HuggingFaceFamily,
-    TokenizerRecipe,
-)
+from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import (
     EmbeddingScale,
     NormPlacement,
@@ -80,19 +73,31 @@ _LINEARS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_p
 _ATTENTIONS = {Part.SELF: "self_attn", Part.CROSS: "encoder_attn"}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class BartFamily(HuggingFaceFamily):
     """A family whose stacks have BART's attributes and names."""
 
-    stack: dict[str, Any]
+    stack: Mapping[str, Any]
     """Fields of both stacks; with a final norm, norms stand before the branches."""
-    decoder_stack: dict[str, Any] = field(default_factory=dict)
+    decoder_stack: Mapping[str, Any] = {}
     """Fields that the decoder has otherwise."""
-    logits_bias: bool = True
+    logits_bias = True
     """The module has ``final_logits_bias``."""
-    prefix: str = "model."
+    defaults: Mapping[str, Any] = DEFAULTS
+    aliases: Mapping[str, str] = ALIASES
+    prefix = "model."
     embedding_tensors: tuple[str, ...] = (SHARED, "model.decoder.embed_tokens.weight")
-    aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
+
+    def weight_table(self, config: TransformerConfig) -> Table:
+        """Return the rules for every name of the module's ``state_dict()``, tied copies among
+        them.
+        """
+        bias = [Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0)]
+        return [
+            *(bias if config.logits_bias else []),
+            *_embeddings(config),
+            *stacks(config),
+            *_output(config),
+        ]
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the sizes of the source's and the target's vocabulary, and True if they have one
@@ -118,10 +123,12 @@ class BartFamily(HuggingFaceFamily):
                 num_heads=values[f"{name}_attention_heads"],
                 d_ff=values[f"{name}_ffn_dim"],
                 activation=activation,
-                **MASKS[name]
-                | self.stack
-                | offset
-                | (self.decoder_stack if name == "decoder" else {}),
+                **{
+                    **MASKS[name],
+                    **self.stack,
+                    **offset,
+                    **(self.decoder_stack if name == "decoder" else {}),
+                },
             )
             for name, branches in BRANCHES.items()
         }
@@ -147,7 +154,7 @@ class BartFamily(HuggingFaceFamily):
             "attention_dropout": values["attention_dropout"],
             "activation_dropout": values["activation_dropout"],
             "embedding_dropout": values["dropout"],
-            "architecture": self.model_type,
+            "architecture": self.name,
             **ids,
             **stacks,
         }
@@ -193,19 +200,6 @@ def fixed(
 
 
 NO_EXTRA_ROWS = {"extra_pos_embeddings": "counts rows that a computed table of positions never had"}
-
-
-def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for every name of the module's ``state_dict()``, tied copies among them."""
-    bias = (
-        [Rule("final_logits_bias", ("logits_bias",), Each.SQUEEZE_0)] if config.logits_bias else []
-    )
-    return [
-        *bias,
-        *_embeddings(config),
-        *stacks(config),
-        *_output(config),
-    ]
 
 
 def stacks(config: TransformerConfig, prefix: str = "model.") -> Table:
@@ -259,15 +253,16 @@ def _output(config: TransformerConfig) -> Table:
     return [Alias("lm_head.weight", tied)]
 
 
-FAMILY = BartFamily(
-    model_type="bart",
-    title="BART",
-    model_class="BartForConditionalGeneration",
-    base_class="BartModel",
-    defaults=DEFAULTS,
-    fixed=fixed(embedding_norm=True),
-    stack={"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True},
-    tokenizers=(
+class Bart(BartFamily):
+    """BART itself."""
+
+    name = "bart"
+    title = "BART"
+    source = "Lewis et al. 2020, BART (transformers' bart)"
+    model_class = "BartForConditionalGeneration"
+    fixed = fixed(embedding_norm=True)
+    stack = {"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True}
+    tokenizers = (
         TokenizerRecipe(
             name="Bart",
             other_classes=("RobertaTokenizer",),
@@ -277,26 +272,17 @@ FAMILY = BartFamily(
             before=("cls_token",),
             after=("sep_token",),
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="bart",
-    source="Lewis et al. 2020, BART (transformers' bart)",
-    weight_table=weight_table,
-    presets={
-        "bart": huggingface_config.preset(
-            FAMILY,
-            "BART base (Lewis et al. 2020), whose translations begin with <s> here, not with </s>.",
-            d_model=768,
-            encoder_layers=6,
-            encoder_ffn_dim=3072,
-            encoder_attention_heads=12,
-            decoder_layers=6,
-            decoder_ffn_dim=3072,
-            decoder_attention_heads=12,
-            decoder_start_token_id=0,
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = Bart(
+    "BART base (Lewis et al. 2020), whose translations begin with <s> here, not with </s>.",
+    d_model=768,
+    encoder_layers=6,
+    encoder_ffn_dim=3072,
+    encoder_attention_heads=12,
+    decoder_layers=6,
+    decoder_ffn_dim=3072,
+    decoder_attention_heads=12,
+    decoder_start_token_id=0,
 )

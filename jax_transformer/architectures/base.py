@@ -10,14 +10,11 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.config import Branch, Mask, Part, StackConfig, TransformerConfig
 from jax_transformer.errors import ConfigError, nearest
 from jax_transformer.weights.rules import Table
-
-if TYPE_CHECKING:
-    from jax_transformer.architectures.huggingface import HuggingFaceFamily
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a twin's class."""
@@ -72,12 +69,16 @@ class Architecture:
 
     Raises ConfigError that names every field which the twin cannot be set to.
     """
-    huggingface: "HuggingFaceFamily | None" = None
-    """The family of Hugging Face transformers that this architecture is, or None."""
+
+    def usual_length(self, config: TransformerConfig) -> int:
+        """Return the longest source and target, in tokens, if no length is given: as far as
+        positions reach.
+        """
+        return config.longest
 
 
-def reference_class(architecture: Architecture) -> type:
-    """Import and return the class of the PyTorch twin.
+def reference_class(architecture: Architecture) -> Callable[..., Any]:
+    """Import and return the class of the PyTorch twin, or the function that makes one.
 
     Raises:
         ConfigError: the architecture has no twin, or its module or class cannot be imported.

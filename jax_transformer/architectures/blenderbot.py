@@ -5,18 +5,19 @@ Roller et al. 2020. Facts from ``configuration_blenderbot.py``, ``modeling_blend
 transformers 3.4, which made the published files.
 """
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import Positions
 
-FAMILY = bart.BartFamily(
-    model_type="blenderbot",
-    title="Blenderbot",
-    model_class="BlenderbotForConditionalGeneration",
-    base_class="BlenderbotModel",
-    defaults=bart.DEFAULTS
-    | {
+
+class Blenderbot(bart.BartFamily):
+    """BART's attributes, with norms before the branches."""
+
+    name = "blenderbot"
+    title = "Blenderbot"
+    source = "Roller et al. 2020, BlenderBot (transformers' blenderbot)"
+    model_class = "BlenderbotForConditionalGeneration"
+    defaults = bart.DEFAULTS | {
         "vocab_size": 8008,
         "max_position_embeddings": 128,
         "encoder_layers": 2,
@@ -30,8 +31,8 @@ FAMILY = bart.BartFamily(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
-    },
-    fixed={
+    }
+    fixed = {
         "normalize_before": True,
         "add_final_layer_norm": True,
         "normalize_embedding": False,
@@ -39,12 +40,12 @@ FAMILY = bart.BartFamily(
         "extra_pos_embeddings": 0,
         "extra_layer_norm": False,
         "layernorm_variant": "prelayernorm",
-    },
-    ignored={  # true in published files
+    }
+    ignored = {  # true in published files
         "do_blenderbot_90_layernorm": "orders a norm of embeddings that the model does not have"
-    },
-    stack={"positions": Positions.LEARNED, "final_norm": True},
-    tokenizers=(
+    }
+    stack = {"positions": Positions.LEARNED, "final_norm": True}
+    tokenizers = (
         TokenizerRecipe(
             name="Blenderbot",
             algorithm=Algorithm.BYTE_BPE,
@@ -55,23 +56,14 @@ FAMILY = bart.BartFamily(
             # As published: transformers 5.23 loses the end of lines without a tokenizer.json
             after=("eos_token",),
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="blenderbot",
-    source="Roller et al. 2020, BlenderBot (transformers' blenderbot)",
-    weight_table=bart.weight_table,
-    presets={
-        "blenderbot": huggingface_config.preset(
-            FAMILY,
-            "BlenderBot of 400M, distilled (Roller et al. 2020).",
-            d_model=1280,
-            encoder_ffn_dim=5120,
-            decoder_layers=12,
-            decoder_ffn_dim=5120,
-            scale_embedding=True,
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = Blenderbot(
+    "BlenderBot of 400M, distilled (Roller et al. 2020).",
+    d_model=1280,
+    encoder_ffn_dim=5120,
+    decoder_layers=12,
+    decoder_ffn_dim=5120,
+    scale_embedding=True,
 )

@@ -6,18 +6,19 @@ Roller et al. 2020. Facts from ``configuration_blenderbot_small.py``,
 from ``configuration_bart.py`` of transformers 3.4, which made the published files.
 """
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import EmbeddingNormOf, Positions
 
-FAMILY = bart.BartFamily(
-    model_type="blenderbot-small",
-    title="BlenderbotSmall",
-    model_class="BlenderbotSmallForConditionalGeneration",
-    base_class="BlenderbotSmallModel",
-    defaults=bart.DEFAULTS
-    | {
+
+class BlenderbotSmall(bart.BartFamily):
+    """BART's attributes, and a norm of the decoder's tokens."""
+
+    name = "blenderbot-small"
+    title = "BlenderbotSmall"
+    source = "Roller et al. 2020, BlenderBot of 90M (transformers' blenderbot-small)"
+    model_class = "BlenderbotSmallForConditionalGeneration"
+    defaults = bart.DEFAULTS | {
         "max_position_embeddings": 512,
         "encoder_layers": 8,
         "encoder_ffn_dim": 2048,
@@ -28,17 +29,16 @@ FAMILY = bart.BartFamily(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
-    },
-    fixed=bart.fixed(embedding_norm=True)
-    | {
+    }
+    fixed = bart.fixed(embedding_norm=True) | {
         "do_blenderbot_90_layernorm": True,
         "extra_pos_embeddings": 0,
         "extra_layer_norm": False,
         "layernorm_variant": "xlm",
-    },
-    stack={"positions": Positions.LEARNED, "embedding_norm": True},
-    decoder_stack={"embedding_norm_of": EmbeddingNormOf.TOKENS},
-    tokenizers=(
+    }
+    stack = {"positions": Positions.LEARNED, "embedding_norm": True}
+    decoder_stack = {"embedding_norm_of": EmbeddingNormOf.TOKENS}
+    tokenizers = (
         TokenizerRecipe(
             name="BlenderbotSmall",
             algorithm=Algorithm.WORD_BPE,
@@ -53,22 +53,13 @@ FAMILY = bart.BartFamily(
             after_target=("eos_token",),
             start="bos_token",
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="blenderbot-small",
-    source="Roller et al. 2020, BlenderBot of 90M (transformers' blenderbot-small)",
-    weight_table=bart.weight_table,
-    presets={
-        "blenderbot-small": huggingface_config.preset(
-            FAMILY,
-            "BlenderBot of 90M (Roller et al. 2020), with norms after the branches.",
-            vocab_size=54944,
-            encoder_attention_heads=16,
-            decoder_attention_heads=16,
-            scale_embedding=True,
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = BlenderbotSmall(
+    "BlenderBot of 90M (Roller et al. 2020), with norms after the branches.",
+    vocab_size=54944,
+    encoder_attention_heads=16,
+    decoder_attention_heads=16,
+    scale_embedding=True,
 )

@@ -8,9 +8,8 @@ Ng et al. 2019. Facts from ``configuration_fsmt.py``, ``modeling_fsmt.py`` and
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import (
     Mask,
     PositionIndex,
@@ -23,70 +22,40 @@ from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _EMBEDDINGS = ("model.decoder.embed_tokens", "model.encoder.embed_tokens")
 _OUTPUT = "model.decoder.output_projection"
-
-
-class FSMTFamily(bart.BartFamily):
-    """BART's attributes with the sizes of two vocabularies."""
-
-    def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Return the sizes of both vocabularies, and True if all embeddings are one."""
-        return values["src_vocab_size"], values["tgt_vocab_size"], values["tie_word_embeddings"]
-
-    def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the attributes that are read, as they must be for ``config``."""
-        return super().to_attributes(config) | {
-            "src_vocab_size": config.source_vocab_size,
-            "tgt_vocab_size": config.target_vocab_size,
-        }
-
-
-def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for every name of the module's ``state_dict()``, tied copies among them."""
-    target, source = _EMBEDDINGS
-    if config.tying is Tying.ALL:
-        tied: Table = [Alias(f"{name}.weight", f"{target}.weight") for name in (source, _OUTPUT)]
-        return [*embedding(target, "target_embedding"), *tied, *bart.stacks(config)]
-    return [
-        *embedding(source, "source_embedding"),
-        *embedding(target, "target_embedding"),
-        *bart.stacks(config),
-        *linear(_OUTPUT, "output", bias=False),
-    ]
-
-
 _DEFAULTS = {name: value for name, value in bart.DEFAULTS.items() if name != "vocab_size"}
 
-FAMILY = FSMTFamily(
-    model_type="fsmt",
-    title="FSMT (WMT 2019)",
-    model_class="FSMTForConditionalGeneration",
-    base_class="FSMTModel",
-    defaults=_DEFAULTS
-    | {
+
+class FSMT(bart.BartFamily):
+    """BART's attributes with the sizes of two vocabularies."""
+
+    name = "fsmt"
+    title = "FSMT (WMT 2019)"
+    source = "Ng et al. 2019, FAIR's WMT19 submission (transformers' fsmt)"
+    model_class = "FSMTForConditionalGeneration"
+    defaults = _DEFAULTS | {
         "src_vocab_size": 42024,
         "tgt_vocab_size": 42024,
         "activation_function": "relu",
         "scale_embedding": True,
         "tie_word_embeddings": False,
-    },
-    aliases=bart.ALIASES | {"vocab_size": "tgt_vocab_size"},
-    fixed=bart.fixed(computed_positions=True),
-    ignored=bart.NO_EXTRA_ROWS
-    | {
+    }
+    aliases = bart.ALIASES | {"vocab_size": "tgt_vocab_size"}
+    fixed = bart.fixed(computed_positions=True)
+    ignored = bart.NO_EXTRA_ROWS | {
         "langs": "names the languages, which the tokenizer knows itself",
         "decoder": "repeats the size of the target's vocabulary",
-    },
-    stack={
+    }
+    stack = {
         "positions": Positions.SINUSOIDAL_STORED,
         "sinusoids": Sinusoids.TENSOR2TENSOR,
         "position_index": PositionIndex.NOT_PADDING,
-    },
+    }
     # Unlike other families, it masks the decoder's padding: the start token is the end of a line
-    decoder_stack={"self_mask": (Mask.CAUSAL, Mask.TARGET_PADDING)},
-    logits_bias=False,
-    embedding_tensors=tuple(f"{name}.weight" for name in _EMBEDDINGS),
-    output_tensor=f"{_OUTPUT}.weight",
-    tokenizers=(
+    decoder_stack = {"self_mask": (Mask.CAUSAL, Mask.TARGET_PADDING)}
+    logits_bias = False
+    embedding_tensors = tuple(f"{name}.weight" for name in _EMBEDDINGS)
+    output_tensor = f"{_OUTPUT}.weight"
+    tokenizers = (
         TokenizerRecipe(
             name="FSMT",
             algorithm=Algorithm.MOSES_BPE,
@@ -102,24 +71,43 @@ FAMILY = FSMTFamily(
             },
             after=("sep_token",),
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="fsmt",
-    source="Ng et al. 2019, FAIR's WMT19 submission (transformers' fsmt)",
-    weight_table=weight_table,
-    presets={
-        "fsmt": huggingface_config.preset(
-            FAMILY,
-            "The models of WMT 2019 (Ng et al. 2019), of six layers, whose translations begin with"
-            " <s> here, not with </s>.",
-            encoder_layers=6,
-            decoder_layers=6,
-            encoder_ffn_dim=8192,
-            decoder_ffn_dim=8192,
-            decoder_start_token_id=0,
-        )
-    },
-    huggingface=FAMILY,
+    def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Return the sizes of both vocabularies, and True if all embeddings are one."""
+        return values["src_vocab_size"], values["tgt_vocab_size"], values["tie_word_embeddings"]
+
+    def to_attributes(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the attributes that are read, as they must be for ``config``."""
+        return super().to_attributes(config) | {
+            "src_vocab_size": config.source_vocab_size,
+            "tgt_vocab_size": config.target_vocab_size,
+        }
+
+    def weight_table(self, config: TransformerConfig) -> Table:
+        """Return the rules for every name of the module's ``state_dict()``, tied copies among
+        them.
+        """
+        target, source = _EMBEDDINGS
+        if config.tying is Tying.ALL:
+            tied: Table = [
+                Alias(f"{name}.weight", f"{target}.weight") for name in (source, _OUTPUT)
+            ]
+            return [*embedding(target, "target_embedding"), *tied, *bart.stacks(config)]
+        return [
+            *embedding(source, "source_embedding"),
+            *embedding(target, "target_embedding"),
+            *bart.stacks(config),
+            *linear(_OUTPUT, "output", bias=False),
+        ]
+
+
+ARCHITECTURE = FSMT(
+    "The models of WMT 2019 (Ng et al. 2019), of six layers, whose translations begin with"
+    " <s> here, not with </s>.",
+    encoder_layers=6,
+    decoder_layers=6,
+    encoder_ffn_dim=8192,
+    decoder_ffn_dim=8192,
+    decoder_start_token_id=0,
 )

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.architectures import huggingface, huggingface_state
-from jax_transformer.architectures.base import Preset
-from jax_transformer.architectures.huggingface import HuggingFaceFamily
+from jax_transformer.architectures import huggingface
+from jax_transformer.architectures.huggingface import AreEqual, HuggingFaceFamily
 from jax_transformer.config import Activation, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 
@@ -90,7 +89,7 @@ def from_config(
     data: Mapping[str, Any],
     *,
     names: Collection[str] | None = None,
-    same: huggingface_state.AreEqual | None = None,
+    same: AreEqual | None = None,
 ) -> TransformerConfig:
     """Return the configuration of the model that a ``config.json`` describes.
 
@@ -108,27 +107,30 @@ def from_config(
         InputError: names every attribute that is unknown, mistyped, or has a value that no model
             here has.
     """
-    family = _family(data)
-    wrong = list(problems(family, data))
-    if wrong:
-        raise InputError(f"config.json: {'; '.join(wrong)}")
-    values = family.complete(read(family, data))
-    tied = huggingface_state.output_is_tied(family, values, names, same)
-    try:
-        return family.to_transformer_config(values | {"tie_word_embeddings": tied})
-    except ConfigError as error:
-        raise InputError(f"config.json: {error}") from None
-
-
-def _family(data: Mapping[str, Any]) -> HuggingFaceFamily:
-    known, model_type = huggingface.families(), data.get("model_type")
-    if not isinstance(model_type, str) or model_type not in known:
-        close = nearest(model_type, list(known)) if isinstance(model_type, str) else ""
+    model_type = data.get("model_type")
+    family = huggingface.find_family(model_type)
+    if family is None:
+        known = list(huggingface.families())
+        close = nearest(model_type, known) if isinstance(model_type, str) else ""
         raise InputError(
             f"config.json: model_type={model_type!r} is none of the families"
             f" {', '.join(known)}{close}"
         )
-    return known[model_type]
+    wrong = list(problems(family, data))
+    if wrong:
+        raise InputError(f"config.json: {'; '.join(wrong)}")
+    values = family.complete(read(family, data))
+    tied = asked = values["tie_word_embeddings"]
+    if names is not None and family.tensors_decide_tie(asked):
+        embedding = family.output_embedding(values)
+        if family.output_tensor not in names or embedding not in names:
+            tied = True
+        elif same is not None:
+            tied = same(family.output_tensor, embedding)
+    try:
+        return family.to_transformer_config(values | {"tie_word_embeddings": tied})
+    except ConfigError as error:
+        raise InputError(f"config.json: {error}") from None
 
 
 def to_config(
@@ -151,7 +153,7 @@ def to_config(
     """
     family = huggingface.family_of(config)
     attributes = {
-        "model_type": family.model_type,
+        "model_type": family.name,
         "architectures": [family.model_class],
         **_attributes(family, config),
         "is_encoder_decoder": True,
@@ -161,7 +163,7 @@ def to_config(
     if original is None:
         return attributes
     before = from_config(original)
-    if family.output_tied_by_file:
+    if family.tensors_decide_tie(False):
         before = replace(before, tying=config.tying)  # not the attribute, but the tensors decide
     old, new = _attributes(family, before), _attributes(family, config)
     changed = {name for name in new if new[name] != old.get(name)}
@@ -187,31 +189,17 @@ def _attributes(family: HuggingFaceFamily, config: TransformerConfig) -> dict[st
     return common | family.to_attributes(config)
 
 
-# Fields that act only in training, or that say in which precision numbers are kept
-_NOT_WRITTEN = (
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "embedding_dropout",
-    "dropout_masks",
-    "init",
-    "padding_frozen",
-    "compute_dtype",
-)
-
-
 def _check_read_back(
     family: HuggingFaceFamily, config: TransformerConfig, read: TransformerConfig
 ) -> None:
     """Raise ConfigError that names the fields in which what would be read differs from
     ``config``.
     """
-    not_written = {*_NOT_WRITTEN, *(["max_length"] if family.unbounded_length else [])}
     ours, theirs = flat(config), flat(read)
     wrong = [
-        f"{name}={ours[name]}: {family.model_type} of transformers has {theirs[name]}"
+        f"{name}={ours[name]}: {family.name} of transformers has {theirs[name]}"
         for name in ours
-        if name.rpartition(".")[2] not in not_written and ours[name] != theirs[name]
+        if name.rpartition(".")[2] not in family.not_written and ours[name] != theirs[name]
     ]
     if wrong:
         raise ConfigError(f"this model is none of the family: {'; '.join(wrong)}")
@@ -236,32 +224,6 @@ def flat(config: TransformerConfig) -> dict[str, Any]:
         }
         fields |= {f"{name}.{field}": value for field, value in own.items()}
     return fields
-
-
-# Presets
-
-
-def preset(
-    family: HuggingFaceFamily,
-    source: str,
-    last_ids: tuple[str, ...] = (),
-    padding_frozen: bool = False,
-    **attributes: Any,
-) -> Preset:
-    """Return a preset for training from scratch: the family's model with these attributes.
-
-    Both stacks take their heads and inner widths from the model, so that one number changes both.
-    ``source`` and ``last_ids`` are those of :class:`.base.Preset`, and ``padding_frozen`` is the
-    configuration's field, for which transformers has no attribute.
-    """
-    config = family.to_transformer_config(family.complete({**family.defaults, **attributes}))
-    encoder, decoder = (
-        replace(stack, num_heads=None, d_ff=None) for stack in (config.encoder, config.decoder)
-    )
-    config = replace(
-        config, head_dim=None, encoder=encoder, decoder=decoder, padding_frozen=padding_frozen
-    )
-    return Preset(config, source, last_ids=last_ids)
 
 
 # Attributes
@@ -296,7 +258,7 @@ def problems(family: HuggingFaceFamily, data: Mapping[str, Any]) -> Iterator[str
         elif name in fixed and name not in family.ignored:
             if value is not None and value != fixed[name]:
                 yield (
-                    f"{name}={value!r}: a model of the family {family.model_type} with that is not"
+                    f"{name}={value!r}: a model of the family {family.name} with that is not"
                     f" supported, only {fixed[name]!r} is"
                 )
         elif name not in without_effect:

@@ -7,7 +7,7 @@ loaded if positions have to be computed. Facts from ``_tied_weights_keys`` and `
 of the classes of transformers 5.23, and from its ``from_pretrained``.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,8 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.architectures import huggingface, registry
-from jax_transformer.architectures.huggingface import HuggingFaceFamily
-from jax_transformer.config import Positions, TransformerConfig, Tying
+from jax_transformer.config import Positions, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.storage import lazy
 from jax_transformer.storage.lazy import LazyState, LazyTensor
@@ -25,8 +24,6 @@ from jax_transformer.storage.tensors import TensorInfo
 from jax_transformer.weights.rules import Alias
 
 Tensor = TypeVar("Tensor", bound=Any)
-AreEqual = Callable[[str, str], bool]
-"""Returns True if two tensors of a file, given by name, are equal."""
 
 _LOGITS_BIAS = "final_logits_bias"
 _VERSIONS = dict.fromkeys(
@@ -66,36 +63,16 @@ def saved(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, T
         InputError: positions are not those that transformers would compute, and would be lost.
     """
     family = huggingface.family_of(config)
-    left_out = set() if family.saves_computed_positions else set(_positions(config))
+    left_out = set() if family.saves_positions() else set(_positions(config))
     for name in left_out & state.keys():
         _check_computed(name, state[name], config)
-    # Families that do not always tie their embeddings tie nothing if the output is not tied
-    if family.embeddings_always_tied or config.tying is not Tying.EMBEDDINGS:
+    if not family.saves_copies(config):
         left_out |= {
             rule.torch
             for rule in registry.weight_table(config.architecture, config)
             if isinstance(rule, Alias)
         }
     return {name: value for name, value in state.items() if name not in left_out}
-
-
-def output_is_tied(
-    family: HuggingFaceFamily,
-    values: Mapping[str, Any],
-    names: Collection[str] | None,
-    same: AreEqual | None,
-) -> bool:
-    """Return True if the output layer of a file with these attributes and tensors is the embedding.
-
-    Arguments are those of :func:`.huggingface_config.from_config`.
-    """
-    asked = values["tie_word_embeddings"]
-    if names is None or not (asked or family.output_tied_by_file):
-        return asked
-    embedding = family.output_embedding(values)
-    if family.output_tensor not in names or embedding not in names:
-        return True
-    return asked if same is None else same(family.output_tensor, embedding)
 
 
 def why_completed(name: str, config: TransformerConfig) -> str:
@@ -127,8 +104,8 @@ def computed_again(state: LazyState, config: TransformerConfig) -> dict[str, Laz
         state: tensors by their names in PyTorch or in Flax.
         config: the model's configuration.
     """
-    family = huggingface.family_or_none(config)
-    if family is None or family.saves_computed_positions:
+    family = huggingface.find_family(config.architecture)
+    if family is None or family.saves_positions():
         return dict(state)
     names = [*_positions(config)]
     names += [f"{name.split('.')[-3]}.positions.table" for name in names]

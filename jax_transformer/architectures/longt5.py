@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.architectures import huggingface_config, t5
-from jax_transformer.architectures.base import Architecture
+from jax_transformer.architectures import t5
 from jax_transformer.config import AttentionSpan, TransformerConfig
 from jax_transformer.errors import ConfigError
 
@@ -19,8 +18,20 @@ _SPANS = {
 }
 
 
-class LongT5Family(t5.T5Family):
+class LongT5(t5.T5Family):
     """T5's attributes with those of the encoder's attention."""
+
+    name = "longt5"
+    title = "LongT5"
+    source = "Guo et al. 2022, LongT5 (transformers' longt5)"
+    model_class = "LongT5ForConditionalGeneration"
+    defaults = t5.DEFAULTS | {
+        "local_radius": 127,
+        "global_block_size": 16,
+        "encoder_attention_type": "local",
+    }
+    derived = t5.DERIVED | {"scale_decoder_outputs": True}
+    longest = 4096
 
     def to_transformer_config(self, values: Mapping[str, Any]) -> TransformerConfig:
         """Return the configuration of a model with these attributes."""
@@ -47,33 +58,13 @@ class LongT5Family(t5.T5Family):
         }
 
 
-FAMILY = LongT5Family(
-    model_type="longt5",
-    title="LongT5",
-    model_class="LongT5ForConditionalGeneration",
-    base_class="LongT5Model",
-    defaults=t5.DEFAULTS
-    | {"local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
-    derived=t5.DERIVED | {"scale_decoder_outputs": True},
-    usual_length=4096,
-)
-
-ARCHITECTURE = Architecture(
-    name="longt5",
-    source="Guo et al. 2022, LongT5 (transformers' longt5)",
-    weight_table=t5.weight_table,
-    presets={
-        "longt5": huggingface_config.preset(
-            FAMILY,
-            "LongT5 base with transient-global attention (Guo et al. 2022), with heads of d_model /"
-            " num_heads, and no limit of positions.",
-            d_model=768,
-            num_layers=12,
-            num_heads=12,
-            feed_forward_proj="gated-gelu",
-            scale_decoder_outputs=False,
-            encoder_attention_type="transient-global",
-        )
-    },
-    huggingface=FAMILY,
+ARCHITECTURE = LongT5(
+    "LongT5 base with transient-global attention (Guo et al. 2022), with heads of d_model /"
+    " num_heads, and no limit of positions.",
+    d_model=768,
+    num_layers=12,
+    num_heads=12,
+    feed_forward_proj="gated-gelu",
+    scale_decoder_outputs=False,
+    encoder_attention_type="transient-global",
 )

@@ -7,9 +7,8 @@ Fan et al. 2021, NLLB Team 2022. NLLB is a model of M2M100 with another tokenize
 
 from collections.abc import Collection, Mapping, Sequence
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
     LanguagePlace,
     Languages,
@@ -107,6 +106,32 @@ NLLB = TokenizerRecipe(
 class M2M100Family(bart.BartFamily):
     """BART's attributes, with two tokenizers."""
 
+    name = "m2m_100"
+    title = "M2M100, NLLB"
+    source = "Fan et al. 2021, M2M100 (transformers' m2m_100)"
+    model_class = "M2M100ForConditionalGeneration"
+    defaults = bart.DEFAULTS | {
+        "vocab_size": 128112,
+        "activation_function": "relu",
+        "attention_dropout": 0.1,
+        "scale_embedding": True,
+    }
+    fixed = bart.fixed(pre_norm=True, computed_positions=True)
+    ignored = bart.NO_EXTRA_ROWS
+    stack = {
+        "positions": Positions.SINUSOIDAL,
+        "sinusoids": Sinusoids.TENSOR2TENSOR,
+        "position_index": PositionIndex.NOT_PADDING,
+        "final_norm": True,
+    }
+    logits_bias = False
+    unused_tensors = {
+        f"{stack}.embed_positions.{leaf}": _COMPUTED
+        for stack in ("encoder", "decoder")
+        for leaf in ("weights", "_float_tensor")
+    }
+    tokenizers = (M2M100, NLLB)
+
     def recipe(self, files: Collection[str]) -> TokenizerRecipe:
         """Return NLLB's recipe for a folder without ``vocab.json``: its vocabulary is the
         SentencePiece model's.
@@ -114,46 +139,8 @@ class M2M100Family(bart.BartFamily):
         return M2M100 if "vocab.json" in files else NLLB
 
 
-FAMILY = M2M100Family(
-    model_type="m2m_100",
-    title="M2M100, NLLB",
-    model_class="M2M100ForConditionalGeneration",
-    base_class="M2M100Model",
-    defaults=bart.DEFAULTS
-    | {
-        "vocab_size": 128112,
-        "activation_function": "relu",
-        "attention_dropout": 0.1,
-        "scale_embedding": True,
-    },
-    fixed=bart.fixed(pre_norm=True, computed_positions=True),
-    ignored=bart.NO_EXTRA_ROWS,
-    stack={
-        "positions": Positions.SINUSOIDAL,
-        "sinusoids": Sinusoids.TENSOR2TENSOR,
-        "position_index": PositionIndex.NOT_PADDING,
-        "final_norm": True,
-    },
-    logits_bias=False,
-    unused_tensors={
-        f"{stack}.embed_positions.{leaf}": _COMPUTED
-        for stack in ("encoder", "decoder")
-        for leaf in ("weights", "_float_tensor")
-    },
-    tokenizers=(M2M100, NLLB),
-)
-
-ARCHITECTURE = Architecture(
-    name="m2m_100",
-    source="Fan et al. 2021, M2M100 (transformers' m2m_100)",
-    weight_table=bart.weight_table,
-    presets={
-        "m2m_100": huggingface_config.preset(
-            FAMILY,
-            "M2M100 of 418M (Fan et al. 2021), whose translations begin with <s> here, not with"
-            " </s> and a language.",
-            decoder_start_token_id=0,
-        )
-    },
-    huggingface=FAMILY,
+ARCHITECTURE = M2M100Family(
+    "M2M100 of 418M (Fan et al. 2021), whose translations begin with <s> here, not with"
+    " </s> and a language.",
+    decoder_start_token_id=0,
 )

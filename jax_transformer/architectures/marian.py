@@ -7,9 +7,8 @@ Junczys-Dowmunt et al. 2018, Tiedemann and Thottingal 2020. Facts from ``configu
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
     LanguagePlace,
     Languages,
@@ -19,8 +18,44 @@ from jax_transformer.architectures.huggingface import (
 from jax_transformer.config import Positions, Sinusoids, TransformerConfig
 
 
-class MarianFamily(bart.BartFamily):
+class Marian(bart.BartFamily):
     """BART's attributes with a vocabulary for each side, if the file asks for it."""
+
+    name = "marian"
+    title = "Marian (OPUS-MT)"
+    source = "Junczys-Dowmunt et al. 2018, Marian (transformers' marian)"
+    model_class = "MarianMTModel"
+    base_class = "MarianModel"
+    defaults = bart.DEFAULTS | {
+        "vocab_size": 58101,
+        "decoder_vocab_size": None,
+        "share_encoder_decoder_embeddings": True,
+        "pad_token_id": 58100,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 58100,
+    }
+    fixed = bart.fixed(computed_positions=True)
+    ignored = bart.NO_EXTRA_ROWS
+    stack = {"positions": Positions.SINUSOIDAL_STORED, "sinusoids": Sinusoids.HALVES}
+    tokenizers = (
+        TokenizerRecipe(
+            name="Marian",
+            algorithm=Algorithm.PIECES,
+            files=("source.spm", "target.spm", "vocab.json"),
+            reads_own_files_first=True,
+            code_brackets=(">>", "<<"),
+            underlines_are_spaces=True,
+            tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+            start="pad_token",
+            languages=Languages(
+                token=">>{}<<",
+                pattern=">>([^<>]+)<<",
+                place=LanguagePlace.TARGET_BEFORE_SOURCE,
+                target_start=TargetStart.SOURCE,
+            ),
+        ),
+    )
 
     def vocabularies(self, values: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Return the sizes of both vocabularies, and True if they have one embedding."""
@@ -40,68 +75,24 @@ class MarianFamily(bart.BartFamily):
         """
         return self.embedding_tensors[0 if values["share_encoder_decoder_embeddings"] else 1]
 
+    def saves_positions(self) -> bool:
+        """Return False: transformers computes the sines and cosines again."""
+        return False
 
-FAMILY = MarianFamily(
-    model_type="marian",
-    title="Marian (OPUS-MT)",
-    model_class="MarianMTModel",
-    base_class="MarianModel",
-    defaults=bart.DEFAULTS
-    | {
-        "vocab_size": 58101,
-        "decoder_vocab_size": None,
-        "share_encoder_decoder_embeddings": True,
-        "pad_token_id": 58100,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "decoder_start_token_id": 58100,
-    },
-    fixed=bart.fixed(computed_positions=True),
-    ignored=bart.NO_EXTRA_ROWS,
-    stack={"positions": Positions.SINUSOIDAL_STORED, "sinusoids": Sinusoids.HALVES},
-    saves_computed_positions=False,
-    tokenizers=(
-        TokenizerRecipe(
-            name="Marian",
-            algorithm=Algorithm.PIECES,
-            files=("source.spm", "target.spm", "vocab.json"),
-            reads_own_files_first=True,
-            code_brackets=(">>", "<<"),
-            underlines_are_spaces=True,
-            tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-            start="pad_token",
-            languages=Languages(
-                token=">>{}<<",
-                pattern=">>([^<>]+)<<",
-                place=LanguagePlace.TARGET_BEFORE_SOURCE,
-                target_start=TargetStart.SOURCE,
-            ),
-        ),
-    ),
-)
 
-ARCHITECTURE = Architecture(
-    name="marian",
-    source="Junczys-Dowmunt et al. 2018, Marian (transformers' marian)",
-    weight_table=bart.weight_table,
-    presets={
-        "marian": huggingface_config.preset(
-            FAMILY,
-            "The models of OPUS-MT (Tiedemann and Thottingal 2020): Marian's base Transformer. The"
-            " last id is padding, and translations begin with it: an embedding of zeros.",
-            last_ids=("source_pad_id", "target_pad_id", "bos_id"),
-            padding_frozen=True,
-            max_position_embeddings=512,
-            d_model=512,
-            encoder_layers=6,
-            encoder_ffn_dim=2048,
-            encoder_attention_heads=8,
-            decoder_layers=6,
-            decoder_ffn_dim=2048,
-            decoder_attention_heads=8,
-            activation_function="swish",
-            scale_embedding=True,
-        )
-    },
-    huggingface=FAMILY,
+ARCHITECTURE = Marian(
+    "The models of OPUS-MT (Tiedemann and Thottingal 2020): Marian's base Transformer. The"
+    " last id is padding, and translations begin with it: an embedding of zeros.",
+    last_ids=("source_pad_id", "target_pad_id", "bos_id"),
+    padding_frozen=True,
+    max_position_embeddings=512,
+    d_model=512,
+    encoder_layers=6,
+    encoder_ffn_dim=2048,
+    encoder_attention_heads=8,
+    decoder_layers=6,
+    decoder_ffn_dim=2048,
+    decoder_attention_heads=8,
+    activation_function="swish",
+    scale_embedding=True,
 )

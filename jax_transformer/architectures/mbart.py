@@ -6,9 +6,8 @@ Liu et al. 2020, Tang et al. 2020. Facts from ``configuration_mbart.py``, ``mode
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
     LanguagePlace,
     Languages,
@@ -90,35 +89,28 @@ MBART50 = TokenizerRecipe(
     ),
 )
 
-FAMILY = bart.BartFamily(
-    model_type="mbart",
-    title="mBART, mBART-50",
-    model_class="MBartForConditionalGeneration",
-    base_class="MBartModel",
-    defaults=bart.DEFAULTS | {"decoder_start_token_id": None},
-    fixed=bart.fixed(pre_norm=True, embedding_norm=True),
-    stack={
+
+class MBart(bart.BartFamily):
+    """BART's attributes, with norms before the branches and after the embeddings."""
+
+    name = "mbart"
+    title = "mBART, mBART-50"
+    source = "Liu et al. 2020, mBART (transformers' mbart)"
+    model_class = "MBartForConditionalGeneration"
+    defaults = bart.DEFAULTS | {"decoder_start_token_id": None}
+    fixed = bart.fixed(pre_norm=True, embedding_norm=True)
+    stack = {
         "positions": Positions.LEARNED,
         "position_offset": 2,
         "embedding_norm": True,
         "final_norm": True,
-    },
-    tokenizers=(MBART, MBART50),
-)
+    }
+    tokenizers = (MBART, MBART50)
 
-ARCHITECTURE = Architecture(
-    name="mbart",
-    source="Liu et al. 2020, mBART (transformers' mbart)",
-    weight_table=bart.weight_table,
-    presets={
-        "mbart": huggingface_config.preset(
-            FAMILY,
-            "mBART large (Liu et al. 2020), whose translations begin with <s> here, not with a"
-            " language.",
-            vocab_size=250027,
-            decoder_start_token_id=0,
-            scale_embedding=True,
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = MBart(
+    "mBART large (Liu et al. 2020), whose translations begin with <s> here, not with a language.",
+    vocab_size=250027,
+    decoder_start_token_id=0,
+    scale_embedding=True,
 )

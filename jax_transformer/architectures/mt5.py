@@ -4,7 +4,6 @@ Xue et al. 2021. Facts from ``configuration_mt5.py`` and ``modeling_mt5.py`` of 
 """
 
 from jax_transformer.architectures import t5
-from jax_transformer.architectures.base import Architecture
 
 DEFAULTS = t5.DEFAULTS | {
     "vocab_size": 250112,
@@ -14,16 +13,16 @@ DEFAULTS = t5.DEFAULTS | {
     "feed_forward_proj": "gated-gelu",
 }
 
-ARCHITECTURE = Architecture(
-    name="mt5",
-    source="Xue et al. 2021, mT5 (transformers' mt5)",
-    weight_table=t5.weight_table,
-    huggingface=t5.T5Family(
-        model_type="mt5",
-        title="mT5",
-        model_class="MT5ForConditionalGeneration",
-        base_class="MT5Model",
-        defaults=DEFAULTS,
-        scales_logits=False,
-    ),
-)
+
+class MT5(t5.T5Family):
+    """T5's attributes with other sizes."""
+
+    name = "mt5"
+    title = "mT5"
+    source = "Xue et al. 2021, mT5 (transformers' mt5)"
+    model_class = "MT5ForConditionalGeneration"
+    defaults = DEFAULTS
+    scales_logits = False
+
+
+ARCHITECTURE = MT5()

@@ -6,9 +6,8 @@ Zhang et al. 2020. Facts from ``configuration_pegasus.py``, ``modeling_pegasus.p
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
     RebuiltPieces,
     Scored,
@@ -33,21 +32,27 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
     return [*((text, 0.0) for text in first), *((text, -100.0) for text in unused), *scored[2:]]
 
 
-FAMILY = bart.BartFamily(
-    model_type="pegasus",
-    title="Pegasus",
-    model_class="PegasusForConditionalGeneration",
-    base_class="PegasusModel",
-    defaults=bart.DEFAULTS
-    | {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1, "decoder_start_token_id": 0},
-    fixed=bart.fixed(pre_norm=True, computed_positions=True),
-    ignored=bart.NO_EXTRA_ROWS,
-    stack={
+class Pegasus(bart.BartFamily):
+    """BART's attributes, with norms before the branches."""
+
+    name = "pegasus"
+    title = "Pegasus"
+    source = "Zhang et al. 2020, PEGASUS (transformers' pegasus)"
+    model_class = "PegasusForConditionalGeneration"
+    defaults = bart.DEFAULTS | {
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    fixed = bart.fixed(pre_norm=True, computed_positions=True)
+    ignored = bart.NO_EXTRA_ROWS
+    stack = {
         "positions": Positions.SINUSOIDAL_STORED,
         "sinusoids": Sinusoids.HALVES,
         "final_norm": True,
-    },
-    tokenizers=(
+    }
+    tokenizers = (
         TokenizerRecipe(
             name="Pegasus",
             algorithm=Algorithm.REBUILT_PIECES,
@@ -66,27 +71,18 @@ FAMILY = bart.BartFamily(
             own_tokens=_own_tokens,
             start="pad_token",
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="pegasus",
-    source="Zhang et al. 2020, PEGASUS (transformers' pegasus)",
-    weight_table=bart.weight_table,
-    presets={
-        "pegasus": huggingface_config.preset(
-            FAMILY,
-            "PEGASUS base (Zhang et al. 2020): norms before the branches, sines and cosines.",
-            vocab_size=96103,
-            max_position_embeddings=512,
-            d_model=768,
-            encoder_ffn_dim=3072,
-            encoder_attention_heads=12,
-            decoder_ffn_dim=3072,
-            decoder_attention_heads=12,
-            activation_function="relu",
-            scale_embedding=True,
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = Pegasus(
+    "PEGASUS base (Zhang et al. 2020): norms before the branches, sines and cosines.",
+    vocab_size=96103,
+    max_position_embeddings=512,
+    d_model=768,
+    encoder_ffn_dim=3072,
+    encoder_attention_heads=12,
+    decoder_ffn_dim=3072,
+    decoder_attention_heads=12,
+    activation_function="relu",
+    scale_embedding=True,
 )

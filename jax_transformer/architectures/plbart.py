@@ -6,9 +6,8 @@ Ahmad et al. 2021. Facts from ``configuration_plbart.py``, ``modular_plbart.py``
 
 from collections.abc import Mapping, Sequence
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
     LanguagePlace,
     Languages,
@@ -36,13 +35,14 @@ def _arrange(scored: Scored, tokens: Mapping[str, str], own: Sequence[str]) -> S
     ]
 
 
-FAMILY = bart.BartFamily(
-    model_type="plbart",
-    title="PLBART",
-    model_class="PLBartForConditionalGeneration",
-    base_class="PLBartModel",
-    defaults=bart.DEFAULTS
-    | {
+class PLBart(bart.BartFamily):
+    """BART's attributes, with languages."""
+
+    name = "plbart"
+    title = "PLBART"
+    source = "Ahmad et al. 2021, PLBART (transformers' plbart)"
+    model_class = "PLBartForConditionalGeneration"
+    defaults = bart.DEFAULTS | {
         "vocab_size": 50005,
         "d_model": 768,
         "encoder_layers": 6,
@@ -54,11 +54,11 @@ FAMILY = bart.BartFamily(
         "attention_dropout": 0.1,
         "scale_embedding": True,
         "decoder_start_token_id": None,
-    },
-    aliases=bart.ALIASES | {"initializer_range": "init_std"},
-    fixed=bart.fixed(embedding_norm=True),
-    stack={"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True},
-    tokenizers=(
+    }
+    aliases = bart.ALIASES | {"initializer_range": "init_std"}
+    fixed = bart.fixed(embedding_norm=True)
+    stack = {"positions": Positions.LEARNED, "position_offset": 2, "embedding_norm": True}
+    tokenizers = (
         TokenizerRecipe(
             name="PLBart",
             algorithm=Algorithm.ARRANGED_PIECES,
@@ -76,19 +76,9 @@ FAMILY = bart.BartFamily(
                 default_sources={"multi": "en_XX"},
             ),
         ),
-    ),
-)
+    )
 
-ARCHITECTURE = Architecture(
-    name="plbart",
-    source="Ahmad et al. 2021, PLBART (transformers' plbart)",
-    weight_table=bart.weight_table,
-    presets={
-        "plbart": huggingface_config.preset(
-            FAMILY,
-            "PLBART base (Ahmad et al. 2021), whose translations begin with <s> here, not with a"
-            " language.",
-        )
-    },
-    huggingface=FAMILY,
+
+ARCHITECTURE = PLBart(
+    "PLBART base (Ahmad et al. 2021), whose translations begin with <s> here, not with a language.",
 )

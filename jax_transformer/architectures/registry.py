@@ -1,18 +1,19 @@
 """The registry of architectures: this package's own, installed packages', and those of the user.
 
-Every module of this folder that defines ``ARCHITECTURE`` is registered; there is no list to edit.
-An installed package adds its own by an entry point of the group ``jax_transformer.architectures``,
-whose name is that of the architecture. :func:`register` adds one for this process, and
-:func:`load_from` one of a file that the user names. A checkpoint never causes an import.
+A file of this folder that defines ``ARCHITECTURE`` is named after it, so that :func:`find` imports
+no other; there is no list to edit. An installed package adds its own by an entry point of the group
+``jax_transformer.architectures``, named after the architecture. :func:`register` adds one for this
+process, and :func:`load_from` one of a file that the user names. A checkpoint never causes the
+import of a file.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
-import pkgutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from jax_transformer.weights.rules import Table
 
 ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
 
+_FOLDER = Path(__file__).parent
 _added: dict[str, Architecture] = {}
 _skipped: set[str] = set()
 """Messages of installed architectures that cannot be loaded; each is printed once."""
@@ -61,28 +63,38 @@ def register(architecture: Architecture, *, replace: bool = False) -> Architectu
     return architecture
 
 
-def get(name: str) -> Architecture:
-    """Return the architecture of that name.
+def find(name: str) -> Architecture | None:
+    """Return the architecture of that name, or None. No other architecture is imported.
+
+    Raises:
+        ConfigError: an installed package has one of that name, which cannot be loaded.
+    """
+    known = _added.get(name) or _of_file(name.replace("-", "_"))
+    if known is not None and known.name == name:
+        return known
+    for entry_point in _entry_points():
+        if entry_point.name == name:
+            return register(_loaded(entry_point))
+    return None
+
+
+def resolve(architecture: Architecture | str) -> Architecture:
+    """Return the architecture itself, or the one of that name.
 
     Raises:
         ConfigError: no architecture has the name.
     """
-    known = built_in() | _added
-    if name not in known:
-        for entry_point in _entry_points():
-            if entry_point.name == name:
-                return register(_loaded(entry_point))
+    if not isinstance(architecture, str):
+        return architecture
+    known = find(architecture)
+    if known is None:
         raise ConfigError(
-            f"unknown architecture {name!r}{nearest(name, names())}; known: {', '.join(names())}."
+            f"unknown architecture {architecture!r}{nearest(architecture, names())}; known:"
+            f" {', '.join(names())}."
             " Name the file that describes it (--architecture FILE.py:NAME, in Python"
             " jax_transformer.register), or install its package"
         )
-    return known[name]
-
-
-def resolve(architecture: Architecture | str) -> Architecture:
-    """Return the architecture itself, or the registered one of that name."""
-    return get(architecture) if isinstance(architecture, str) else architecture
+    return known
 
 
 def weight_table(architecture: Architecture | str, config: TransformerConfig) -> Table:
@@ -100,6 +112,14 @@ def weight_table(architecture: Architecture | str, config: TransformerConfig) ->
         raise ConfigError(
             f"architecture {known.name!r}: its weight_table raised {_one_line(error)}"
         ) from error
+
+
+def usual_length(config: TransformerConfig) -> int:
+    """Return the longest source and target of a model's architecture if no length is given."""
+    with contextlib.suppress(ConfigError):  # a package that cannot be loaded need not be
+        if (known := find(config.architecture)) is not None:
+            return known.usual_length(config)
+    return config.longest  # one that is passed as an object need not be registered
 
 
 def architectures() -> list[Architecture]:
@@ -137,17 +157,26 @@ def preset_names() -> list[str]:
 def find_preset(name: str, architecture: Architecture | str | None = None) -> Preset:
     """Return the preset of that name: of ``architecture`` if it has one, else of any.
 
+    The architecture after which a preset is named, and the one of a configuration that names none,
+    are asked before all others are imported.
+
     Raises:
         ConfigError: no preset has the name.
     """
-    known = presets()
+    if architecture is not None and name in resolve(architecture).presets:
+        return resolve(architecture).presets[name]
+    for likely in (name, name.removesuffix("_repaired"), TransformerConfig.architecture):
+        known = find(likely)
+        if known is not None and name in known.presets:
+            return known.presets[name]
+    every = presets()
     if architecture is not None:
-        known |= resolve(architecture).presets
-    if name not in known:
+        every |= resolve(architecture).presets
+    if name not in every:
         raise ConfigError(
-            f"unknown preset {name!r}{nearest(name, list(known))}; known: {', '.join(known)}"
+            f"unknown preset {name!r}{nearest(name, list(every))}; known: {', '.join(every)}"
         )
-    return known[name]
+    return every[name]
 
 
 def preset(name: str, **sizes: Any) -> TransformerConfig:
@@ -178,7 +207,7 @@ def load_from(spec: str) -> Architecture:
     if not colon:
         if spec.endswith(".py"):
             raise ConfigError(f"--architecture {spec}: name the Architecture too, {spec}:NAME")
-        return get(spec)
+        return resolve(spec)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
         raise ConfigError(f"{where} has no {name!r}{nearest(name, list(vars(module)))}")
@@ -193,18 +222,22 @@ def load_from(spec: str) -> Architecture:
 @functools.cache
 def built_in() -> dict[str, Architecture]:
     """Return the architectures of this folder by name, in the order of their files."""
-    known: dict[str, Architecture] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name == "registry":
-            continue
-        contents = vars(importlib.import_module(f"{__package__}.{module.name}"))
-        if "ARCHITECTURE" in contents:
-            architecture: Architecture = contents["ARCHITECTURE"]
-            _check(architecture)
-            if architecture.name in known:
-                raise ConfigError(f"{module.name}.py: another file has {architecture.name!r}")
-            known[architecture.name] = architecture
-    return known
+    files = map(_of_file, sorted(path.stem for path in _FOLDER.glob("*.py")))
+    return {architecture.name: architecture for architecture in files if architecture is not None}
+
+
+@functools.cache
+def _of_file(stem: str) -> Architecture | None:
+    """Return the architecture that a file of this folder defines, which is named after it."""
+    if not stem.isidentifier() or not (_FOLDER / f"{stem}.py").is_file():
+        return None
+    module = importlib.import_module(f"{__package__}.{stem}")
+    architecture: Architecture | None = getattr(module, "ARCHITECTURE", None)
+    if architecture is not None:
+        _check(architecture)
+        if architecture.name.replace("-", "_") != stem:
+            raise ConfigError(f"{stem}.py: name the file after {architecture.name!r}")
+    return architecture
 
 
 def _check(architecture: Architecture) -> None:

@@ -7,16 +7,12 @@ Facts from ``configuration_t5.py``, ``modeling_t5.py`` and ``tokenization_t5.py`
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from jax_transformer.architectures import huggingface_config
-from jax_transformer.architectures.base import Architecture
-from jax_transformer.architectures.huggingface import (
-    BRANCHES,
-    MASKS,
+from jax_transformer.architectures.huggingface import BRANCHES, MASKS, HuggingFaceFamily
+from jax_transformer.architectures.tokenizer_recipe import (
     Algorithm,
-    HuggingFaceFamily,
     RebuiltPieces,
     Scored,
     Settings,
@@ -112,28 +108,41 @@ TOKENIZER = TokenizerRecipe(
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class T5Family(HuggingFaceFamily):
     """A family whose stacks have T5's attributes and names."""
 
-    positions: Positions = Positions.RELATIVE
+    positions = Positions.RELATIVE
     scales_logits: bool | None = None
     """The family always, or never, scales the output of the decoder; None if an attribute decides.
     """
-    defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
-    derived: Mapping[str, Any] = field(default_factory=lambda: DERIVED)
-    aliases: Mapping[str, str] = field(default_factory=lambda: ALIASES)
-    ignored: Mapping[str, str] = field(
-        default_factory=lambda: {"n_positions": "bounds nothing: there is no table of positions"}
-    )
-    embedding_tensors: tuple[str, ...] = ("shared.weight",)
-    unused_tensors: Mapping[str, str] = field(default_factory=lambda: _UNUSED_TENSORS)
-    output_tied_by_file: bool = True
-    embeddings_always_tied: bool = True
-    tokenizers: tuple[TokenizerRecipe, ...] = (TOKENIZER,)
-    unbounded_length: int | None = UNBOUNDED
-    usual_length: int | None = 512
-    one_rate: tuple[str, ...] = ("embedding_dropout", "attention_dropout", "activation_dropout")
+    longest = 512
+    """The longest source and target, in tokens, with which the models were trained."""
+    defaults: Mapping[str, Any] = DEFAULTS
+    derived: Mapping[str, Any] = DERIVED
+    aliases: Mapping[str, str] = ALIASES
+    ignored = {"n_positions": "bounds nothing: there is no table of positions"}
+    not_written = (*HuggingFaceFamily.not_written, "max_length")
+    embedding_tensors = ("shared.weight",)
+    unused_tensors = _UNUSED_TENSORS
+    tokenizers = (TOKENIZER,)
+
+    def usual_length(self, config: TransformerConfig) -> int:
+        """Return the longest source and target: positions have no end."""
+        return self.longest if config.max_length == UNBOUNDED else config.longest
+
+    def shared_rates(self) -> tuple[str, ...]:
+        """Return the rates that transformers' module has only as ``dropout``: all."""
+        return ("embedding_dropout", "attention_dropout", "activation_dropout")
+
+    def tensors_decide_tie(self, asked: bool) -> bool:
+        """Return True: transformers ties the output layer unless a file has another one, whatever
+        ``tie_word_embeddings`` says.
+        """
+        return True
+
+    def saves_copies(self, config: TransformerConfig) -> bool:
+        """Return False: the embeddings are always tied."""
+        return False
 
     def complete(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes with the scale of the logits, which version 1 implies by its tied
@@ -190,7 +199,7 @@ class T5Family(HuggingFaceFamily):
             activation_dropout=rate,
             embedding_dropout=rate,
             final_dropout=True,
-            architecture=self.model_type,
+            architecture=self.name,
             **huggingface_config.special_ids(values),
             encoder=stacks["encoder"],
             decoder=stacks["decoder"],
@@ -222,6 +231,27 @@ class T5Family(HuggingFaceFamily):
             values["scale_decoder_outputs"] = scale is LogitScale.INVERSE_SQRT_D_MODEL
         return values
 
+    def weight_table(self, config: TransformerConfig) -> Table:
+        """Return the rules for every name of the module's ``state_dict()``, tied copies among
+        them.
+        """
+        copies = [
+            Alias(f"{stack}.embed_tokens.weight", "shared.weight")
+            for stack in ("encoder", "decoder")
+        ]
+        output: Table = (
+            [Alias("lm_head.weight", "shared.weight")]
+            if config.tying is Tying.ALL
+            else linear("lm_head", "output", bias=False)
+        )
+        return [
+            *embedding("shared", "target_embedding"),
+            *copies,
+            *_stack("encoder", config),
+            *_stack("decoder", config),
+            *output,
+        ]
+
 
 def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
     """Return the activation, and True for a gated feed-forward.
@@ -238,25 +268,6 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[Activation, bool]:
     named = "gelu_new" if (gated, name) == ("gated", "gelu") else name
     activation = huggingface_config.activation_named(values.get("dense_act_fn", named))
     return activation, values.get("is_gated_act", bool(gated))
-
-
-def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for every name of the module's ``state_dict()``, tied copies among them."""
-    copies = [
-        Alias(f"{stack}.embed_tokens.weight", "shared.weight") for stack in ("encoder", "decoder")
-    ]
-    output: Table = (
-        [Alias("lm_head.weight", "shared.weight")]
-        if config.tying is Tying.ALL
-        else linear("lm_head", "output", bias=False)
-    )
-    return [
-        *embedding("shared", "target_embedding"),
-        *copies,
-        *_stack("encoder", config),
-        *_stack("decoder", config),
-        *output,
-    ]
 
 
 def _stack(name: str, config: TransformerConfig) -> Table:
@@ -301,25 +312,21 @@ def _stack(name: str, config: TransformerConfig) -> Table:
     ]
 
 
-FAMILY = T5Family(
-    model_type="t5",
-    title="T5, T5 v1.1, Flan-T5",
-    model_class="T5ForConditionalGeneration",
-    base_class="T5Model",
-    older_classes=("T5WithLMHeadModel",),
-    derived=DERIVED | {"scale_decoder_outputs": True},
-)
+class T5(T5Family):
+    """T5 itself, of versions 1 and 1.1."""
 
-ARCHITECTURE = Architecture(
-    name="t5",
-    source="Raffel et al. 2020, T5 (transformers' t5)",
-    weight_table=weight_table,
-    presets={
-        "t5": huggingface_config.preset(
-            FAMILY,
-            "T5 small (Raffel et al. 2020), with heads of d_model / num_heads, and no limit of"
-            " positions.",
-        )
-    },
-    huggingface=FAMILY,
+    name = "t5"
+    title = "T5, T5 v1.1, Flan-T5"
+    source = "Raffel et al. 2020, T5 (transformers' t5)"
+    model_class = "T5ForConditionalGeneration"
+    derived = DERIVED | {"scale_decoder_outputs": True}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The entries of ``architectures``, an older one among them."""
+        return (*super().classes, "T5WithLMHeadModel")
+
+
+ARCHITECTURE = T5(
+    "T5 small (Raffel et al. 2020), with heads of d_model / num_heads, and no limit of positions.",
 )

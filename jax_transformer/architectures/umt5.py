@@ -5,23 +5,21 @@ Chung et al. 2023. Facts from ``configuration_umt5.py`` and ``modeling_umt5.py``
 """
 
 from jax_transformer.architectures import mt5, t5
-from jax_transformer.architectures.base import Architecture
 from jax_transformer.config import Positions
 
-ARCHITECTURE = Architecture(
-    name="umt5",
-    source="Chung et al. 2023, UMT5 (transformers' umt5)",
-    weight_table=t5.weight_table,
-    huggingface=t5.T5Family(
-        model_type="umt5",
-        title="UMT5",
-        model_class="UMT5ForConditionalGeneration",
-        base_class="UMT5Model",
-        defaults=mt5.DEFAULTS,
-        # The published files say so for the tables in every block, which transformers' class has
-        # always
-        fixed={"scalable_attention": True},
-        positions=Positions.RELATIVE_PER_BLOCK,
-        scales_logits=True,
-    ),
-)
+
+class UMT5(t5.T5Family):
+    """T5's attributes, with distances in every block."""
+
+    name = "umt5"
+    title = "UMT5"
+    source = "Chung et al. 2023, UMT5 (transformers' umt5)"
+    model_class = "UMT5ForConditionalGeneration"
+    defaults = mt5.DEFAULTS
+    # The published files say so for the tables in every block, which transformers' class always has
+    fixed = {"scalable_attention": True}
+    positions = Positions.RELATIVE_PER_BLOCK
+    scales_logits = True
+
+
+ARCHITECTURE = UMT5()

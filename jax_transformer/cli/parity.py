@@ -47,7 +47,8 @@ def run(options: ParityOptions) -> int:
     lengths = _lengths(options.lengths)
     streams.check_output(options.html)
     from jax_transformer.convert.preparation import ModelDescription
-    from jax_transformer.parity import from_files, page
+    from jax_transformer.parity import from_files
+    from jax_transformer.storage import atomic
 
     description = ModelDescription(
         options.config, options.preset, arguments.assignments("--set", options.set)
@@ -59,7 +60,7 @@ def run(options: ParityOptions) -> int:
     )
     shown = from_files.report_to_show(reports)
     if options.html is not None:
-        page.write(options.html, shown[1], title=shown[0])
+        atomic.write_text(options.html, shown[1].to_page(shown[0]))
     if options.json:
         print(json.dumps([{"title": title} | report.to_data() for title, report in reports]))
     else:

@@ -26,7 +26,8 @@ from jax_transformer.config.enums import (
     Sinusoids,
     Tying,
 )
-from jax_transformer.config.model import EXECUTION, Branch, StackConfig, TransformerConfig
+from jax_transformer.config.fields import Branch, StackConfig
+from jax_transformer.config.model import EXECUTION, TransformerConfig
 
 __all__ = [
     "EXECUTION",

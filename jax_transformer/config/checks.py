@@ -1,7 +1,6 @@
 """Checks of a configuration. Every message has the numbers."""
 
 import math
-from typing import TYPE_CHECKING
 
 from jax_transformer.config.enums import (
     AttentionBackend,
@@ -17,10 +16,8 @@ from jax_transformer.config.enums import (
     Residual,
     Sinusoids,
 )
+from jax_transformer.config.fields import StackConfig, TransformerFields
 from jax_transformer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from jax_transformer.config.model import StackConfig, TransformerConfig
 
 CUDNN_WIDTH = 256
 """The widest head of cuDNN's attention; before Hopper it is 128."""
@@ -29,7 +26,20 @@ MOST_LAYERS = 1000
 _COMPUTE_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
-def check_sizes(config: "TransformerConfig") -> None:
+def check(config: TransformerFields) -> None:
+    """Raise ConfigError unless a model can have this configuration."""
+    _check_sizes(config)
+    for name in ("encoder", "decoder"):
+        _check_stack_sizes(config, name, getattr(config, name))
+    _check_sides(config)
+    _check_rates(config)
+    _check_ids(config)
+    _check_branches(config)
+    _check_spans(config)
+    _check_backend(config)
+
+
+def _check_sizes(config: TransformerFields) -> None:
     for name in (
         "source_vocab_size",
         "target_vocab_size",
@@ -44,37 +54,29 @@ def check_sizes(config: "TransformerConfig") -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
-    for name in ("encoder", "decoder"):
-        stack: StackConfig = getattr(config, name)
-        for field, least in (
-            ("layers", 1),
-            ("num_heads", 1),
-            ("d_ff", 1),
-            ("position_offset", 0),
-            ("local_radius", 1),
-            ("global_block_size", 1),
-        ):
-            value = getattr(stack, field)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}.{field}={value} must be at least {least}")
-        if stack.layers > MOST_LAYERS:
-            raise ConfigError(f"{name}.layers={stack.layers} must be at most {MOST_LAYERS:,}")
-        if config.head_dim is None and config.d_model % config.heads(stack):
-            which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
-            raise ConfigError(
-                f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
-            )
-        check_relative(name, stack)
-        check_positions(config, name, stack)
-    check_spectrogram(config)
-    check_vocabularies(config)
-    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+
+
+def _check_stack_sizes(config: TransformerFields, name: str, stack: StackConfig) -> None:
+    for field, least in (
+        ("layers", 1),
+        ("num_heads", 1),
+        ("d_ff", 1),
+        ("position_offset", 0),
+        ("local_radius", 1),
+        ("global_block_size", 1),
+    ):
+        value = getattr(stack, field)
+        if value is not None and value < least:
+            raise ConfigError(f"{name}.{field}={value} must be at least {least}")
+    if stack.layers > MOST_LAYERS:
+        raise ConfigError(f"{name}.layers={stack.layers} must be at most {MOST_LAYERS:,}")
+    if config.head_dim is None and config.d_model % config.heads(stack):
+        which = "num_heads" if stack.num_heads is None else f"{name}.num_heads"
         raise ConfigError(
-            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+            f"d_model={config.d_model} is not divisible by {which}={config.heads(stack)}"
         )
-
-
-def check_positions(config: "TransformerConfig", name: str, stack: "StackConfig") -> None:
+    if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
+        _check_relative(name, stack)
     exponent = stack.position_exponent
     if not 0 < exponent < math.inf:
         raise ConfigError(f"{name}.position_exponent={exponent} must be above 0 and finite")
@@ -93,35 +95,12 @@ def check_positions(config: "TransformerConfig", name: str, stack: "StackConfig"
         )
 
 
-def check_spectrogram(config: "TransformerConfig") -> None:
-    if (config.mel_bins is None) != (config.mel_frames is None):
-        raise ConfigError(
-            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
-            " spectrogram: give both or none"
-        )
-    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
-        raise ConfigError(
-            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
-            " position"
-        )
-
-
-def check_vocabularies(config: "TransformerConfig") -> None:
-    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
-        sizes = ", ".join(
-            f"{name}={getattr(config, name)}" for name in ("source_vocab_size", "target_vocab_size")
-        )
-        raise ConfigError(f"tying='{config.tying.value}' needs one vocabulary: {sizes}")
-
-
-def check_relative(name: str, stack: "StackConfig") -> None:
+def _check_relative(name: str, stack: StackConfig) -> None:
     """Check a stack's relative positions.
 
     Half of a direction's buckets are for single distances, the others for longer and longer ranges
     up to the largest distance.
     """
-    if stack.positions not in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
-        return
     directions = 1 if Mask.CAUSAL in stack.self_mask else 2
     least, single = 2 * directions, stack.relative_buckets // directions // 2
     if stack.relative_buckets < least or stack.relative_buckets % directions:
@@ -140,7 +119,31 @@ def check_relative(name: str, stack: "StackConfig") -> None:
         )
 
 
-def check_rates(config: "TransformerConfig") -> None:
+def _check_sides(config: TransformerFields) -> None:
+    """Check the spectrogram, the vocabularies, and the dtype."""
+    if (config.mel_bins is None) != (config.mel_frames is None):
+        raise ConfigError(
+            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
+            " spectrogram: give both or none"
+        )
+    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
+        raise ConfigError(
+            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
+            " position"
+        )
+    if config.tying.one_embedding and config.source_vocab_size != config.target_vocab_size:
+        raise ConfigError(
+            f"tying='{config.tying.value}' needs one vocabulary:"
+            f" source_vocab_size={config.source_vocab_size},"
+            f" target_vocab_size={config.target_vocab_size}"
+        )
+    if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
+        raise ConfigError(
+            f"compute_dtype={config.compute_dtype!r} is not one of {', '.join(_COMPUTE_DTYPES)}"
+        )
+
+
+def _check_rates(config: TransformerFields) -> None:
     rates = {
         name: getattr(config, name)
         for name in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout")
@@ -158,7 +161,7 @@ def check_rates(config: "TransformerConfig") -> None:
         raise ConfigError(f"norm_epsilon={config.norm_epsilon} must be above 0")
 
 
-def check_ids(config: "TransformerConfig") -> None:
+def _check_ids(config: TransformerFields) -> None:
     sizes = {"source_pad_id": config.source_vocab_size} | dict.fromkeys(
         ("target_pad_id", "bos_id", "eos_id"), config.target_vocab_size
     )
@@ -173,7 +176,7 @@ def check_ids(config: "TransformerConfig") -> None:
         raise ConfigError("padding_frozen=True needs padding_trained=False")
 
 
-def check_stacks(config: "TransformerConfig") -> None:
+def _check_branches(config: TransformerFields) -> None:
     for name in ("encoder", "decoder"):
         stack: StackConfig = getattr(config, name)
         if not stack.branches or not all(branch.parts for branch in stack.branches):
@@ -217,7 +220,7 @@ def check_stacks(config: "TransformerConfig") -> None:
                 )
 
 
-def check_spans(config: "TransformerConfig") -> None:
+def _check_spans(config: TransformerFields) -> None:
     """Check local attention, which an encoder has with the plain kinds of everything around it."""
     reasons = []
     for name in ("encoder", "decoder"):
@@ -243,7 +246,7 @@ def check_spans(config: "TransformerConfig") -> None:
         raise ConfigError("; ".join(reasons))
 
 
-def check_backend(config: "TransformerConfig") -> None:
+def _check_backend(config: TransformerFields) -> None:
     """Raise ConfigError if the attention backend cannot compute this architecture."""
     if config.attention_backend is AttentionBackend.XLA:
         return
@@ -256,7 +259,7 @@ def check_backend(config: "TransformerConfig") -> None:
                 f"{name}.attention_span='{stack.attention_span.value}' is computed in blocks"
             )
         if stack.mixing is Mixing.SUMMED:
-            reasons.append(f"{name}.mixing='{stack.mixing.value}' is no product with the values")
+            reasons.append(f"{name}.mixing='{stack.mixing.value}' is not a product with the values")
         if stack.positions in (Positions.RELATIVE, Positions.RELATIVE_PER_BLOCK):
             reasons.append(f"{name}.positions='{stack.positions.value}' is a bias of the scores")
         if rate or stack.attention_dropout:
@@ -266,7 +269,7 @@ def check_backend(config: "TransformerConfig") -> None:
             width = config.head_width_of(stack)
             if width % 8 or width > CUDNN_WIDTH:
                 reasons.append(
-                    f"{name}: heads of width {width}, no multiple of 8 up to {CUDNN_WIDTH}"
+                    f"{name}: heads of width {width}, not a multiple of 8 up to {CUDNN_WIDTH}"
                 )
     if config.mask_fill is not MaskFill.EXCLUDED:
         reasons.append(f"mask_fill='{config.mask_fill.value}' gives queries without keys a value")

@@ -7,6 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_transformer.architectures.model_weights import (
+        from_torch,
+        into_torch,
+        to_torch,
+        weight_table,
+    )
     from jax_transformer.convert.conversion import load, save
     from jax_transformer.convert.preparation import plan
     from jax_transformer.convert.training_state.torch_optimizer import (
@@ -15,7 +21,6 @@ if TYPE_CHECKING:
     from jax_transformer.convert.training_state.torch_optimizer import (
         to_torch as optimizer_to_torch,
     )
-    from jax_transformer.state_dict import from_torch, into_torch, to_torch, weight_table
 
 _ARRAYS = ("from_torch", "into_torch", "to_torch", "weight_table")
 _FILES = {"load": "conversion", "save": "conversion", "plan": "preparation"}
@@ -36,7 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ARRAYS:
-        return getattr(importlib.import_module("jax_transformer.state_dict"), name)
+        return getattr(importlib.import_module("jax_transformer.architectures.model_weights"), name)
     if name in _OPTIMIZER:
         return getattr(
             importlib.import_module("jax_transformer.convert.training_state.torch_optimizer"),

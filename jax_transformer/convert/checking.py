@@ -104,11 +104,11 @@ def _available_memory() -> int | None:
 def _run(
     config: TransformerConfig, table: rules.Table, torch_state: State, flax_state: State
 ) -> dict[str, float]:
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
 
     source, target = _batch(config)
     blocks = _blocks(config, table)
-    theirs = torch_bridge.outputs(config, torch_state, source, target, blocks)
+    theirs = twins.outputs(config, torch_state, source, target, blocks)
     ours = _outputs(config, flax_state, source, target, list(blocks))
     # At padding, which nothing reads, transformers' local attention sees all keys, and ours none
     is_local = config.encoder.attention_span is not AttentionSpan.FULL

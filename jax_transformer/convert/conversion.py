@@ -31,7 +31,7 @@ from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights import lazy_rules, rules
 
 if TYPE_CHECKING:
-    from jax_transformer.state_dict import ModelWeights
+    from jax_transformer.architectures.model_weights import ModelWeights
 
 
 @dataclass(frozen=True)
@@ -295,10 +295,11 @@ def save(
     folder. Equal weights give equal files. ``path`` appears after it was read back and compared, or
     stays as it was. Raises InputError if it exists and ``force`` is not set.
     """
-    from jax_transformer import state_dict, transformer
+    from jax_transformer import transformer
+    from jax_transformer.architectures import model_weights
 
     format = formats.to_write(Path(path))
-    names = state_dict.model_weights(model.config, architecture)
+    names = model_weights.model_weights(model.config, architecture)
     to = Destination(format, Path(path), config=model.config, frozen=names.frozen)
     format.check_free(to.path, force=force)
     leaves = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}

@@ -10,7 +10,7 @@ from jax_transformer.storage.untrusted import plain
 from jax_transformer.weights.rules import Alias, Each, Rule, Several, Table, torch_shapes
 
 if TYPE_CHECKING:
-    from jax_transformer.state_dict import ModelWeights
+    from jax_transformer.architectures.model_weights import ModelWeights
 
 Tensors = Mapping[str, TensorInfo]
 

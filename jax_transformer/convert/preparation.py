@@ -18,7 +18,7 @@ from jax_transformer.formats.base import Destination, Pretrained, Settled
 from jax_transformer.storage import tensors, untrusted
 
 if TYPE_CHECKING:
-    from jax_transformer.state_dict import ModelWeights
+    from jax_transformer.architectures.model_weights import ModelWeights
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ModelDescription:
                 f"give either --config config.json or --preset NAME{fits}"
             )
         if self.preset is not None:
-            from jax_transformer import state_dict  # loads jax
+            from jax_transformer.architectures import model_weights  # loads jax
 
             names = "torch" if has_torch_names else "flax"
             shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
@@ -57,7 +57,7 @@ class ModelDescription:
                 registry.find_preset(self.preset, architecture),
                 self.changes,
                 shapes,
-                lambda config: state_dict.model_weights(config, architecture).shapes[names],
+                lambda config: model_weights.model_weights(config, architecture).shapes[names],
             )
         config = read_config(Path(self.config or ""), source.tensors)
         return Settled(config.with_sizes(**self.changes), {}, {})
@@ -230,9 +230,9 @@ def prepare(request: Request) -> Prepared:
     else:
         planned = planning.plan(source, to, None)
         return Prepared(request, source, to, None, planned, {}, [])
-    from jax_transformer import state_dict  # loads jax
+    from jax_transformer.architectures import model_weights  # loads jax
 
-    model = state_dict.model_weights(settled.config, request.architecture)
+    model = model_weights.model_weights(settled.config, request.architecture)
     to = replace(to, source=source, config=model.config, frozen=model.frozen)
     problems = tensors.problems(
         source.tensors, model.shapes["torch" if source.format.has_torch_names else "flax"]

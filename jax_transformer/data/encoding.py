@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jax_transformer import errors
-from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.options import DataOptions
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jax_transformer.architectures.huggingface import RebuiltPieces
+from jax_transformer.architectures.tokenizer_recipe import RebuiltPieces
 from jax_transformer.data import piece_vocabulary, tokenizer_settings
 from jax_transformer.data.piece_vocabulary import Pieces
 from jax_transformer.data.subword_vocabulary import cleaned_up

@@ -12,7 +12,7 @@ from typing import NamedTuple, SupportsInt
 
 import tokenizers
 
-from jax_transformer.architectures.huggingface import LanguagePlace, TargetStart
+from jax_transformer.architectures.tokenizer_recipe import LanguagePlace, TargetStart
 from jax_transformer.data import tokenizer_files
 from jax_transformer.data.fast_vocabulary import FastVocabulary
 from jax_transformer.data.subword_vocabulary import SubwordVocabulary

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tokenizers import AddedToken
 
-from jax_transformer.architectures.huggingface import TokenizerRecipe
+from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.data.subword_vocabulary import cleaned_up
 from jax_transformer.data.tokenizer_settings import TokenizerSettings
 from jax_transformer.errors import ConfigError, InputError

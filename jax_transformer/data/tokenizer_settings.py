@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from jax_transformer.architectures import huggingface
-from jax_transformer.architectures.huggingface import TokenizerRecipe
+from jax_transformer.architectures.tokenizer_recipe import TokenizerRecipe
 from jax_transformer.errors import InputError
 from jax_transformer.storage import untrusted
 from jax_transformer.storage.untrusted import shown
@@ -137,24 +137,25 @@ def read_vocabulary(path: Path, content: bytes) -> dict[str, int]:
 
 
 def _recipe(folder: Path, values: dict[str, Any], model: dict[str, Any]) -> TokenizerRecipe:
-    known = huggingface.tokenizer_recipes()
-    for name in (values.get("tokenizer_class"), model.get("tokenizer_class")):
-        if isinstance(name, str) and name.removesuffix("Fast") in known:
-            return known[name.removesuffix("Fast")]
-        if name is not None and name not in _GENERIC:
-            raise InputError(
-                f"{folder}: a tokenizer of the class {shown(name)} is not known; known are"
-                f" {', '.join(known)}"
-            )
     model_type = model.get("model_type")
-    family = huggingface.families().get(model_type) if isinstance(model_type, str) else None
+    family = huggingface.find_family(model_type)
+    for name in (values.get("tokenizer_class"), model.get("tokenizer_class")):
+        if name is None or name in _GENERIC:
+            continue
+        recipe = huggingface.find_recipe(name, family) if isinstance(name, str) else None
+        if recipe is not None:
+            return recipe
+        raise InputError(
+            f"{folder}: a tokenizer of the class {shown(name)} is not known; known are"
+            f" {', '.join(huggingface.tokenizer_recipes())}"
+        )
     if family is None:
         problem = "names no tokenizer_class and no model_type"
         if model_type is not None:
             problem = f"names the model_type {shown(model_type)}"
         raise InputError(
             f"{folder}: {problem}; set tokenizer_class in tokenizer_config.json to one of"
-            f" {', '.join(known)}"
+            f" {', '.join(huggingface.tokenizer_recipes())}"
         )
     return family.recipe({path.name for path in folder.iterdir()})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from jax_transformer.architectures.huggingface import Algorithm, Languages
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, Languages
 from jax_transformer.data import (
     fast_vocabulary,
     moses_bpe,

@@ -135,11 +135,12 @@ class Pretrained:
         tensors are named after, if not the configuration's own. Raises InputError (CheckpointError
         for a run) with everything that is missing, unexpected, mis-shaped, or tied and different.
         """
-        from jax_transformer import state_dict, transformer
+        from jax_transformer import transformer
+        from jax_transformer.architectures import model_weights
 
         if names == "flax" and not self.format.has_torch_names:  # a run needs no weight table
             return self._checked(transformer.shapes(self._config(config)), {})
-        weights = state_dict.model_weights(self._config(config), architecture)
+        weights = model_weights.model_weights(self._config(config), architecture)
         stored = "torch" if self.format.has_torch_names else "flax"
         state = self._checked(weights.shapes[stored], rules.aliases(weights.table))
         if stored == names:
@@ -189,10 +190,10 @@ class Pretrained:
 
         Raises as :meth:`state`, and for float64 in JAX's 32-bit mode.
         """
-        from jax_transformer import state_dict
+        from jax_transformer.weights import arrays as weight_arrays
 
         return {
-            name: state_dict.as_numpy(name, array, dtype)
+            name: weight_arrays.as_numpy(name, array, dtype)
             for name, array in self.state(config, architecture=architecture).items()
         }
 

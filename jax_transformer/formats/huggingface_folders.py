@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.architectures import huggingface_config, huggingface_state
-from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.formats import model_card, registry

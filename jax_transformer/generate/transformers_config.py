@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jax_transformer.architectures.huggingface import usual_length
+from jax_transformer.architectures.registry import usual_length
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.generate.generation_config import (

@@ -177,7 +177,10 @@ class Block(nnx.Module):
                 )
                 keys_values = attention.keys_values(context.memory)
             mask = context.cross_mask if part is Part.CROSS else context.self_mask
-            bias = self._bias(context) if part is Part.SELF else None
+            bias = context.self_bias if part is Part.SELF else None
+            if part is Part.SELF and self.relative is not None:
+                keys = context.positions if context.key_positions is None else context.key_positions
+                bias = self.relative(context.positions, keys)
             y, weights[part] = attention(
                 y,
                 keys_values,
@@ -203,14 +206,6 @@ class Block(nnx.Module):
             x = residual(x, partial(compute, branch.parts, drop), context.memory, drop)
         x = sharding.constrain(x, ROWS, None, None)
         return BlockResult(x, weights.get(Part.SELF), weights.get(Part.CROSS), cache)
-
-    def _bias(self, context: Context) -> Float[Array, "1 h q k"] | None:
-        if self.relative is None:
-            return context.self_bias
-        return self.relative(
-            context.positions,
-            context.positions if context.key_positions is None else context.key_positions,
-        )
 
 
 def _part(

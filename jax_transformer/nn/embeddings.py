@@ -18,7 +18,7 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
-from jax_transformer.config.model import position_row
+from jax_transformer.config.fields import position_row
 from jax_transformer.nn import sharding
 from jax_transformer.nn.initializers import normal
 from jax_transformer.nn.sharding import FSDP, TENSOR

@@ -23,7 +23,7 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
-from jax_transformer.config.model import position_row
+from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
@@ -149,19 +149,15 @@ class Stack(nnx.Module):
 
     def _embedded(self, x: Hidden, context: Context) -> Hidden:
         """Token embeddings with positions, and with their norm if there is one."""
-
-        def add_positions(x: Hidden) -> Hidden:
-            if self.positions is None:
-                return x
+        of_tokens = self.embedding_norm_of is EmbeddingNormOf.TOKENS
+        if self.embedding_norm is not None and of_tokens:
+            x = self.embedding_norm(x)
+        if self.positions is not None:
             from_start = context.length is None
-            return self.positions(x, context.positions, context.valid, from_start=from_start)
-
-        def normalize(x: Hidden) -> Hidden:
-            return x if self.embedding_norm is None else self.embedding_norm(x)
-
-        if self.embedding_norm_of is EmbeddingNormOf.TOKENS:
-            return add_positions(normalize(x))
-        return normalize(add_positions(x))
+            x = self.positions(x, context.positions, context.valid, from_start=from_start)
+        if self.embedding_norm is not None and not of_tokens:
+            x = self.embedding_norm(x)
+        return x
 
 
 class Encoder(Stack):

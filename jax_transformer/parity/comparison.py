@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from jax_transformer import state_dict, transformer
+from jax_transformer import transformer
+from jax_transformer.architectures import model_weights
 from jax_transformer.architectures.base import Architecture
 from jax_transformer.errors import ConfigError
 from jax_transformer.nn.attention import MultiHeadAttention
-from jax_transformer.parity import difference, functions, pairs, parameters, recording
+from jax_transformer.parity import difference, functions, pairs, recording
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.pairs import Called, Pair
@@ -72,10 +73,10 @@ def compare(
         ConfigError: modules cannot be paired, the batch is not one of arrays, the models' outputs
             differ in shape, or the dtype is not one of float64, float32, float16 and bfloat16.
     """
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
 
     def record(dtype: str, seed: int | None, batch: Sequence[np.ndarray]) -> Any:
-        return torch_bridge.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
+        return twins.recorded(torch_module, batch, dtype=dtype, seed=seed, call=call_torch)
 
     report = compare_recorded(
         flax_model,
@@ -124,7 +125,7 @@ def compare_recorded(
     paired = _pairs(table, rules_or_pairs, function, *runs["float64"])
     guessed = table is None and rules_or_pairs is None
     compared = PairedRuns(runs, native_dtype, _split_modules(flax_model))
-    getters = parameters.gradient_getters(table, function, paired)
+    getters = pairs.gradient_getters(table, function, paired)
     return Report(
         entries=tuple(compared.entries(paired, getters)),
         result=compared.result(),
@@ -225,7 +226,7 @@ def _weight_table(model: Any, architecture: Architecture | str | None) -> Table 
     """The weight table of one of this project's models; None for another model."""
     if isinstance(model, Transformer | Encoder):
         part = "encoder" if isinstance(model, Encoder) else "model"
-        return state_dict.weight_table(model.config, part, architecture=architecture)
+        return model_weights.weight_table(model.config, part, architecture=architecture)
     if architecture is not None:
         raise ConfigError("architecture= is for models of this project: pass rules for others")
     return None
@@ -267,9 +268,7 @@ def _called(recording: Any, arrays: Mapping[str, Any] | None) -> list[Called]:
     }
     names = dict.fromkeys(key.rpartition("#")[0] for key in recording.order)
     return [
-        Called(
-            name, outputs[name].shape, None if arrays is None else parameters.sizes(arrays, name)
-        )
+        Called(name, outputs[name].shape, None if arrays is None else pairs.sizes(arrays, name))
         for name in names
         if outputs[name] is not None
     ]

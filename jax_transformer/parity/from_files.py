@@ -16,11 +16,12 @@ from jax_transformer.formats.base import Pretrained
 from jax_transformer.parity import comparison, golden
 from jax_transformer.parity.golden import Golden, GoldenCheck
 from jax_transformer.parity.other_process import OtherProcess
-from jax_transformer.parity.random_batch import random_batch
 from jax_transformer.parity.report import Report
 from jax_transformer.storage import safetensors
 
 TWIN = "twin"
+
+_ROWS, _SOURCE_LENGTH, _TARGET_LENGTH = 3, 7, 5
 
 TitledReport = tuple[str, Report]
 
@@ -73,6 +74,36 @@ def compare_files(
     ]
 
 
+def random_batch(
+    config: TransformerConfig, seed: int, length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random ids (b, s) and (b, t), with padding after rows of different lengths.
+
+    A model that reads sound has a random spectrogram (b, c, w) as its source.
+
+    ``length`` sets s and t, or t alone if the source is sound; they are 7 and 5 if None.
+    Raises ConfigError if the model cannot take that length.
+    """
+    random = np.random.default_rng(seed)
+    if length is not None and not 1 <= length <= config.longest:
+        raise ConfigError(f"--lengths {length}: this model takes 1 to {config.longest}")
+    target_length = _SOURCE_LENGTH if config.equal_lengths else _TARGET_LENGTH
+    lengths = (length, length) if length else (_SOURCE_LENGTH, target_length)
+    vocabularies = (config.source_vocab_size, config.target_vocab_size)
+    pad_ids = (config.source_pad_id, config.target_pad_id)
+    batch = []
+    for n, size, pad in zip(lengths, vocabularies, pad_ids, strict=True):
+        n = min(n, config.longest)
+        ids = random.integers(0, size, (_ROWS, n))
+        ids[ids == pad] = (pad + 1) % size
+        for row in range(_ROWS):
+            ids[row, max(1, n - 2 * row) :] = pad
+        batch.append(ids)
+    if config.mel_shape is None:
+        return batch[0], batch[1]
+    return random.standard_normal((_ROWS, *config.mel_shape)), batch[1]
+
+
 def report_to_show(reports: Sequence[TitledReport]) -> TitledReport:
     """The first report in which the models differ, otherwise the last."""
     return next((pair for pair in reports if not pair[1].agrees), reports[-1])
@@ -110,14 +141,13 @@ def _compare_with_twin(
     **options: Any,
 ) -> Iterator[tuple[int | None, Report]]:
     _check_torch()
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
+    from jax_transformer.weights import torch_bridge
 
     config = _config(description, source, None if other is source else other)
     flax_model = source.model(config)
     twin_config = other.config or config
-    twin = torch_bridge.fill(
-        torch_bridge.twin(twin_config), other.state(twin_config, "torch")
-    ).eval()
+    twin = torch_bridge.fill(twins.twin(twin_config), other.state(twin_config, "torch")).eval()
     for length in lengths or (None,):
         batch = random_batch(config, seed, length)
         yield length, comparison.compare(flax_model, twin, batch, seed=seed, **options)
@@ -212,7 +242,8 @@ def _twin_recorder(
     config: TransformerConfig, state: Mapping[str, np.ndarray]
 ) -> comparison.TorchRecorder:
     _check_torch()
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
+    from jax_transformer.weights import torch_bridge
 
-    twin = torch_bridge.fill(torch_bridge.twin(config), dict(state)).eval()
-    return lambda dtype, seed, batch: torch_bridge.recorded(twin, batch, dtype=dtype, seed=seed)
+    twin = torch_bridge.fill(twins.twin(config), dict(state)).eval()
+    return lambda dtype, seed, batch: twins.recorded(twin, batch, dtype=dtype, seed=seed)

@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen, nnx
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import containers, taps
+from jax_transformer.parity import taps
 from jax_transformer.parity.taps import Point
 
 _PATH = "_parity_path"
@@ -64,9 +64,9 @@ class _Marker:
 
         def mark(tree: Any, array: Any, kind: str) -> Any:
             marked = taps.mark(jax.numpy.asarray(array), Point(call, name, kind, layers))
-            return containers.replaced(tree, array, marked)
+            return taps.replaced(tree, array, marked)
 
-        taken = {id(array): array for array in containers.inexact((args, kwargs))}
+        taken = {id(array): array for array in taps.inexact((args, kwargs))}
         for i, array in enumerate(taken.values()):
             args, kwargs = mark((args, kwargs), array, f"input {i}" if i else "input")
         self._open.add(id(module))
@@ -77,7 +77,7 @@ class _Marker:
             self._open.discard(id(module))
             if stack is not None:
                 self._stacks.pop()
-        output = next(containers.inexact(result), None)
+        output = next(taps.inexact(result), None)
         return result if output is None else mark(result, output, "output")
 
     def _stack(

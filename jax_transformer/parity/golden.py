@@ -18,7 +18,7 @@ from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.parity import difference
 from jax_transformer.parity.comparison import TorchRecorder
 from jax_transformer.parity.difference import FAULT
-from jax_transformer.parity.other_process import recording_from_arrays
+from jax_transformer.parity.recording import Recording, below
 from jax_transformer.storage import safetensors
 
 DTYPES = ("float64", "float32")
@@ -57,7 +57,7 @@ class Golden:
             np.array_equal(one, other) for one, other in zip(batch, self.batch, strict=True)
         ):
             raise ConfigError(f"{self.path}: was recorded on another batch: use the golden's own")
-        return recording_from_arrays(self.arrays, dtype, self.order[dtype])
+        return Recording.of_file(self.arrays, dtype, self.order[dtype])
 
 
 def create(
@@ -142,7 +142,7 @@ def load(path: str | Path) -> Golden:
         path=Path(path),
         batch=tuple(arrays[f"batch/{i}"] for i in range(count)),
         seed=seed,
-        state=_below("state", arrays),
+        state=below("state", arrays),
         arrays=arrays,
         order=order,
         source=source,
@@ -175,7 +175,7 @@ def recheck(golden: Golden, recorder: TorchRecorder) -> GoldenCheck:
     exact, rounded, wrong = 0, 0, []
     recordings = {dtype: recorder(dtype, golden.seed, golden.batch) for dtype in golden.order}
     for dtype, recording in recordings.items():
-        now, then = dict(_named_arrays(recording)), _below(dtype, golden.arrays)
+        now, then = dict(_named_arrays(recording)), below(dtype, golden.arrays)
         wrong += [
             f"{dtype} {name}: {'only in the golden' if name in then else 'not in the golden'}"
             for name in sorted(then.keys() ^ now.keys())
@@ -213,14 +213,6 @@ def _named_arrays(recording: Any) -> list[tuple[str, np.ndarray]]:
         for name, array in getattr(recording, group).items()
     ]
     return [*groups, ("result", recording.result)]
-
-
-def _below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(f"{group}/"): array
-        for name, array in arrays.items()
-        if name.startswith(f"{group}/")
-    }
 
 
 def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -11,9 +11,8 @@ import numpy as np
 
 from jax_transformer.errors import ConfigError
 from jax_transformer.parity import difference
-from jax_transformer.parity.entries import Entry, Measurement
-from jax_transformer.parity.pairs import Pair
-from jax_transformer.parity.parameters import Getter, GradientGetters
+from jax_transformer.parity.difference import Entry, Measurement
+from jax_transformer.parity.pairs import Getter, GradientGetters, Pair
 from jax_transformer.parity.recording import Recording
 
 _ANOTHER_INPUT = "input of another kind: its output is not compared"

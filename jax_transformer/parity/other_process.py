@@ -74,7 +74,7 @@ class OtherProcess:
             metadata, recorded = safetensors.metadata(result), safetensors.read(result)
         self.versions = json.loads(metadata["versions"])
         for dtype, order in json.loads(metadata["order"]).items():
-            self._recordings[dtype] = recording_from_arrays(recorded, dtype, order)
+            self._recordings[dtype] = Recording.of_file(recorded, dtype, order)
 
     def _execute(self, arguments: list[str]) -> None:
         python = self.python or sys.executable
@@ -105,26 +105,3 @@ def script() -> Path:
         "torch_reference comes with this package"
     )
     return Path(spec.submodule_search_locations[0]) / "recording.py"
-
-
-def recording_from_arrays(
-    arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]
-) -> Recording:
-    """The recording of one dtype in a file's arrays.
-
-    Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
-    """
-    of_dtype = {
-        name.removeprefix(f"{dtype}/"): array
-        for name, array in arrays.items()
-        if name.startswith(f"{dtype}/")
-    }
-    values, gradients = (
-        {
-            name.removeprefix(f"{group}/"): array
-            for name, array in of_dtype.items()
-            if name.startswith(f"{group}/")
-        }
-        for group in ("arrays", "parameters")
-    )
-    return Recording(list(order), values, gradients, of_dtype["result"])

@@ -122,13 +122,13 @@ class Parity:
 
     def _write(self, report: "Report") -> None:
         if self._pages is not None:
-            from jax_transformer.parity import page
+            from jax_transformer.storage import atomic
 
             Path(self._pages).mkdir(parents=True, exist_ok=True)
             name = "".join(
                 letter if letter.isalnum() or letter in "-_." else "_" for letter in self._name
             )
-            page.write(Path(self._pages) / f"{name}.html", report, title=self._name)
+            atomic.write_text(Path(self._pages) / f"{name}.html", report.to_page(self._name))
 
 
 @pytest.fixture

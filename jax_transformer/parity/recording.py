@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer.errors import ConfigError
-from jax_transformer.parity import containers, taps
+from jax_transformer.parity import taps
 from jax_transformer.parity.functions import ModelFunction
 from jax_transformer.parity.taps import Iteration, Point
 
@@ -36,6 +36,28 @@ class Recording:
     def get(self, name: str) -> np.ndarray | None:
         """The array of that name, or None."""
         return self.arrays.get(name)
+
+    @classmethod
+    def of_file(
+        cls, arrays: Mapping[str, np.ndarray], dtype: str, order: Sequence[str]
+    ) -> "Recording":
+        """The recording of one dtype in a file's arrays.
+
+        Their names are ``DTYPE/arrays/...``, ``DTYPE/parameters/...`` and ``DTYPE/result``.
+        """
+        values, gradients = (
+            below(f"{dtype}/{group}", arrays) for group in ("arrays", "parameters")
+        )
+        return cls(list(order), values, gradients, arrays[f"{dtype}/result"])
+
+
+def below(group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with ``GROUP/``, without it."""
+    return {
+        name.removeprefix(f"{group}/"): array
+        for name, array in arrays.items()
+        if name.startswith(f"{group}/")
+    }
 
 
 def record(
@@ -97,7 +119,7 @@ def record(
 
 def _first_array(output: Any) -> jax.Array:
     """The model's result: its first floating-point array, or the parts of its first complex one."""
-    array = next(containers.inexact(output), None)
+    array = next(taps.inexact(output), None)
     if array is None:
         raise ConfigError(
             "the JAX model returns no floating-point array: pass call_flax= a function that does"

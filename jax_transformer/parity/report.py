@@ -5,17 +5,19 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
+from jax_transformer import webpage
 from jax_transformer.errors import DifferentError
-from jax_transformer.parity.entries import Entry, Measurement
+from jax_transformer.parity.difference import Entry, Measurement
 
 
 @dataclass(frozen=True)
 class Report:
     """A comparison of two models.
 
-    As text: :meth:`lines`; as JSON: :meth:`to_json`; as a page: ``parity.page.render``.
+    As text: :meth:`lines`; as JSON: :meth:`to_json`; as a page: :meth:`to_page`.
     """
 
     entries: tuple[Entry, ...]
@@ -175,6 +177,13 @@ class Report:
     def to_json(self) -> str:
         """The whole report; NaN and infinities become text."""
         return json.dumps(self.to_data(), indent=1)
+
+    def to_page(self, title: str) -> str:
+        """One self-contained HTML page: a map of modules, coloured by their difference."""
+        template = resources.files("jax_transformer.parity").joinpath("page.html")
+        return webpage.render(
+            template.read_text(encoding="utf-8"), self.to_data() | {"title": title}
+        )
 
     def to_data(self) -> dict[str, Any]:
         """The whole report for JSON."""

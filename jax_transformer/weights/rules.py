@@ -26,20 +26,24 @@ class Each(enum.Enum):
     SQUEEZE_0 = "squeeze axis 0"  # a vector kept as a row, (1, v)
 
     def to_flax(self, part: np.ndarray) -> np.ndarray:
-        return {
-            Each.SAME: lambda: part,
-            Each.TRANSPOSE: lambda: part.T,
-            Each.SQUEEZE_1: lambda: part[:, 0],
-            Each.SQUEEZE_0: lambda: part[0],
-        }[self]()
+        match self:
+            case Each.TRANSPOSE:
+                return part.T
+            case Each.SQUEEZE_1:
+                return part[:, 0]
+            case Each.SQUEEZE_0:
+                return part[0]
+        return part
 
     def to_torch(self, part: np.ndarray) -> np.ndarray:
-        return {
-            Each.SAME: lambda: part,
-            Each.TRANSPOSE: lambda: part.T,
-            Each.SQUEEZE_1: lambda: part[:, None],
-            Each.SQUEEZE_0: lambda: part[None],
-        }[self]()
+        match self:
+            case Each.TRANSPOSE:
+                return part.T
+            case Each.SQUEEZE_1:
+                return part[:, None]
+            case Each.SQUEEZE_0:
+                return part[None]
+        return part
 
     def torch_shape(self, shape: Shape) -> Shape:
         shapes = {

@@ -5,14 +5,16 @@ Nothing is guessed from shapes: a rule knows the axis of the layers, and what is
 """
 
 import enum
+import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.extras.toolkits.t5x.t5x_checkpoint import Spool
 from jax_transformer.storage import tensors
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.tensors import Shape, TensorInfo
@@ -88,9 +90,42 @@ class StackRule:
         return array.reshape(self.shape)
 
 
+class _Spool:
+    """Arrays that are decompressed once, each into a temporary file without a name.
+
+    A scanned array is read layer by layer; without this each layer would decompress all of them.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[LazyTensor, Any]] = {}  # with the tensors, to keep their ids
+
+    def read(self, tensor: LazyTensor) -> np.ndarray:
+        """The array, which the first call copies into a file unless it is mapped already.
+
+        Each call maps the file anew, so that pages of arrays that are no longer used are freed.
+        """
+        if id(tensor) not in self._files:
+            array = tensor.read()
+            if isinstance(_base(array), np.memmap):
+                return array
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
+            weakref.finalize(self, file.close)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            self._files[id(tensor)] = tensor, file
+        raw = np.memmap(self._files[id(tensor)][1], np.uint8, "r", 0, (tensor.nbytes,))
+        return np.asarray(raw).view(tensor.numpy_dtype()).reshape(tensor.shape)
+
+
+def _base(array: np.ndarray) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 def to_flax(rules: Sequence[StackRule], stored: LazyState) -> dict[str, LazyTensor]:
     """Return the Flax arrays, none of them read. Those of several layers are decompressed once."""
-    spool, arrays = Spool(), {}
+    spool, arrays = _Spool(), {}
     for rule in rules:
         tensor = stored[rule.stored]
         info = TensorInfo(rule.flax_shape, tensor.dtype)
@@ -99,7 +134,7 @@ def to_flax(rules: Sequence[StackRule], stored: LazyState) -> dict[str, LazyTens
     return arrays
 
 
-def _layer(rule: StackRule, tensor: LazyTensor, number: int, spool: Spool) -> np.ndarray:
+def _layer(rule: StackRule, tensor: LazyTensor, number: int, spool: _Spool) -> np.ndarray:
     return rule.to_flax(tensor.read() if rule.axis is None else spool.read(tensor), number)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 
 import jax_transformer as jt
-from jax_transformer import state_dict
+from jax_transformer.architectures import model_weights
 from jax_transformer.config import TransformerConfig, Tying
 from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import ModelDescription, Request
@@ -28,7 +28,7 @@ def config_of(preset: str, **changes) -> TransformerConfig:
 def state_of(config: TransformerConfig, dtype: str = "float32") -> dict[str, np.ndarray]:
     """Return random weights under PyTorch's names, tied ones equal."""
     return rules.to_torch(
-        state_dict.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
+        model_weights.model_weights(config).table, helpers.random_arrays(config, dtype=dtype)
     )
 
 

@@ -233,7 +233,7 @@ def test_cudnn_is_refused_without_a_gpu_and_in_32_bits(monkeypatch):
 def test_heads_that_cudnn_does_not_have_are_refused(width):
     sizes = dict(d_model=2 * width, num_heads=2, attention_dropout=0.0)
     tiny("vaswani2017_base", **sizes, **SDPA)
-    with pytest.raises(ConfigError, match=rf"encoder: heads of width {width}, no multiple of 8"):
+    with pytest.raises(ConfigError, match=rf"encoder: heads of width {width}, not a multiple of 8"):
         tiny("vaswani2017_base", **sizes, **CUDNN)
 
 

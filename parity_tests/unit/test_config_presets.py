@@ -17,7 +17,7 @@ from jax_transformer.config import (
     PositionIndex,
     Residual,
 )
-from jax_transformer.config.model import position_row
+from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError
 from parity_tests import preset_names
 

@@ -5,12 +5,10 @@ Attributes that are read, that are ignored for a reason, and that are refused by
 
 import dataclasses
 import itertools
-
-import numpy as np
 import json
 
+import numpy as np
 import pytest
-from jax_transformer.formats import registry
 
 import jax_transformer as jt
 from jax_transformer.architectures import huggingface as families
@@ -26,6 +24,7 @@ from jax_transformer.config import (
     Tying,
 )
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.formats import registry
 from jax_transformer.generate import transformers_config
 
 STACKS = ("encoder", "decoder")

@@ -8,9 +8,8 @@ import pytest
 
 from jax_transformer.errors import ConfigError, DifferentError
 from jax_transformer.parity import difference as differences
-from jax_transformer.parity import page, pairs
-from jax_transformer.parity.difference import difference
-from jax_transformer.parity.entries import Entry, Measurement
+from jax_transformer.parity import pairs
+from jax_transformer.parity.difference import Entry, Measurement, difference
 from jax_transformer.parity.measuring import PairedRuns
 from jax_transformer.parity.recording import Recording
 from jax_transformer.parity.report import Report
@@ -265,7 +264,7 @@ def test_the_table_fits_100_columns_and_marks_the_first():
 
 def test_the_page_escapes_the_report():
     compared = report(entry("</script><script>alert(1)</script>", GOOD, BAD))
-    text = page.render(compared.to_data() | {"title": "<b>"})
+    text = compared.to_page("<b>")
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<b>" not in text
     assert (
         "default-src 'none'" in text

@@ -190,9 +190,9 @@ def _module_order(config: TransformerConfig) -> list[str]:
             "the order of a PyTorch module's parameters, by which torch.optim numbers them, is not "
             "known without PyTorch: install it"
         )
-    from jax_transformer import torch_bridge
+    from jax_transformer.architectures import twins
 
-    return torch_bridge.parameter_names(config)
+    return twins.parameter_names(config)
 
 
 def _check(saved: Mapping[str, Any], converted: Mapping[str, Any], source: Path) -> None:

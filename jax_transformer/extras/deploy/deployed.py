@@ -120,10 +120,11 @@ class StableHloFolder(Deployed):
         folder.check_installed()
 
     def fill(self, to: Destination, arrays: Mapping[str, np.ndarray], path: Path) -> Written:
-        from jax_transformer import state_dict, transformer
+        from jax_transformer import transformer
         from jax_transformer.extras.deploy.stablehlo import folder
         from jax_transformer.extras.deploy.stablehlo.programs import Settings
         from jax_transformer.generate import prepare
+        from jax_transformer.weights import arrays as weight_arrays
 
         source = to.source
         assert to.config is not None and source is not None
@@ -135,7 +136,9 @@ class StableHloFolder(Deployed):
         sha256 = folder.write(path, config, arrays, settings)
         checked = _NOT_RUN
         if to.self_check:
-            leaves = {name: state_dict.as_jax(name, array, None) for name, array in arrays.items()}
+            leaves = {
+                name: weight_arrays.as_jax(name, array, None) for name, array in arrays.items()
+            }
             model = transformer.unflatten(config, leaves)
             folder.check(path, prepare.split(model), settings)
             checked = Checked("ran the program greedy next to the model: the same tokens")

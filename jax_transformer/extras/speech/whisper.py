@@ -6,21 +6,90 @@ transformers 5.23, and from ``whisper/__init__.py`` and the ``ModelDimensions`` 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from jax_transformer.architectures import bart, huggingface_config
-from jax_transformer.architectures.base import Architecture, Preset
-from jax_transformer.architectures.huggingface import Algorithm, TokenizerRecipe
+from jax_transformer.architectures import bart
+from jax_transformer.architectures.base import Preset
+from jax_transformer.architectures.tokenizer_recipe import Algorithm, TokenizerRecipe
 from jax_transformer.config import Mask, Positions, Sinusoids, TransformerConfig, Tying
 from jax_transformer.weights.rules import Alias, Table, embedding, linear
 
 _END = "<|endoftext|>"
 _TRAINING = "acts only in training with transformers: parts of the spectrogram are masked"
 _CLASSIFIER = "belongs to a head for classification"
+# The English models have one word less before <|endoftext|>: all special ids are one lower
+_ENGLISH = {
+    "vocab_size": 51864,
+    "pad_token_id": 50256,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "decoder_start_token_id": 50257,
+}
+_V3 = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}
+_SIZES = {"tiny": (4, 384), "base": (6, 512), "small": (12, 768), "medium": (24, 1024)}
 
 
-class WhisperFamily(bart.BartFamily):
+class Whisper(bart.BartFamily):
     """BART's attributes, with lengths of their own for sound and text."""
+
+    name = "whisper"
+    title = "Whisper"
+    source = "Radford et al. 2022, Whisper (transformers' whisper)"
+    model_class = "WhisperForConditionalGeneration"
+    defaults = {
+        "vocab_size": 51865,
+        "num_mel_bins": 80,
+        "d_model": 384,
+        "encoder_layers": 4,
+        "encoder_ffn_dim": 1536,
+        "encoder_attention_heads": 6,
+        "decoder_layers": 4,
+        "decoder_ffn_dim": 1536,
+        "decoder_attention_heads": 6,
+        "activation_function": "gelu",
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "tie_word_embeddings": True,
+        "pad_token_id": 50256,
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "decoder_start_token_id": 50257,
+    }
+    aliases = bart.ALIASES | {"num_key_value_heads": "encoder_attention_heads"}
+    ignored = {
+        "scale_embedding": "no class of Whisper multiplies by it",
+        "forced_decoder_ids": "says how a transcription begins, which transcribe reads",
+        "apply_spec_augment": _TRAINING,
+        "mask_time_prob": _TRAINING,
+        "mask_time_length": _TRAINING,
+        "mask_time_min_masks": _TRAINING,
+        "mask_feature_prob": _TRAINING,
+        "mask_feature_length": _TRAINING,
+        "mask_feature_min_masks": _TRAINING,
+        "use_weighted_layer_sum": _CLASSIFIER,
+        "classifier_proj_size": _CLASSIFIER,
+        "median_filter_width": "smooths the times of words, which are not computed here",
+    }
+    stack = {"positions": Positions.LEARNED, "final_norm": True}
+    logits_bias = False
+    embedding_tensors = ("model.decoder.embed_tokens.weight",)
+    output_tensor = "proj_out.weight"
+    tokenizers = (
+        TokenizerRecipe(
+            name="Whisper",
+            algorithm=Algorithm.BYTE_BPE,
+            files=("vocab.json", "merges.txt"),
+            tokens={"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": _END},
+            left_out=r"<\|\d+\.\d+\|>",  # tokens of time
+            before_without_role=("<|startoftranscript|>", "<|notimestamps|>"),
+            padding_is_unused=True,
+            start="bos_token",
+        ),
+    )
 
     def config_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the configuration of a model with these attributes."""
@@ -57,134 +126,65 @@ class WhisperFamily(bart.BartFamily):
             "max_target_positions": config.max_length,
         }
 
+    def weight_table(self, config: TransformerConfig) -> Table:
+        """Return the rules for every name of the module's ``state_dict()``, a tied copy among
+        them.
+        """
+        output: Table = [Alias("proj_out.weight", "model.decoder.embed_tokens.weight")]
+        if config.tying is Tying.NONE:
+            output = linear("proj_out", "output", bias=False)
+        return [
+            *linear("model.encoder.conv1", "stem.first"),
+            *linear("model.encoder.conv2", "stem.second"),
+            *embedding("model.decoder.embed_tokens", "target_embedding"),
+            *bart.stacks(config),
+            *output,
+        ]
 
-def weight_table(config: TransformerConfig) -> Table:
-    """Return the rules for every name of the module's ``state_dict()``, a tied copy among them."""
-    output: Table = [Alias("proj_out.weight", "model.decoder.embed_tokens.weight")]
-    if config.tying is Tying.NONE:
-        output = linear("proj_out", "output", bias=False)
-    return [
-        *linear("model.encoder.conv1", "stem.first"),
-        *linear("model.encoder.conv2", "stem.second"),
-        *embedding("model.decoder.embed_tokens", "target_embedding"),
-        *bart.stacks(config),
-        *output,
-    ]
+    @cached_property
+    def presets(self) -> Mapping[str, Preset]:  # type: ignore[override]
+        """The published sizes."""
+        return {
+            **{
+                f"whisper_{size}": self._published(size, *numbers)
+                for size, numbers in _SIZES.items()
+            },
+            **{
+                f"whisper_{size}_en": self._published(f"{size}.en", *numbers, **_ENGLISH)
+                for size, numbers in _SIZES.items()
+            },
+            "whisper_large": self._published("large, and large-v2", 32, 1280),
+            "whisper_large_v3": self._published("large-v3", 32, 1280, **_V3),
+            "whisper_large_v3_turbo": self._published(
+                "large-v3-turbo", 32, 1280, **_V3, decoder_layers=4
+            ),
+        }
 
-
-FAMILY = WhisperFamily(
-    model_type="whisper",
-    title="Whisper",
-    model_class="WhisperForConditionalGeneration",
-    base_class="WhisperModel",
-    defaults={
-        "vocab_size": 51865,
-        "num_mel_bins": 80,
-        "d_model": 384,
-        "encoder_layers": 4,
-        "encoder_ffn_dim": 1536,
-        "encoder_attention_heads": 6,
-        "decoder_layers": 4,
-        "decoder_ffn_dim": 1536,
-        "decoder_attention_heads": 6,
-        "activation_function": "gelu",
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "max_source_positions": 1500,
-        "max_target_positions": 448,
-        "tie_word_embeddings": True,
-        "pad_token_id": 50256,
-        "bos_token_id": 50256,
-        "eos_token_id": 50256,
-        "decoder_start_token_id": 50257,
-    },
-    aliases=bart.ALIASES | {"num_key_value_heads": "encoder_attention_heads"},
-    ignored={
-        "scale_embedding": "no class of Whisper multiplies by it",
-        "forced_decoder_ids": "says how a transcription begins, which transcribe reads",
-        "apply_spec_augment": _TRAINING,
-        "mask_time_prob": _TRAINING,
-        "mask_time_length": _TRAINING,
-        "mask_time_min_masks": _TRAINING,
-        "mask_feature_prob": _TRAINING,
-        "mask_feature_length": _TRAINING,
-        "mask_feature_min_masks": _TRAINING,
-        "use_weighted_layer_sum": _CLASSIFIER,
-        "classifier_proj_size": _CLASSIFIER,
-        "median_filter_width": "smooths the times of words, which are not computed here",
-    },
-    stack={"positions": Positions.LEARNED, "final_norm": True},
-    logits_bias=False,
-    embedding_tensors=("model.decoder.embed_tokens.weight",),
-    output_tensor="proj_out.weight",
-    tokenizers=(
-        TokenizerRecipe(
-            name="Whisper",
-            algorithm=Algorithm.BYTE_BPE,
-            files=("vocab.json", "merges.txt"),
-            tokens={"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": _END},
-            left_out=r"<\|\d+\.\d+\|>",  # tokens of time
-            before_without_role=("<|startoftranscript|>", "<|notimestamps|>"),
-            padding_is_unused=True,
-            start="bos_token",
-        ),
-    ),
-)
-
-
-def _preset(size: str, layers: int, d_model: int, **attributes: Any) -> Preset:
-    """Return a published size, whose heads have 64 numbers and whose inner layer is four times as
-    wide as the model.
-    """
-    multilingual = {
-        "pad_token_id": 50257,
-        "bos_token_id": 50257,
-        "eos_token_id": 50257,
-        "decoder_start_token_id": 50258,
-    }
-    stacks = {
-        f"{stack}_{name}": value
-        for stack in ("encoder", "decoder")
-        for name, value in (
-            ("layers", layers),
-            ("attention_heads", d_model // 64),
-            ("ffn_dim", 4 * d_model),
+    def _published(self, size: str, layers: int, d_model: int, **attributes: Any) -> Preset:
+        """Return a published size, whose heads have 64 numbers and whose inner layer is four times
+        as wide as the model.
+        """
+        multilingual = {
+            "pad_token_id": 50257,
+            "bos_token_id": 50257,
+            "eos_token_id": 50257,
+            "decoder_start_token_id": 50258,
+        }
+        stacks = {
+            f"{stack}_{name}": value
+            for stack in ("encoder", "decoder")
+            for name, value in (
+                ("layers", layers),
+                ("attention_heads", d_model // 64),
+                ("ffn_dim", 4 * d_model),
+            )
+        }
+        return self.preset(
+            f"Whisper {size} (Radford et al. 2022), which reads sound.",
+            last_ids=("source_pad_id", "target_pad_id", "bos_id", "eos_id"),
+            d_model=d_model,
+            **(multilingual | stacks | attributes),
         )
-    }
-    return huggingface_config.preset(
-        FAMILY,
-        f"Whisper {size} (Radford et al. 2022), which reads sound.",
-        last_ids=("source_pad_id", "target_pad_id", "bos_id", "eos_id"),
-        d_model=d_model,
-        **(multilingual | stacks | attributes),
-    )
 
 
-# The English models have one word less before <|endoftext|>: all special ids are one lower
-_ENGLISH = {
-    "vocab_size": 51864,
-    "pad_token_id": 50256,
-    "bos_token_id": 50256,
-    "eos_token_id": 50256,
-    "decoder_start_token_id": 50257,
-}
-_V3 = {"vocab_size": 51866, "num_mel_bins": 128, "pad_token_id": 50256}
-_SIZES = {"tiny": (4, 384), "base": (6, 512), "small": (12, 768), "medium": (24, 1024)}
-
-ARCHITECTURE = Architecture(
-    name="whisper",
-    source="Radford et al. 2022, Whisper (transformers' whisper)",
-    weight_table=weight_table,
-    presets={
-        **{f"whisper_{size}": _preset(size, *numbers) for size, numbers in _SIZES.items()},
-        **{
-            f"whisper_{size}_en": _preset(f"{size}.en", *numbers, **_ENGLISH)
-            for size, numbers in _SIZES.items()
-        },
-        "whisper_large": _preset("large, and large-v2", 32, 1280),
-        "whisper_large_v3": _preset("large-v3", 32, 1280, **_V3),
-        "whisper_large_v3_turbo": _preset("large-v3-turbo", 32, 1280, **_V3, decoder_layers=4),
-    },
-    huggingface=FAMILY,
-)
+ARCHITECTURE = Whisper()

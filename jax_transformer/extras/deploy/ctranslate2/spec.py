@@ -18,7 +18,7 @@ from jax_transformer.config import (
     StackConfig,
     TransformerConfig,
 )
-from jax_transformer.config.model import position_row
+from jax_transformer.config.fields import position_row
 from jax_transformer.extras.deploy.ctranslate2.checks import RELATIVE
 from jax_transformer.nn import attention, embeddings
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_transformer.architectures.huggingface import TargetStart
+from jax_transformer.architectures.tokenizer_recipe import TargetStart
 from jax_transformer.config import TransformerConfig
 from jax_transformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jax_transformer.data.tokenizer import Tokenizer, TokenizerPair

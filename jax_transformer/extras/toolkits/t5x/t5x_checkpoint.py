@@ -6,8 +6,6 @@ optimizer). A leaf is an array in the file itself, or TensorStore's description 
 dtype, the name of its folder, shape and chunks. Facts from ``t5x/checkpoints.py``.
 """
 
-import tempfile
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -193,39 +191,6 @@ def _as_bfloat16(array: LazyTensor) -> LazyTensor:
 
 
 # Arrays of several layers
-
-
-class Spool:
-    """Arrays that are decompressed once, each into a temporary file without a name.
-
-    A scanned array is read layer by layer; without this each layer would decompress all of them.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[int, tuple[LazyTensor, Any]] = {}  # with the tensors, to keep their ids
-
-    def read(self, tensor: LazyTensor) -> np.ndarray:
-        """The array, which the first call copies into a file unless it is mapped already.
-
-        Each call maps the file anew, so that pages of arrays that are no longer used are freed.
-        """
-        if id(tensor) not in self._files:
-            array = tensor.read()
-            if isinstance(_base(array), np.memmap):
-                return array
-            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
-            weakref.finalize(self, file.close)
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.flush()
-            self._files[id(tensor)] = tensor, file
-        raw = np.memmap(self._files[id(tensor)][1], np.uint8, "r", 0, (tensor.nbytes,))
-        return np.asarray(raw).view(tensor.numpy_dtype()).reshape(tensor.shape)
-
-
-def _base(array: np.ndarray) -> Any:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 # Writing

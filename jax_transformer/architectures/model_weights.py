@@ -1,12 +1,10 @@
-"""Weights between PyTorch and Flax, as functions over ``{name: array}``."""
+"""The weights of a model between PyTorch and Flax, as functions over ``{name: array}``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, overload
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer import transformer
@@ -17,7 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, nearest
 from jax_transformer.nn.embeddings import Frozen
 from jax_transformer.transformer import Encoder, Transformer
-from jax_transformer.weights import rules
+from jax_transformer.weights import arrays, rules
 
 _PARTS: dict[str, Callable[..., Transformer | Encoder]] = {"model": Transformer, "encoder": Encoder}
 
@@ -88,41 +86,6 @@ def _model_weights(config: TransformerConfig, architecture: Architecture) -> Mod
     return ModelWeights(config, table, shapes, frozenset(transformer.shapes(config, of=Frozen)))
 
 
-def _as_numpy(name: str, value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value
-    if type(value).__module__.split(".")[0] == "torch":
-        from jax_transformer import torch_bridge
-
-        return torch_bridge.to_numpy(value)
-    if isinstance(value, jax.Array):
-        return np.asarray(value)
-    raise InputError(f"{name} is a {type(value).__name__}, not an array")
-
-
-def as_jax(name: str, array: np.ndarray, dtype: Any) -> jax.Array:
-    """Return a copy in its own dtype, or in ``dtype``, that shares no memory with ``array``.
-
-    JAX may otherwise alias NumPy's memory on CPU.
-    """
-    return jnp.array(as_numpy(name, array, dtype), copy=True)
-
-
-def as_numpy(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return a copy in its own dtype, or in ``dtype``, that JAX has. Raises InputError if JAX has
-    not, or if the array holds no floating-point numbers.
-    """
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise InputError(f"{name} is {array.dtype}, and weights are floating-point numbers")
-    dtype = np.dtype(array.dtype if dtype is None else dtype).newbyteorder("=")
-    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
-        raise InputError(
-            f"{name} is float64 and JAX is in 32-bit mode: give dtype='float32', or set"
-            " jax_enable_x64"
-        )
-    return array.astype(dtype)
-
-
 @overload
 def from_torch(
     state_dict: Mapping[str, Any],
@@ -185,15 +148,17 @@ def from_torch(
     """
     changes = NameChanges(strip_prefix, ignore=tuple(ignore), rename=rename or {})
     changed = changes.apply(state_dict)
-    state = {changed[name]: _as_numpy(name, state_dict[name]) for name in changed}
+    state = {changed[name]: arrays.of(name, state_dict[name]) for name in changed}
     table = weight_table(config, part, architecture=architecture)
     try:
-        arrays = rules.to_flax(table, state, transformer.shapes(config, _PARTS[part]))
+        flax = rules.to_flax(table, state, transformer.shapes(config, _PARTS[part]))
     except InputError as error:
         names = {rule.torch for rule in table}
         raise tensor_names.explained(error, state, names) from None
     return transformer.unflatten_part(
-        config, {name: as_jax(name, array, dtype) for name, array in arrays.items()}, _PARTS[part]
+        config,
+        {name: arrays.as_jax(name, array, dtype) for name, array in flax.items()},
+        _PARTS[part],
     )
 
 
@@ -206,9 +171,9 @@ def to_torch(
     ``architecture`` is whose names they get, as an Architecture or a registered name; that of the
     model's configuration if None.
     """
-    arrays = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
+    flax = {name: np.asarray(leaf) for name, leaf in transformer.flatten(model).items()}
     part = "encoder" if isinstance(model, Encoder) else "model"
-    return rules.to_torch(weight_table(model.config, part, architecture=architecture), arrays)
+    return rules.to_torch(weight_table(model.config, part, architecture=architecture), flax)
 
 
 def into_torch(
@@ -218,6 +183,6 @@ def into_torch(
 
     The module takes the weights' dtypes. ``architecture`` is as for :func:`to_torch`.
     """
-    from jax_transformer import torch_bridge
+    from jax_transformer.weights import torch_bridge
 
     return torch_bridge.fill(module, to_torch(model, architecture=architecture))

@@ -1,0 +1,304 @@
+"""The fields of a configuration, and what follows from them. Standard library only.
+
+A stack is ``layers`` times a block, a block is a tuple of branches, and a branch is one or more
+parts under one residual and one norm. A field is here because two published architectures differ in
+it. TransformerFields has what both stacks share, StackConfig what a stack may have for itself.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jax_transformer.config.enums import (
+    Activation,
+    AttentionBackend,
+    AttentionSpan,
+    DropoutMasks,
+    DropoutSite,
+    EmbeddingNormOf,
+    EmbeddingScale,
+    HeadMerge,
+    Init,
+    LogitScale,
+    Mask,
+    MaskFill,
+    Mixing,
+    Norm,
+    NormPlacement,
+    Part,
+    PositionIndex,
+    Positions,
+    PositionsAt,
+    Remat,
+    Residual,
+    ScoreScale,
+    Sinusoids,
+    Tying,
+)
+from jax_transformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Parts composed in order, ``parts[-1](...(parts[0](x)))``, under one residual connection and
+    one norm.
+    """
+
+    parts: tuple[Part, ...]
+    """Modules of the branch, in order."""
+    residual: Residual = Residual.INPUT
+    dropout: float | None = None
+    """Rate of this branch's dropout; the model's ``dropout`` if None."""
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """An encoder or a decoder."""
+
+    layers: int
+    """Number of blocks."""
+    branches: tuple[Branch, ...]
+    """Branches of every block, in order."""
+    unused: tuple[Branch, ...] = ()
+    """Branches of one part that every block owns and never computes.
+
+    They belong to the checkpoint and are never trained.
+    """
+    positions: Positions = Positions.SINUSOIDAL
+    positions_at: PositionsAt = PositionsAt.EMBEDDING
+    position_index: PositionIndex = PositionIndex.ORDER
+    position_exponent: float = 1.0
+    """Exponent of sinusoids: pair i has the wavelength 2π · 10000^(exponent · 2i/d).
+
+    1 in Vaswani et al. 2017, 2 in "Transformers from scratch part 2".
+    """
+    position_offset: int = 0
+    """The row of the first position: 2 in BART, whose table has as many rows more."""
+    sinusoids: Sinusoids = Sinusoids.INTERLEAVED
+    relative_buckets: int = 32
+    """Number of biases per head for relative positions (Raffel et al. 2020)."""
+    relative_max_distance: int = 128
+    """Distance from which on all share the last bias."""
+    attention_span: AttentionSpan = AttentionSpan.FULL
+    local_radius: int = 127
+    """The farthest key of local self-attention, in tokens (Guo et al. 2022)."""
+    global_block_size: int = 16
+    """Tokens whose normed sum is one key of transient-global self-attention (Guo et al. 2022)."""
+    num_heads: int | None = None
+    """The model's ``num_heads`` if None."""
+    d_ff: int | None = None
+    """The model's ``d_ff`` if None."""
+    activation: Activation = Activation.RELU
+    gated: bool = False
+    """Multiply the feed-forward's activation by a second projection of its input (Shazeer 2020)."""
+    mixing: Mixing = Mixing.WEIGHTED
+    head_merge: HeadMerge = HeadMerge.CONCATENATED
+    attention_dropout: float | None = None
+    """The model's ``attention_dropout`` if None."""
+    init: Init | None = None
+    """The model's ``init`` if None."""
+    embedding_norm: bool = False
+    """A norm stands with the embeddings, before their dropout (BART)."""
+    embedding_norm_of: EmbeddingNormOf = EmbeddingNormOf.SUM
+    final_norm: bool = False
+    """A norm after the last block."""
+    self_mask: tuple[Mask, ...] = ()
+    """Rules that say which keys self-attention may see."""
+    cross_mask: tuple[Mask, ...] = ()
+    """Rules that say which keys cross-attention may see."""
+    RENAMED: ClassVar[Mapping[str, str]] = {"idle": "unused"}
+    """Keys of version 0.1 that are still read."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The distinct parts of a block, in order of first use: a part named in two branches is one
+        module.
+        """
+        return tuple(dict.fromkeys(part for branch in self.branches for part in branch.parts))
+
+
+@dataclass(frozen=True)
+class TransformerFields:
+    """The fields of a whole encoder-decoder, unchecked."""
+
+    source_vocab_size: int
+    """Rows of the source embedding."""
+    target_vocab_size: int
+    """Rows of the target embedding, and width of the logits."""
+    d_model: int
+    """Width of the model."""
+    num_heads: int
+    """Attention heads."""
+    d_ff: int
+    """Width of the feed-forward's hidden layer."""
+    max_length: int
+    """Rows of a table of positions: the longest source and target in tokens, unless :attr:`longest`
+    is less.
+    """
+    encoder: StackConfig
+    """The encoder."""
+    decoder: StackConfig
+    """The decoder."""
+    head_dim: int | None = None
+    """Width of one head; ``d_model / num_heads`` if None."""
+    mel_bins: int | None = None
+    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
+    tokens (Whisper); None if the source is text.
+    """
+    mel_frames: int | None = None
+    """Frames of that spectrogram: two of them make one position of the encoder."""
+    norm: Norm = Norm.LAYER
+    norm_placement: NormPlacement = NormPlacement.POST
+    norm_epsilon: float = 1e-5
+    """Added to the variance, or mean square, inside the root."""
+    bias: bool = True
+    """Biases in the linear layers and norms of the stacks."""
+    attention_bias: bool | None = None
+    """Biases in the four projections of attention; as ``bias`` if None."""
+    key_bias: bool = True
+    """If attention has biases, one in its projection of keys, too: it changes no output, and
+    Whisper has none.
+    """
+    output_bias: bool = True
+    """A trained bias in the output layer."""
+    logits_bias: bool = False
+    """A bias of the logits that belongs to the checkpoint and is never trained:
+    ``final_logits_bias`` of Hugging Face's models.
+    """
+    logit_scale: LogitScale = LogitScale.NONE
+    score_scale: ScoreScale = ScoreScale.HEAD_DIM
+    mask_fill: MaskFill = MaskFill.EXCLUDED
+    embedding_scale: EmbeddingScale = EmbeddingScale.SQRT_D_MODEL
+    padding_trained: bool = True
+    """Train the embedding of padding; False is ``torch.nn.Embedding(padding_idx=...)``."""
+    padding_frozen: bool = False
+    """Do not train the embedding of padding through a tied output layer either, so that it stays
+    zero: Marian has no such token, and begins a translation with zeros.
+    """
+    tying: Tying = Tying.NONE
+    dropout: float = 0.1
+    """Rate of dropout on the output of every branch."""
+    attention_dropout: float = 0.0
+    """Rate of dropout on the attention weights."""
+    activation_dropout: float = 0.0
+    """Rate of dropout inside the feed-forward, after its activation."""
+    embedding_dropout: float = 0.1
+    """Rate of dropout on the sum of token embeddings and positions."""
+    embedding_dropouts: int = 1
+    """Number of such dropouts one after another (two in the 2023-06-05 post)."""
+    final_dropout: bool = False
+    """Apply ``dropout`` after the stacks' final norm, too (T5)."""
+    dropout_site: DropoutSite = DropoutSite.BEFORE_ADD
+    dropout_masks: DropoutMasks = DropoutMasks.HASH
+    init: Init = Init.XAVIER
+    architecture: str = "torch_nn"
+    """The architecture that names this model's PyTorch weights and twin."""
+    compute_dtype: str | None = None
+    """Dtype of the arithmetic: bfloat16, float16, float32, float64; the parameters' own if None."""
+    attention_backend: AttentionBackend = AttentionBackend.XLA
+    remat: Remat = Remat.NONE
+    scan_layers: bool = False
+    """Compile one block of each stack and loop over its layers; no weight has another name."""
+    source_pad_id: int = 0
+    """Id of padding in the source."""
+    target_pad_id: int = 0
+    """Id of padding in the target."""
+    bos_id: int = 1
+    """Id with which every target begins."""
+    eos_id: int = 2
+    """Id that ends a line."""
+    RENAMED: ClassVar[Mapping[str, str]] = {"layout": "architecture"}
+    """Keys of version 0.1 that are still read."""
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    def heads(self, stack: StackConfig) -> int:
+        """Number of heads in an attention of that stack."""
+        return stack.num_heads or self.num_heads
+
+    def head_width_of(self, stack: StackConfig) -> int:
+        """Width of a head in that stack."""
+        return self.head_dim or self.d_model // self.heads(stack)
+
+    @property
+    def longest(self) -> int:
+        """The longest source or target in tokens.
+
+        It is ``max_length``, or less if the tables of positions have no rows for as many.
+        """
+        length = self.max_length
+        for stack in (self.encoder, self.decoder):
+            if (
+                stack.positions is not Positions.NONE
+                and stack.position_index is PositionIndex.TRUNCATED_COSINE
+            ):
+                rows = (position_row(stack.position_index, i) for i in range(length))
+                length = next(
+                    (i for i, row in enumerate(rows) if not 0 <= row < self.max_length), length
+                )
+        return length
+
+    @property
+    def mel_shape(self) -> tuple[int, int] | None:
+        """Channels and frames of a spectrogram; None if the source is text."""
+        if self.mel_bins is None or self.mel_frames is None:
+            return None
+        return self.mel_bins, self.mel_frames
+
+    def rows(self, stack: StackConfig) -> int:
+        """Number of positions in that stack."""
+        if self.mel_frames is None or stack != self.encoder:
+            return self.max_length
+        return self.mel_frames // 2
+
+    def check_text(self, what: str) -> None:
+        """Raise ConfigError if the source is sound, which ``what`` does not read."""
+        if self.mel_bins is not None:
+            raise ConfigError(
+                f"{what} reads text, and this model ({self.architecture}) reads sound: "
+                "`jax-transformer transcribe` writes down what is said"
+            )
+
+    @property
+    def equal_lengths(self) -> bool:
+        """True if source and target must be equally long.
+
+        They must if the memory is added to the target position by position.
+        """
+        return any(branch.residual is Residual.MEMORY for branch in self.decoder.branches)
+
+    @property
+    def uncacheable(self) -> str | None:
+        """The reason why decoding cannot keep keys and values; None if it can.
+
+        Without them it runs the decoder over all tokens again at each step.
+        """
+        decoder = self.decoder
+        attends = Part.SELF in decoder.parts
+        reasons = {
+            "its self-attention is not causal": attends and Mask.CAUSAL not in decoder.self_mask,
+            "its self-attention sums the values of all tokens, those to come among them": attends
+            and decoder.mixing is Mixing.SUMMED,
+            "its attention merges heads across positions": decoder.head_merge is HeadMerge.RAW,
+            "its blocks attend to themselves twice": sum(
+                branch.parts.count(Part.SELF) for branch in decoder.branches
+            )
+            > 1,
+            "it adds the memory position by position": self.equal_lengths,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def position_row(rule: PositionIndex, position: int) -> int:
+    """The row of the table that a position takes."""
+    if rule is not PositionIndex.TRUNCATED_COSINE:
+        return position
+    cosine = math.cos(2 * math.pi * 0.73 * position)
+    return int(
+        struct.unpack("f", struct.pack("f", cosine))[0]
+    )  # in float32 cos(73π) is -1, in float64 a little more

@@ -1,0 +1,94 @@
+"""Tensors to arrays, modules to fill and run: the only file of the package that imports torch."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from jax_transformer.errors import InputError
+
+# Dtypes that torch cannot pass to NumPy: their bits are passed as integers
+_UNTYPED = {torch.bfloat16: (torch.uint16, "bfloat16")}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a copy of the tensor's values, bit for bit."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in _UNTYPED:
+        import ml_dtypes
+
+        bits, name = _UNTYPED[tensor.dtype]
+        return tensor.contiguous().view(bits).numpy().copy().view(getattr(ml_dtypes, name))
+    return np.array(tensor.numpy(), order="C")
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor with a copy of the array's values, bit for bit."""
+    for dtype, (bits, name) in _UNTYPED.items():
+        if array.dtype.name == name:
+            return (
+                torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
+                .view(bits)
+                .view(dtype)
+            )
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def fill(module: nn.Module, state: dict[str, np.ndarray]) -> nn.Module:
+    """Load ``state`` strictly, in place, and return the module.
+
+    Tied parameters stay tied, and the module takes the arrays' dtypes. Raises InputError that names
+    everything missing, unexpected and mis-shaped.
+    """
+    tensors = {name: to_tensor(array) for name, array in state.items()}
+    for name, parameter in module.state_dict(keep_vars=True).items():
+        if name in tensors:
+            parameter.data = parameter.data.to(tensors[name].dtype)
+    try:
+        module.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        raise InputError(" ".join(str(error).split())) from None
+    return module
+
+
+def trained_parameters(make: Callable[[], nn.Module]) -> list[str]:
+    """List the trained parameters of a module in the order in which torch.optim numbers them.
+
+    ``make`` returns the module; no weights are allocated.
+    """
+    with torch.device("meta"):
+        module = make()
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def outputs(
+    module: nn.Module,
+    state: dict[str, np.ndarray],
+    inputs: tuple[np.ndarray, ...],
+    parts: Mapping[str, str],
+) -> dict[str, np.ndarray]:
+    """Return float64 outputs of a module with these weights, without dropout.
+
+    Args:
+        module: the module; its weights are replaced.
+        state: the weights by name.
+        inputs: the arguments of a call.
+        parts: names of modules, by the key that their outputs get.
+
+    Returns:
+        ``logits``, the result of the call, and the output of each of ``parts``.
+    """
+    fill(module, {name: array.astype(np.float64) for name, array in state.items()}).double().eval()
+    results: dict[str, np.ndarray] = {}
+    for key, name in parts.items():
+
+        def record(_: nn.Module, __: object, result: torch.Tensor | tuple, key: str = key) -> None:
+            results[key] = to_numpy(result[0] if isinstance(result, tuple) else result)
+
+        part = module.get_submodule(name)
+        if isinstance(part, nn.ModuleList):  # a block whose weights all lie in a list of its own
+            part = module.get_submodule(name.rpartition(".")[0])
+        part.register_forward_hook(record)
+    # With gradients on, PyTorch takes no fast path that leaves modules out
+    return {"logits": to_numpy(module(*map(torch.from_numpy, inputs)))} | results
