@@ -1,6 +1,6 @@
-"""Engines that translate: JAX, or CTranslate2 with the extra ``ctranslate2``.
+"""The engine CTranslate2, with the extra ``ctranslate2``.
 
-CTranslate2 computes in float32 or with int8 matrices on the CPU. Its beam search is that of
+It computes in float32 or with int8 matrices on the CPU. Its beam search is that of
 transformers' ``generate`` with ``early_stopping=True``, and other searches are refused: facts from
 ``src/decoding.cc`` of version 4.8.
 """
@@ -25,7 +25,6 @@ from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
     EarlyStopping,
-    Engine,
     GenerationConfig,
 )
 from jax_transformer.inference.translation import TOKENS_PER_BATCH, Batch, Translator
@@ -232,20 +231,15 @@ def _damage(path: Path) -> Iterator[str]:
 def load(
     opened: Pretrained,
     *others: Pretrained,
-    engine: Engine = Engine.JAX,
     quantization: str | None = None,
     precision: str | None = None,
     **settings: Any,
-) -> Translator:
+) -> CTranslate2Translator:
     """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
 
-    Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
-    options that it does not have.
+    Arguments are those of :meth:`Translator.from_opened`. Raises ConfigError for options that
+    CTranslate2 does not have.
     """
-    if engine is Engine.JAX:
-        if quantization is not None:
-            raise ConfigError(f"--quantization {quantization} is for --engine ctranslate2")
-        return Translator.from_opened(opened, *others, precision=precision, **settings)
     if others:
         raise ConfigError("--engine ctranslate2 has no ensembles: leave out --ensemble")
     if precision is not None:
