@@ -38,7 +38,6 @@ def check_sizes(config: "TransformerConfig") -> None:
         "d_ff",
         "max_length",
         "head_dim",
-        "mel_bins",
         "embedding_dropouts",
     ):
         value = getattr(config, name)
@@ -66,7 +65,6 @@ def check_sizes(config: "TransformerConfig") -> None:
             )
         check_relative(name, stack)
         check_positions(config, name, stack)
-    check_spectrogram(config)
     check_vocabularies(config)
     if config.compute_dtype is not None and config.compute_dtype not in _COMPUTE_DTYPES:
         raise ConfigError(
@@ -90,19 +88,6 @@ def check_positions(config: "TransformerConfig", name: str, stack: "StackConfig"
         raise ConfigError(
             f"d_model={config.d_model} must be at least 4: "
             "the first and the last of tensor2tensor's wavelengths differ"
-        )
-
-
-def check_spectrogram(config: "TransformerConfig") -> None:
-    if (config.mel_bins is None) != (config.mel_frames is None):
-        raise ConfigError(
-            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
-            " spectrogram: give both or none"
-        )
-    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
-        raise ConfigError(
-            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
-            " position"
         )
 
 
@@ -165,8 +150,7 @@ def check_ids(config: "TransformerConfig") -> None:
     for name, size in sizes.items():
         if not 0 <= getattr(config, name) < size:
             raise ConfigError(f"{name}={getattr(config, name)} is outside the vocabulary of {size}")
-    # Whisper's padding is its end token, which works if padding is not masked
-    masks_end = config.mel_bins is None or Mask.TARGET_PADDING in config.decoder.self_mask
+    masks_end = config.input_layer is None or Mask.TARGET_PADDING in config.decoder.self_mask
     if config.target_pad_id == config.eos_id and masks_end:
         raise ConfigError(f"target_pad_id and eos_id are both {config.eos_id}")
     if config.padding_frozen and config.padding_trained:
@@ -197,17 +181,13 @@ def check_stacks(config: "TransformerConfig") -> None:
                 "encoder.branches: the residual 'memory' is the encoder's output "
                 "and belongs in the decoder"
             )
+    of_source = {Mask.SOURCE_PADDING} if config.input_layer is None else set()
     wrong = {
-        "encoder.self_mask": (config.encoder.self_mask, {Mask.SOURCE_PADDING}),
+        "encoder.self_mask": (config.encoder.self_mask, of_source),
         "encoder.cross_mask": (config.encoder.cross_mask, set()),
+        "decoder.self_mask": (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL}),
+        "decoder.cross_mask": (config.decoder.cross_mask, of_source),
     }
-    if config.mel_bins is not None:  # a window of sound has no padding
-        wrong["encoder.self_mask"] = (config.encoder.self_mask, set())
-    wrong["decoder.self_mask"] = (config.decoder.self_mask, {Mask.TARGET_PADDING, Mask.CAUSAL})
-    wrong["decoder.cross_mask"] = (
-        config.decoder.cross_mask,
-        {Mask.SOURCE_PADDING} if config.mel_bins is None else set(),
-    )
     for name, (masks, allowed) in wrong.items():
         for mask in masks:
             if mask not in allowed:
@@ -274,4 +254,23 @@ def check_backend(config: "TransformerConfig") -> None:
         raise ConfigError(
             f"attention_backend='{config.attention_backend.value}' cannot compute this model: "
             f"{'; '.join(dict.fromkeys(reasons))}"
+        )
+
+
+def check_spectrogram(config: "TransformerConfig") -> None:
+    """Check the sizes of a source that is sound.
+
+    A window of it has no padding, and the padding of its texts may be their end token (Whisper).
+    """
+    if config.mel_bins is not None and config.mel_bins < 1:
+        raise ConfigError(f"mel_bins={config.mel_bins} must be at least 1")
+    if (config.mel_bins is None) != (config.mel_frames is None):
+        raise ConfigError(
+            f"mel_bins={config.mel_bins} and mel_frames={config.mel_frames} are the sizes of one"
+            " spectrogram: give both or none"
+        )
+    if config.mel_frames is not None and (config.mel_frames < 2 or config.mel_frames % 2):
+        raise ConfigError(
+            f"mel_frames={config.mel_frames} must be even and at least 2: two frames make one"
+            " position"
         )

@@ -157,12 +157,6 @@ class TransformerConfig:
     """The decoder."""
     head_dim: int | None = None
     """Width of one head; ``d_model / num_heads`` if None."""
-    mel_bins: int | None = None
-    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
-    tokens (Whisper); None if the source is text.
-    """
-    mel_frames: int | None = None
-    """Frames of that spectrogram: two of them make one position of the encoder."""
     norm: Norm = Norm.LAYER
     norm_placement: NormPlacement = NormPlacement.POST
     norm_epsilon: float = 1e-5
@@ -223,12 +217,19 @@ class TransformerConfig:
     """Id with which every target begins."""
     eos_id: int = 2
     """Id that ends a line."""
+    mel_bins: int | None = None
+    """Channels of the source's spectrogram, which two convolutions read instead of an embedding of
+    tokens (Whisper); None if the source is text.
+    """
+    mel_frames: int | None = None
+    """Frames of that spectrogram: two of them make one position of the encoder."""
     RENAMED: ClassVar[Mapping[str, str]] = {"layout": "architecture"}
     """Keys of version 0.1 that are still read."""
 
     def __post_init__(self) -> None:
         for check in (
             checks.check_sizes,
+            checks.check_spectrogram,
             checks.check_rates,
             checks.check_ids,
             checks.check_stacks,
@@ -275,27 +276,6 @@ class TransformerConfig:
         return length
 
     @property
-    def mel_shape(self) -> tuple[int, int] | None:
-        """Channels and frames of a spectrogram; None if the source is text."""
-        if self.mel_bins is None or self.mel_frames is None:
-            return None
-        return self.mel_bins, self.mel_frames
-
-    def rows(self, stack: StackConfig) -> int:
-        """Number of positions in that stack."""
-        if self.mel_frames is None or stack != self.encoder:
-            return self.max_length
-        return self.mel_frames // 2
-
-    def check_text(self, what: str) -> None:
-        """Raise ConfigError if the source is sound, which ``what`` does not read."""
-        if self.mel_bins is not None:
-            raise ConfigError(
-                f"{what} reads text, and this model ({self.architecture}) reads sound: "
-                "`jax-transformer transcribe` writes down what is said"
-            )
-
-    @property
     def equal_lengths(self) -> bool:
         """True if source and target must be equally long.
 
@@ -323,6 +303,34 @@ class TransformerConfig:
             "it adds the memory position by position": self.equal_lengths,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    @property
+    def input_layer(self) -> str | None:
+        """Name of the installed layer that reads the source (``nn/input_layer.py``); None is the
+        embedding of tokens.
+        """
+        return None if self.mel_bins is None else "mel"
+
+    @property
+    def mel_shape(self) -> tuple[int, int] | None:
+        """Channels and frames of a spectrogram; None if the source is text."""
+        if self.mel_bins is None or self.mel_frames is None:
+            return None
+        return self.mel_bins, self.mel_frames
+
+    def rows(self, stack: StackConfig) -> int:
+        """Number of positions in that stack."""
+        if self.mel_frames is None or stack != self.encoder:
+            return self.max_length
+        return self.mel_frames // 2
+
+    def check_text(self, what: str) -> None:
+        """Raise ConfigError if the source is sound, which ``what`` does not read."""
+        if self.input_layer is not None:
+            raise ConfigError(
+                f"{what} reads text, and this model ({self.architecture}) reads sound: "
+                "`jax-transformer transcribe` writes down what is said"
+            )
 
     def to_json(self) -> str:
         """JSON text; :meth:`from_json` gives an equal config back."""
