@@ -42,7 +42,7 @@ class _Commands(Mapping[str, Command]):
                 print(f"skipped an installed command: {error}", file=sys.stderr)
 
     def __len__(self) -> int:
-        return len([*self])
+        return sum(1 for _ in self)
 
 
 COMMANDS = _Commands()
