@@ -66,7 +66,7 @@ class Traffic:
 class _Instruction:
     name: str
     result: str
-    """Type with layout, as bf16[8,128]{1,0}; a tuple in parentheses."""
+    """Type with layout, such as bf16[8,128]{1,0}; a tuple in parentheses."""
     opcode: str
     arguments: str
     """The text between its parentheses."""
@@ -110,12 +110,12 @@ class _Module:
     on_chip: str | None = None
 
     def size(self, result: str) -> int:
-        """The bytes in main memory of a type."""
+        """Return the bytes in main memory of a type."""
         return _size(result, self.on_chip)
 
 
 def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
-    """The bytes and collectives of one device in a run of the program ``Compiled.as_text()``.
+    """Return the bytes and collectives of one device in a run of a ``Compiled.as_text()``.
 
     ``on_chip`` marks the layout of arrays that are not in the device's main memory: ``S(1)`` on a
     TPU.
@@ -139,7 +139,7 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
 
 
 def parse(text: str) -> _Module:
-    """The computations of a program's text, and their instructions by name."""
+    """Return the computations of a program's text, and their instructions by name."""
     module, current = _Module(), None
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(("HloModule", " ")):
@@ -172,7 +172,7 @@ def _instruction(line: str) -> _Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the parenthesis that closes the one at ``start``."""
+    """Return the index of the parenthesis that closes the one at ``start``."""
     depth = 0
     for match in re.finditer(r"[()]", text[start:]):
         depth += 1 if match[0] == "(" else -1
@@ -184,7 +184,7 @@ def _closing(text: str, start: int) -> int:
 def _runs(
     module: _Module, name: str, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[_Computation, int, bool]]:
-    """Each computation that a computation runs, itself included: how often, and if in a fusion."""
+    """Yield each computation that one runs, itself included: how often, and if in a fusion."""
     computation = module.computations[name]
     yield computation, times, fused
     for instruction in computation.values():
@@ -197,7 +197,7 @@ def _runs(
 
 
 def _trips(module: _Module, loop: _Instruction) -> int:
-    """The iterations of a loop: as XLA says or, for a TPU, the number that ends its counter."""
+    """Return the iterations of a loop: what XLA says or, for a TPU, the end of its counter."""
     if (known := _TRIPS.search(loop.attributes)) is not None:
         return int(known[1])
     condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
@@ -210,7 +210,7 @@ def _trips(module: _Module, loop: _Instruction) -> int:
 
 
 def _size(result: str, besides: str | None = None) -> int:
-    """The bytes of a type, without the arrays whose layout has the mark ``besides``."""
+    """Return the bytes of a type, without the arrays whose layout has the mark ``besides``."""
     return sum(
         math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8
         for dtype, shape, layout in _ARRAY.findall(result)
@@ -232,7 +232,7 @@ def _dtype(computation: _Computation, instruction: _Instruction) -> str:
 
 
 def _moved(module: _Module, computation: _Computation, instruction: _Instruction) -> int:
-    """The bytes that an instruction reads and writes, as XLA's HloCostAnalysis counts them."""
+    """Return the bytes that an instruction reads and writes, as HloCostAnalysis counts them."""
     opcode, result = instruction.opcode, module.size(instruction.result)
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0
@@ -253,7 +253,7 @@ def _moved(module: _Module, computation: _Computation, instruction: _Instruction
 
 
 def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int:
-    """The bytes that a fusion reads of one of its operands: only a slice, if it takes a slice."""
+    """Return the bytes that a fusion reads of an operand: only a slice, if it takes a slice."""
     if parameter.opcode != "parameter":
         return 0
     names, sizes = [parameter.name], []
@@ -274,7 +274,7 @@ def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int
 
 
 def _written(module: _Module, inside: _Computation, result: _Instruction) -> int:
-    """The bytes of a fusion's result; of the update, if it updates an operand in place."""
+    """Return the bytes of a fusion's result, or of the update of an operand in place."""
     if result.opcode in ("tuple", "bitcast"):
         return sum(_written(module, inside, inside[name]) for name in result.operands)
     if result.opcode == "dynamic-update-slice":
@@ -286,7 +286,7 @@ def _written(module: _Module, inside: _Computation, result: _Instruction) -> int
 
 
 def _sent(kind: str, computation: _Computation, instruction: _Instruction) -> float:
-    """The bytes that each device of a ring sends."""
+    """Return the bytes that each device of a ring sends."""
     size = sum(_size(computation[name].result) for name in instruction.operands)
     devices = _group_size(instruction.attributes)
     share = (devices - 1) / devices if devices else 1.0
@@ -298,7 +298,7 @@ def _sent(kind: str, computation: _Computation, instruction: _Instruction) -> fl
 
 
 def _group_size(attributes: str) -> int:
-    """The number of devices of each group; 0 if the text does not say."""
+    """Return the number of devices of each group; 0 if the text does not say."""
     if (match := _GROUPS.search(attributes)) is None:
         return 0
     listed, size, mesh, axes = match.groups()

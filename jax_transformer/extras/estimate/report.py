@@ -76,7 +76,7 @@ def _time_lines(estimate: Estimate, times: Times) -> Iterator[str]:
 
 
 def advice(estimate: Estimate) -> list[str]:
-    """The options that would lower the memory, the most useful first."""
+    """Return the options that would lower the memory, the most useful first."""
     options = estimate.options
     model = options.model
     less_work = []
@@ -99,7 +99,7 @@ def advice(estimate: Estimate) -> list[str]:
 
 
 def as_json(estimate: Estimate) -> dict[str, Any]:
-    """The figures with their units in the names, and what they are of."""
+    """Return the figures with their units in the names, and what they are of."""
     memory, times, traffic = estimate.memory, estimate.times, estimate.traffic
     return {
         "topology": str(estimate.topology),
@@ -130,7 +130,7 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """A value with three digits and the prefix of its unit."""
+    """Return a value with three digits and the prefix of its unit."""
     for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"

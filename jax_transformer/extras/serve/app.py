@@ -60,9 +60,9 @@ class Service:
         self.failure: BaseException | None = None
         """An error outside of requests: the service cannot go on."""
         self.on_failure: Callable[[], None] = lambda: None
-        self._page = attention_page.service_page(
-            title, beam=self.engine.page_config.num_beams, max_beam=limits.max_beam
-        )
+        form = {"beam": self.engine.page_config.num_beams, "max_beam": limits.max_beam}
+        page = {"title": title, "note": "", "sentences": [], "service": form}
+        self._page = attention_page.render(page, connect="self")
         self.app = Starlette(
             routes=[
                 Route("/", self._show_page),
@@ -147,7 +147,7 @@ class Service:
         return response
 
     async def _answered(self, request: Request, start: float) -> list[dict[str, Any]]:
-        """The translations of a request, as JSON."""
+        """Return the translations of a request, as JSON."""
         loop = asyncio.get_running_loop()
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise RequestError(415, "the content type must be application/json")
@@ -177,7 +177,7 @@ class Service:
         return self.engine.encode(parsed.lines, parsed.config, attention=parsed.attention)
 
     async def _body(self, request: Request) -> bytes:
-        """The body of a request. Raises RequestError if it is too large or does not come."""
+        """Return the body of a request. Raises RequestError if it is too large or does not come."""
         content = bytearray()
         try:
             async with asyncio.timeout(self.limits.timeout):
@@ -195,11 +195,11 @@ class Service:
 async def _before(
     deadline: float, futures: "Sequence[asyncio.Future[Translation]]", request: Request
 ) -> list[Translation]:
-    """The results of ``futures``, all of which are cancelled at the deadline, at an error of one
-    of them, and if the client goes.
+    """Return the results of ``futures``, all of which are cancelled at the deadline, at an error
+    of one of them, and if the client goes.
     """
     translations = asyncio.gather(*futures)
-    # That it was cancelled is no error, also if nobody asks for the result
+    # It is not an error that it was cancelled, also if nobody asks for the result
     translations.add_done_callback(lambda done: done.cancelled() or done.exception())
     gone = asyncio.ensure_future(_disconnected(request))
     seconds = deadline - asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
 """The engine CTranslate2, with the extra ``ctranslate2``.
 
-It computes in float32 or with int8 matrices on the CPU. Its beam search is that of
+It computes in float32 or with int8 matrices on the CPU. Its beam search is
 transformers' ``generate`` with ``early_stopping=True``, and other searches are refused: facts from
 ``src/decoding.cc`` of version 4.8.
 """
@@ -95,9 +95,9 @@ class CTranslate2Translator(Translator):
         tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ):
-        """The model is converted first, unless a folder in that of the model has it already.
+        """Convert the model first, unless its folder has it already.
 
-        The other arguments are those of :meth:`Translator.from_opened`. Raises ConfigError for a
+        For the other arguments see :meth:`Translator.from_opened`. Raises ConfigError for a
         model or a setting that CTranslate2 does not compute as JAX does.
         """
         folder.check_installed("--engine ctranslate2")
@@ -144,7 +144,7 @@ class CTranslate2Translator(Translator):
             ]
 
     def _prefix(self, config: GenerationConfig) -> list[str]:
-        """The decoder's first input and, if there is one, the forced first token."""
+        """Return the decoder's first input and, if there is one, the forced first token."""
         start = config.decoder_start_token_id
         ids = [self.model.config.bos_id if start is None else start]
         if config.forced_bos_token_id is not None:
@@ -237,7 +237,7 @@ def load(
 ) -> CTranslate2Translator:
     """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
 
-    Arguments are those of :meth:`Translator.from_opened`. Raises ConfigError for options that
+    For the arguments see :meth:`Translator.from_opened`. Raises ConfigError for options that
     CTranslate2 does not have.
     """
     if others:
