@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
 import sys
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 from jax_transformer.architectures.base import Architecture, Preset
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import ConfigError, InputError, Refusal, nearest
-from jax_transformer.runtime import entry_points
 from jax_transformer.weights.rules import Table
 
 ENTRY_POINTS = f"{__package__}"  # jax_transformer.architectures
@@ -69,8 +69,9 @@ def get(name: str) -> Architecture:
     """
     known = built_in() | _added
     if name not in known:
-        if entry_point := entry_points.of(ENTRY_POINTS).get(name):
-            return register(_loaded(entry_point))
+        for entry_point in _entry_points():
+            if entry_point.name == name:
+                return register(_loaded(entry_point))
         raise ConfigError(
             f"unknown architecture {name!r}{nearest(name, names())}; known: {', '.join(names())}."
             " Name the file that describes it (--architecture FILE.py:NAME, in Python"
@@ -103,7 +104,7 @@ def weight_table(architecture: Architecture | str, config: TransformerConfig) ->
 
 def architectures() -> list[Architecture]:
     """Return every architecture: built in, registered, and of installed packages."""
-    for entry_point in entry_points.of(ENTRY_POINTS).values():
+    for entry_point in _entry_points():
         if entry_point.name not in built_in() | _added:
             try:
                 register(_loaded(entry_point))
@@ -216,8 +217,29 @@ def _check(architecture: Architecture) -> None:
             )
 
 
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    folders = [path or "." for path in sys.path if os.path.isdir(path or ".")]
+    return _entry_points_of(tuple((path, os.stat(path).st_mtime_ns) for path in folders))
+
+
+@functools.lru_cache(maxsize=1)
+def _entry_points_of(
+    folders: tuple[tuple[str, int], ...],
+) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Return the entry points of packages in these folders, as they were changed last.
+
+    Reading the metadata of every installed package takes 6 ms, and each preset asks for it.
+    """
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
 def _loaded(entry_point: importlib.metadata.EntryPoint) -> Architecture:
-    value = entry_points.load(entry_point)
+    try:
+        value = entry_point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"entry point {entry_point.name} = {entry_point.value}: {_one_line(error)}"
+        ) from error
     if not isinstance(value, Architecture) or value.name != entry_point.name:
         raise ConfigError(
             f"entry point {entry_point.name} = {entry_point.value}: not an Architecture of that"

@@ -42,16 +42,17 @@ class EarlyStopping(enum.StrEnum):
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """Constraints that few models have, such as Whisper's: a frozen value, which is hashed."""
+    """A constraint from outside: a frozen value, for which a program is compiled once."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The token ids that it names."""
+        """The token ids that it names, which must be in the vocabulary."""
 
     def __call__(self, scores: Any, tokens: Any, step: Any, eos_id: int) -> Any:
-        """Return the scores (b, k, v) of the next token, -inf for tokens that are forbidden.
+        """Return the scores (b, k, v) of the tokens at position ``step``, -inf for forbidden ones.
 
-        Tokens (b, k, n) before the position ``step`` are the generated ones; others do not count.
+        ``tokens`` (b, k, n) are the generated ones before the position; whatever follows them must
+        be ignored.
         """
 
 
@@ -82,7 +83,7 @@ class Constraints:
     begin_suppress_tokens: tuple[int, ...] = ()
     """Forbid these tokens at the first position, or at the second if the first is forced."""
     processors: tuple[LogitsProcessor, ...] = ()
-    """Apply these as well, in order."""
+    """Apply these after all other constraints."""
     renormalize_logits: bool = False
     """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
@@ -105,7 +106,8 @@ class Constraints:
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
-        } | {type(processor).__name__: processor.tokens for processor in self.processors}
+            "processors": tuple(token for each in self.processors for token in each.tokens),
+        }
 
 
 @dataclass(frozen=True)

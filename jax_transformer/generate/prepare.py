@@ -92,7 +92,7 @@ class Inputs(NamedTuple):
     """Arrays that a loop is called with."""
 
     source: Array
-    """Ids (b, s), unless the model's input layer reads others."""
+    """Ids (b, s), or spectrograms (b, c, w)."""
     forced_bos_ids: Int[Array, " b"] | None = None
     """The first token of each row; None forces none."""
     prompt: Int[Array, "b p"] | None = None
@@ -117,7 +117,7 @@ def prepare(
     sizes = model.config
     source = check_source(source, sizes)
     ngram = config.constraints.encoder_no_repeat_ngram_size
-    if ngram and sizes.input_layer is not None:
+    if ngram and sizes.mel_bins is not None:
         raise ConfigError(
             f"encoder_no_repeat_ngram_size={ngram} needs a source of tokens, and this model reads"
             " sound"
@@ -150,7 +150,7 @@ _RESOLVED: dict[str, Any] = dict.fromkeys(
 
 def default_length(config: TransformerConfig, source_width: int) -> int:
     """Maximum number of tokens for a source of this width, if a config has none."""
-    return config.longest if config.input_layer else min(config.longest, 2 * source_width)
+    return min(config.longest, 2 * source_width) if config.mel_bins is None else config.longest
 
 
 def prompt_length(prompt: Int[AnyArray, "b p"] | None) -> int:

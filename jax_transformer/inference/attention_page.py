@@ -91,6 +91,13 @@ def render(data: dict[str, Any], *, connect: str = "none") -> str:
     return webpage.render(page.replace("CONNECT-SOURCE", connect, 1), data)
 
 
+def service_page(title: str, *, beam: int, max_beam: int) -> str:
+    """The page of a service: without lines, and with a form that asks the service for them."""
+    service = {"beam": beam, "max_beam": max_beam}
+    data = {"title": title, "note": "", "sentences": [], "service": service}
+    return render(data, connect="self")
+
+
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each token.
 

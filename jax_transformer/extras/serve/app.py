@@ -60,9 +60,9 @@ class Service:
         self.failure: BaseException | None = None
         """An error outside of requests: the service cannot go on."""
         self.on_failure: Callable[[], None] = lambda: None
-        form = {"beam": self.engine.page_config.num_beams, "max_beam": limits.max_beam}
-        page = {"title": title, "note": "", "sentences": [], "service": form}
-        self._page = attention_page.render(page, connect="self")
+        self._page = attention_page.service_page(
+            title, beam=self.engine.page_config.num_beams, max_beam=limits.max_beam
+        )
         self.app = Starlette(
             routes=[
                 Route("/", self._show_page),
