@@ -97,19 +97,24 @@ class Estimate:
         )
 
     @property
+    def peak(self) -> float:
+        """The operations of a device in a second, at most; 0 if unknown."""
+        half = self.options.model.precision is Precision.BFLOAT16
+        device = self.topology.accelerator
+        return device.bfloat16 if half else device.float32
+
+    @property
     def times(self) -> "Times | None":
         """The times of an update; None if the figures of the device or the traffic are unknown."""
         device = self.topology.accelerator
         if self.traffic is None or not device.bandwidth:
             return None
-        half = self.options.model.precision is Precision.BFLOAT16
-        peak = device.bfloat16 if half else device.float32
         sent = sum(each.bytes for each in self.traffic.collectives)
         return Times(
-            (self.flops + self.recomputed) / self.devices / peak,
+            (self.flops + self.recomputed) / self.devices / self.peak,
             self.traffic.bytes / device.bandwidth,
             sent / self.topology.links,
-            self.flops / self.devices / peak,
+            self.flops / self.devices / self.peak,
         )
 
 

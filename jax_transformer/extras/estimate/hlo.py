@@ -72,6 +72,8 @@ class _Instruction:
     """The text between its parentheses."""
     attributes: str
     root: bool
+    size: int
+    """Bytes of the result in main memory."""
 
     @cached_property
     def operands(self) -> list[str]:
@@ -107,11 +109,6 @@ _Computation = dict[str, _Instruction]
 class _Module:
     computations: dict[str, _Computation] = field(default_factory=dict)
     entry: str = ""
-    on_chip: str | None = None
-
-    def size(self, result: str) -> int:
-        """Return the bytes in main memory of a type."""
-        return _size(result, self.on_chip)
 
 
 def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
@@ -120,8 +117,7 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     ``on_chip`` marks the layout of arrays that are not in the device's main memory: ``S(1)`` on a
     TPU.
     """
-    module = parse(text)
-    module.on_chip = on_chip
+    module = parse(text, on_chip)
     moved, counts, sizes = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], float](float)
     chains: set[str] = set()
     for computation, times, fused in _runs(module, module.entry):
@@ -138,7 +134,7 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     return Traffic(moved, tuple(sorted(collectives, key=lambda each: -each.bytes)))
 
 
-def parse(text: str) -> _Module:
+def parse(text: str, on_chip: str | None = None) -> _Module:
     """Return the computations of a program's text, and their instructions by name."""
     module, current = _Module(), None
     for line in text.splitlines():
@@ -150,12 +146,12 @@ def parse(text: str) -> _Module:
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
-            instruction = _instruction(line.strip())
+            instruction = _instruction(line.strip(), on_chip)
             current[instruction.name] = instruction
     return module
 
 
-def _instruction(line: str) -> _Instruction:
+def _instruction(line: str, on_chip: str | None) -> _Instruction:
     left, _, rest = line.partition(" = ")
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
@@ -168,6 +164,7 @@ def _instruction(line: str) -> _Instruction:
         rest[len(opcode) + 1 : close],
         rest[close + 1 :],
         left.startswith("ROOT "),
+        _size(result, on_chip),
     )
 
 
@@ -233,14 +230,14 @@ def _dtype(computation: _Computation, instruction: _Instruction) -> str:
 
 def _moved(module: _Module, computation: _Computation, instruction: _Instruction) -> int:
     """Return the bytes that an instruction reads and writes, as HloCostAnalysis counts them."""
-    opcode, result = instruction.opcode, module.size(instruction.result)
+    opcode, result = instruction.opcode, instruction.size
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0
     if opcode == "fusion":
         inside = module.computations[instruction.called[0]]
-        read = sum(_read(module, inside, each) for each in inside.values())
-        return read + _written(module, inside, next(x for x in inside.values() if x.root))
-    operands = [module.size(computation[name].result) for name in instruction.operands]
+        read = sum(_read(inside, each) for each in inside.values())
+        return read + _written(inside, next(x for x in inside.values() if x.root))
+    operands = [computation[name].size for name in instruction.operands]
     if opcode in _SLICES:
         return 2 * result + sum(operands[1:])
     if opcode == "dynamic-update-slice":
@@ -252,7 +249,7 @@ def _moved(module: _Module, computation: _Computation, instruction: _Instruction
     return result + sum(operands)
 
 
-def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int:
+def _read(inside: _Computation, parameter: _Instruction) -> int:
     """Return the bytes that a fusion reads of an operand: only a slice, if it takes a slice."""
     if parameter.opcode != "parameter":
         return 0
@@ -265,21 +262,21 @@ def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int
             if user.opcode == "bitcast":
                 names.append(user.name)
             elif user.opcode in _SLICES and first:
-                sizes.append(module.size(user.result))
+                sizes.append(user.size)
             elif user.opcode == "dynamic-update-slice" and first:
                 sizes.append(0)  # it is updated in place
             else:
-                return module.size(parameter.result)
-    return min(sum(sizes), module.size(parameter.result))
+                return parameter.size
+    return min(sum(sizes), parameter.size)
 
 
-def _written(module: _Module, inside: _Computation, result: _Instruction) -> int:
+def _written(inside: _Computation, result: _Instruction) -> int:
     """Return the bytes of a fusion's result, or of the update of an operand in place."""
     if result.opcode in ("tuple", "bitcast"):
-        return sum(_written(module, inside, inside[name]) for name in result.operands)
+        return sum(_written(inside, inside[name]) for name in result.operands)
     if result.opcode == "dynamic-update-slice":
-        return module.size(inside[result.operands[1]].result)
-    return module.size(result.result)
+        return inside[result.operands[1]].size
+    return result.size
 
 
 # Collectives

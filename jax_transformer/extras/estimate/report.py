@@ -57,8 +57,6 @@ def _memory_lines(estimate: Estimate) -> Iterator[str]:
 
 def _time_lines(estimate: Estimate, times: Times) -> Iterator[str]:
     device, topology = estimate.topology.accelerator, estimate.topology
-    half = estimate.options.model.precision is Precision.BFLOAT16
-    peak = device.bfloat16 if half else device.float32
     tokens = 2 * estimate.shape.rows * estimate.shape.length * estimate.options.optimizer.accumulate
     yield (
         f"time of an update: {1e3 * times.least:,.1f} ms if all overlaps, "
@@ -70,8 +68,9 @@ def _time_lines(estimate: Estimate, times: Times) -> Iterator[str]:
         f"and {times.model / times.most:.0%} to {times.model / times.least:.0%} of the peak"
     )
     yield (
-        f"assumed, of a device: {peak / 1e12:,.0f} TFLOP/s, {device.bandwidth / 1e12:,.2f} TB/s "
-        f"of memory, {topology.links / 1e9:,.0f} GB/s of links, as its vendor states them"
+        f"assumed, of a device: {estimate.peak / 1e12:,.0f} TFLOP/s, "
+        f"{device.bandwidth / 1e12:,.2f} TB/s of memory, {topology.links / 1e9:,.0f} GB/s of "
+        "links, as its vendor states them"
     )
 
 

@@ -18,10 +18,10 @@ from starlette.routing import Route
 from jax_transformer import webpage
 from jax_transformer.extras.serve import requests
 from jax_transformer.extras.serve.batching import Batcher
-from jax_transformer.extras.serve.engine import EncodedLine, Engine, Translation
+from jax_transformer.extras.serve.engine import Engine, Translation
 from jax_transformer.extras.serve.limits import Limits
 from jax_transformer.extras.serve.metrics import CONTENT_TYPE, Metrics
-from jax_transformer.extras.serve.requests import RequestError, TranslationRequest
+from jax_transformer.extras.serve.requests import RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
 
@@ -157,7 +157,9 @@ class Service:
             raise RequestError(
                 503, "the programs of this server are being compiled", {"Retry-After": "5"}
             )
-        lines = await loop.run_in_executor(self._encoder, self._encoded, parsed)
+        lines = await loop.run_in_executor(
+            self._encoder, self.engine.encode, parsed.lines, parsed.config, parsed.attention
+        )
         futures = self.batcher.submit([line for line in lines if line is not None])
         self.accepted += 1
         self.metrics.accepted.inc()
@@ -172,9 +174,6 @@ class Service:
         self.answered += 1
         following, empty = iter(translations), Translation([empty_hypothesis(parsed.config)], [])
         return [_as_json(empty if line is None else next(following)) for line in lines]
-
-    def _encoded(self, parsed: TranslationRequest) -> list[EncodedLine | None]:
-        return self.engine.encode(parsed.lines, parsed.config, attention=parsed.attention)
 
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Raises RequestError if it is too large or does not come."""

@@ -64,7 +64,7 @@ class Engine:
         self._others: set[GenerationConfig] = set()
 
     def encode(
-        self, lines: Sequence[str], config: GenerationConfig, *, attention: bool
+        self, lines: Sequence[str], config: GenerationConfig, attention: bool
     ) -> list[EncodedLine | None]:
         """Return the lines as ids; None for those that have no text.
 

@@ -7,7 +7,7 @@ transformers' ``generate`` with ``early_stopping=True``, and other searches are 
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,56 +129,42 @@ class CTranslate2Translator(Translator):
 
     def _translate(self, batch: Batch, config: GenerationConfig) -> None:
         check_generation(config)
+        model, constraints = self.model.config, config.constraints
+        start, end = config.decoder_start_token_id, config.eos_token_id
+        start = model.bos_id if start is None else start
+        end = model.eos_id if end is None else end
+        longest = prepare.max_new_tokens(model, batch.width, config.max_new_tokens)
+        suppressed = {word[0] for word in constraints.bad_words_ids} - {end}
+        suppressed.update(constraints.suppress_tokens)
         special = encoding.special_tokens(self.tokenizer)
-        lines = [[*special.prefix, *line.ids, *special.suffix] for line in batch.lines]
+        forced = config.forced_bos_token_id
         results = self._engine.translate_batch(
-            [[str(i) for i in line] for line in lines],
-            target_prefix=[self._prefix(config)] * len(lines),
-            **self._options(config, batch.width),
+            [_tokens([*special.prefix, *line.ids, *special.suffix]) for line in batch.lines],
+            target_prefix=[_tokens([start] if forced is None else [start, forced])]
+            * len(batch.lines),
+            beam_size=config.num_beams,
+            num_hypotheses=config.num_return_sequences,
+            length_penalty=config.length_penalty,
+            return_scores=config.num_beams > 1,
+            max_input_length=0,
+            max_decoding_length=longest,
+            min_decoding_length=min(constraints.min_new_tokens, longest),
+            suppress_sequences=[[token] for token in _tokens(suppressed)],
+            end_token=_tokens([end]),
+            return_end_token=True,
         )
         for line, result in zip(batch.lines, results, strict=True):
-            scores = result.scores or [np.nan]
-            line.hypotheses = [
-                self.hypothesis(self._ids(tokens, config, batch.width), float(score), config)
-                for tokens, score in zip(result.hypotheses, scores, strict=True)
-            ]
+            line.hypotheses = []
+            for tokens, score in zip(result.hypotheses, result.scores or [np.nan], strict=True):
+                ids = np.array([int(token) for token in tokens], np.int32)
+                if constraints.forced_eos_token_ids and len(ids) == longest:
+                    ids[-1] = constraints.forced_eos_token_ids[0]
+                line.hypotheses.append(self.hypothesis(ids, float(score), config))
 
-    def _prefix(self, config: GenerationConfig) -> list[str]:
-        """Return the decoder's first input and, if there is one, the forced first token."""
-        start = config.decoder_start_token_id
-        ids = [self.model.config.bos_id if start is None else start]
-        if config.forced_bos_token_id is not None:
-            ids.append(config.forced_bos_token_id)
-        return [str(i) for i in ids]
 
-    def _options(self, config: GenerationConfig, width: int) -> dict[str, Any]:
-        constraints, end = config.constraints, self._end(config)
-        longest = self._longest(config, width)
-        words = {word[0] for word in constraints.bad_words_ids} - {end}
-        return {
-            "beam_size": config.num_beams,
-            "num_hypotheses": config.num_return_sequences,
-            "length_penalty": config.length_penalty,
-            "return_scores": config.num_beams > 1,
-            "max_input_length": 0,
-            "max_decoding_length": longest,
-            "min_decoding_length": min(constraints.min_new_tokens, longest),
-            "suppress_sequences": [[str(i)] for i in {*constraints.suppress_tokens, *words}],
-            "end_token": [str(end)],
-            "return_end_token": True,
-        }
-
-    def _ids(self, tokens: list[str], config: GenerationConfig, width: int) -> np.ndarray:
-        ids = np.array([int(token) for token in tokens], np.int32)
-        if config.constraints.forced_eos_token_ids and len(ids) == self._longest(config, width):
-            ids[-1] = config.constraints.forced_eos_token_ids[0]
-        return ids
-
-    def _longest(self, config: GenerationConfig, width: int) -> int:
-        return prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
-
-    def _end(self, config: GenerationConfig) -> int:
-        return self.model.config.eos_id if config.eos_token_id is None else config.eos_token_id
+def _tokens(ids: Iterable[int]) -> list[str]:
+    """Return the tokens of a converted model, which are ids in decimal."""
+    return [str(i) for i in ids]
 
 
 _COMPUTE = {
