@@ -41,6 +41,14 @@ try:
     jax_transformer.Transcriber
 except ImportError as error:
     results["Transcriber"] = str(error)
+config = jax_transformer.preset(
+    "lesson10", source_vocab_size=11, target_vocab_size=13, mel_bins=4, mel_frames=8,
+    **{"encoder.self_mask": (), "decoder.cross_mask": ()},
+)
+try:
+    jax_transformer.transformer.abstract(config)
+except jax_transformer.errors.ConfigError as error:
+    results["input layer"] = str(error)
 results["presets"] = jax_transformer.preset_names()
 results["loaded"] = [name for name in sys.modules if name.startswith("jax_transformer.extras")]
 os.write(1, json.dumps(results).encode())
@@ -88,6 +96,7 @@ def test_the_core_works_without_its_extras(entry_points: str, core: Path, tmp_pa
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
     assert "lesson10" in results["presets"] and "whisper_tiny" not in results["presets"]
     assert results["Transcriber"] == "No module named 'jax_transformer.extras'"
+    assert "'mel'" in results["input layer"] or "entry point mel" in results["input layer"]
     assert not (tmp_path / "new").exists()
     for name in EXTRAS:
         code, out, err = results[name]
