@@ -10,7 +10,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import DifferentError
 from jax_transformer.extras.deploy.ctranslate2.folder import Quantization
 from jax_transformer.extras.deploy.ctranslate2.vocabulary import Vocabularies
-from jax_transformer.parity.random_batch import random_batch
+from jax_transformer.parity import from_files
 
 _LONGEST = 7
 _BOUND = 1e-3
@@ -29,7 +29,7 @@ def check(
     Raises DifferentError if it is above what float32's rounding explains, and the folder is in
     float32.
     """
-    source, target = random_batch(config, 0, min(_LONGEST, config.longest))
+    source, target = from_files.random_batch(config, 0, min(_LONGEST, config.longest))
     target = target[:, :-1]  # the decoder reads the start token as well
     if vocabularies.settings["add_source_eos"]:  # which the engine appends
         last = (source != config.source_pad_id).sum(axis=1) - 1

@@ -16,7 +16,7 @@ from jax_transformer.extras.deploy.stablehlo import programs, run
 from jax_transformer.extras.deploy.stablehlo.programs import Settings
 from jax_transformer.generate import decoding
 from jax_transformer.generate.prepare import SplitModel
-from jax_transformer.parity.random_batch import random_batch
+from jax_transformer.parity import from_files
 from jax_transformer.storage import lazy, safetensors
 
 MANIFEST, WEIGHTS, LOADER = "programs.json", "weights.safetensors", "run.py"
@@ -109,7 +109,7 @@ def _shapes(avals: Any) -> list[str]:
 
 def check(folder: Path, model: SplitModel, settings: Settings) -> None:
     """Raise DifferentError unless the program ``greedy`` gives the model's own tokens."""
-    source, _ = random_batch(model.config, 0)
+    source, _ = from_files.random_batch(model.config, 0)
     ours = decoding.greedy(model, source, **settings.search)
     theirs = run.Model(folder).greedy(source)
     if not np.array_equal(np.asarray(ours), np.asarray(theirs)):
