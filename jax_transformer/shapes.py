@@ -1,7 +1,7 @@
 """The legend of axes, and types of the arrays that go in and out of the model.
 
 b batch · s source · t target · q query · k key · h head · e head width
-d model · f feed-forward · v vocabulary · c channel of a spectrogram · w frame of its window
+d model · f feed-forward · v vocabulary · c channel · w frame of a window
 """
 
 import jax
@@ -13,9 +13,8 @@ AnyArray = jax.Array | np.ndarray
 SourceIds = Int[AnyArray, "b s"]
 TargetIds = Int[AnyArray, "b t"]
 Features = Float[AnyArray, "b c w"]
-"""Spectrograms, one window of sound for each row."""
+"""A source of numbers, for a model with ``config.input_layer``."""
 Source = SourceIds | Features
-"""The input of the encoder: ids of text, or spectrograms if the model reads sound."""
 Hidden = Float[jax.Array, "b n d"]
 Memory = Float[jax.Array, "b s d"]
 Logits = Float[jax.Array, "b t v"]

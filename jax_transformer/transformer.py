@@ -17,8 +17,7 @@ from jax_transformer.config import (
     TransformerConfig,
 )
 from jax_transformer.errors import ConfigError
-from jax_transformer.extras.speech.stem import ConvolutionalStem
-from jax_transformer.nn import sharding
+from jax_transformer.nn import input_layer, sharding
 from jax_transformer.nn.attention import Cache, Prefix, block_cache, own_beam_indices
 from jax_transformer.nn.blocks import BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
@@ -70,10 +69,10 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         shared = config.tying.one_embedding
-        self.stem = None if config.mel_bins is None else ConvolutionalStem(config, rngs=rngs)
+        self.stem = input_layer.of(config).layer(config, rngs=rngs) if config.input_layer else None
         self.source_embedding = (
             None
-            if shared or self.stem is not None
+            if shared or config.input_layer
             else Embedding(
                 config,
                 config.source_vocab_size,
@@ -103,13 +102,12 @@ class Transformer(nnx.Module):
     ) -> Logits | tuple[Logits, Attention]:
         """Logits (b, t, v) of the token after each target position.
 
-        The source are ids (b, s), or spectrograms (b, c, w) if ``config.mel_bins`` says so.
-        Deterministic unless ``rngs`` is given.
+        The source are ids (b, s), unless ``config.input_layer`` reads others. Deterministic unless
+        ``rngs`` is given.
 
         Raises InputError for ids outside the vocabulary (unless they are traced), sequences longer
-        than ``config.longest``, spectrograms of another shape than the model's, empty batches, and
-        sides that do not belong together; ConfigError for attention weights that
-        ``config.attention_backend`` does not return.
+        than ``config.longest``, empty batches, and sides that do not belong together; ConfigError
+        for attention weights that ``config.attention_backend`` does not return.
         """
         if return_attention and self.config.attention_backend is not AttentionBackend.XLA:
             raise ConfigError(
@@ -139,7 +137,7 @@ class Transformer(nnx.Module):
         self, source: Source, target: TargetIds, rngs: Randomness, attention: bool
     ) -> tuple[Hidden, list[BlockResult], list[BlockResult]]:
         dropout = from_rngs(rngs, self.config.dropout_masks)
-        source = self.check_source(source)
+        source = check_source(source, self.config)
         target = check_ids(target, self.config, self.config.target_vocab_size, "target")
         check_pair(source.shape, target.shape, self.config)
         memory, valid, encoded = self._encode(source, dropout, attention)
@@ -147,17 +145,8 @@ class Transformer(nnx.Module):
 
     def encode(self, source: Source, *, rngs: Randomness = None) -> Memory:
         """The encoder's output (b, s, d)."""
-        source = self.check_source(source)
+        source = check_source(source, self.config)
         return self._encode(source, from_rngs(rngs, self.config.dropout_masks))[0]
-
-    def encode_features(self, features: Features, *, rngs: Randomness = None) -> Memory:
-        """The encoder's output (b, s, d) for spectrograms (b, c, w), with two frames a position.
-
-        Raises ConfigError if the model reads text.
-        """
-        if self.stem is None:
-            raise ConfigError(f"encode_features: {self.config.architecture} reads ids of text")
-        return self.encode(features, rngs=rngs)
 
     def encode_embeddings(
         self,
@@ -180,7 +169,7 @@ class Transformer(nnx.Module):
             raise ConfigError(
                 f"max_length={length} must be between 1 and the model's {config.longest}"
             )
-        source = self.check_source(source)
+        source = check_source(source, self.config)
         memory, source_valid, _ = self._encode(source, Dropout())
         batch, none = memory.shape[0], jnp.zeros((), jnp.int32)
         if config.equal_lengths and length > source.shape[1]:
@@ -261,13 +250,6 @@ class Transformer(nnx.Module):
         logits = self.logits(jax.lax.dynamic_slice_in_dim(x, prefix.length, 1, axis=1))
         return logits.reshape(*tokens.shape, -1), prefix._replace(length=prefix.length + 1)
 
-    def check_source(self, source: Source) -> Array:
-        """The source as the encoder reads it: ids as int32, or spectrograms.
-
-        Raises InputError if the model cannot read it.
-        """
-        return check_source(source, self.config)
-
     def _encode(
         self, source: Array, dropout: Dropout, attention: bool = False
     ) -> tuple[Memory, Bool[Array, "b s"], list[BlockResult]]:
@@ -316,6 +298,15 @@ class Transformer(nnx.Module):
             if self.config.logits_bias
             else logits
         )
+
+    def encode_features(self, features: Features, *, rngs: Randomness = None) -> Memory:
+        """Return the encoder's output (b, s, d) for features (b, c, w), such as spectrograms.
+
+        Raises ConfigError if the model reads text.
+        """
+        if self.stem is None:
+            raise ConfigError(f"encode_features: {self.config.architecture} reads ids of text")
+        return self.encode(features, rngs=rngs)
 
 
 def flatten(model: nnx.Module, kind: type[nnx.Variable] = nnx.Variable) -> dict[str, Any]:

@@ -5,9 +5,8 @@ import json
 import pytest
 
 import jax_transformer as jt
-from jax_transformer.extras.deploy import engines
+from jax_transformer.extras.deploy.ctranslate2 import engine
 from jax_transformer.formats import pretrained
-from jax_transformer.generate.generation_config import Engine
 from parity_tests import huggingface_folders
 from parity_tests.unit import helpers, runs
 
@@ -37,7 +36,7 @@ def test_tokens_of_a_folder_translate_as_here(name, tmp_path):
         assert runs.main("convert", source, out, "--to", "ct2", "--no-check") == 0
         opened = pretrained.open(source)
         ours = jt.Translator.from_opened(opened, **options).hypotheses(LINES)
-        theirs = engines.load(opened, engine=Engine.CTRANSLATE2, **options).hypotheses(LINES)
+        theirs = engine.load(opened, **options).hypotheses(LINES)
     ids = [[line[0].ids.tolist() for line in side] for side in (ours, theirs)]
     assert ids[0] == ids[1]
     settings = json.loads((out / "config.json").read_text())

@@ -29,13 +29,11 @@ from jax_transformer.convert import conversion, preparation
 from jax_transformer.convert.preparation import Request
 from jax_transformer.errors import ConfigError, InputError
 from jax_transformer.extras.speech import (
-    language_names,
     log_mel,
     speech_config,
-    timed_phrases,
+    speech_settings,
     timestamps,
 )
-from jax_transformer.generate.generation_config import TimestampRules
 from parity_tests import tokenizer_models
 from parity_tests.unit import runs
 
@@ -170,8 +168,8 @@ def test_transcripts_are_those_of_generate(name: str, beams: int, folder: Path):
 
 def test_another_seek_is_detected(folder: Path, monkeypatch):
     """Negative control: windows that follow each other without looking at times."""
-    samples, split = speech(3.7), timed_phrases.split
-    monkeypatch.setattr(timed_phrases, "split", lambda *args: (split(*args)[0], args[-1]))
+    samples, split = speech(3.7), timestamps.split
+    monkeypatch.setattr(timestamps, "split", lambda *args: (split(*args)[0], args[-1]))
     options = {"language": "yue", "return_timestamps": True, "task": "transcribe"}
     expected = theirs(folder, samples, **options)["segments"][0]
     transcript = jt.Transcriber.load(folder)(samples, language="yue")
@@ -214,8 +212,8 @@ def test_rules_of_times_are_those_of_the_logits_processor(latest: int | None):
     tokens = random.integers(0, first - 1, (rows, beams, length))
     times = np.sort(random.integers(first, vocabulary, tokens.shape), axis=2)
     tokens = np.where(random.random(tokens.shape) < 0.5, times, tokens)
-    rules, all_tokens = TimestampRules(first, latest), jnp.asarray(tokens, jnp.int32)
-    apply = jax.jit(lambda scores, step: timestamps.apply(scores, all_tokens, step, rules, end))
+    rules, all_tokens = timestamps.TimestampRules(first, latest), jnp.asarray(tokens, jnp.int32)
+    apply = jax.jit(lambda scores, step: rules(scores, all_tokens, step, end))
     kinds = set()
     for step in range(length + 1):
         scores = random.normal(size=(rows, beams, vocabulary)) * 2
@@ -426,7 +424,7 @@ def test_prompts_are_those_of_generate(name: str, times: bool, folder: Path, tmp
 
 
 def test_names_of_languages_are_those_of_the_tokenizer():
-    assert language_names.CODES == TO_LANGUAGE_CODE
+    assert speech_settings.LANGUAGE_CODES == TO_LANGUAGE_CODE
 
 
 def test_settings_that_are_not_supported_are_refused_by_key(folder: Path, tmp_path: Path):

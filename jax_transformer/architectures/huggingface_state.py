@@ -154,7 +154,7 @@ def _positions(config: TransformerConfig) -> dict[str, tuple[int, int]]:
             config.d_model,
         )
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack.positions is Positions.SINUSOIDAL_STORED and config.mel_bins is None
+        if stack.positions is Positions.SINUSOIDAL_STORED and config.input_layer is None
     }
 
 

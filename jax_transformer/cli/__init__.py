@@ -122,7 +122,7 @@ def _run(arguments: list[str]) -> int:
 
 def _usage() -> str:
     lines = ["usage: jax-transformer COMMAND [options]", ""]
-    for name, command in COMMANDS.items():
+    for name, command in COMMANDS.loadable():
         lines.append(f"  {name:10} {(command.kind.__doc__ or '').splitlines()[0]}")
     lines += [
         "",

@@ -40,7 +40,7 @@ def _parser(file: Any) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("jax-transformer")
     root.add_argument("--version", action="store_true", help="Print the version")
     parsers = root.add_subparsers()
-    for name, command in commands.COMMANDS.items():
+    for name, command in commands.COMMANDS.loadable():
         summary = (command.kind.__doc__ or "").partition("\n")[0]
         parser = parsers.add_parser(name, help=summary, description=summary)
         for option in arguments.listed(command.kind):

@@ -8,7 +8,7 @@ from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.cli.translate import Precision, SearchOptions
 from jax_transformer.data import pair_files
 from jax_transformer.errors import ConfigError
-from jax_transformer.generate.generation_config import Engine
+from jax_transformer.inference.engines import Engine
 
 
 @dataclass(frozen=True)

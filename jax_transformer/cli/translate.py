@@ -14,7 +14,9 @@ from jax_transformer.cli import streams
 from jax_transformer.cli.arguments import Command, Inline, Repeatable
 from jax_transformer.data.options import LongLine
 from jax_transformer.errors import ConfigError, Refusal, counted
-from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping, Engine
+from jax_transformer.generate.generation_config import BeamScorer, EarlyStopping
+from jax_transformer.inference import engines
+from jax_transformer.inference.engines import Engine
 from jax_transformer.storage import atomic
 
 if TYPE_CHECKING:
@@ -123,7 +125,6 @@ def with_precision(run: Callable[[Any], int]) -> Callable[[Any], int]:
 @with_precision
 def run(options: TranslateOptions) -> int:
     """Translate the lines as they come and return the exit code."""
-    from jax_transformer.extras.deploy import engines
     from jax_transformer.formats import pretrained
     from jax_transformer.inference import translation
     from jax_transformer.training import devices

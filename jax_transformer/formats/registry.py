@@ -55,14 +55,10 @@ def get(name: str) -> Format:
             raise ConfigError(
                 f"unknown format {name!r}{nearest(name, known)}; known: {', '.join(known)}"
             )
-        try:
-            loaded = points[name].load()
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"entry point {name} = {points[name].value}: {reason}") from error
-        if not isinstance(loaded, Format) or loaded.name != name:
+        loaded = entry_points.load(points[name], Format)
+        if loaded.name != name:
             raise ConfigError(
-                f"entry point {name} = {points[name].value}: not a Format of that name"
+                f"entry point {name} = {points[name].value}: is the format {loaded.name}"
             )
         _added[name] = loaded
     return _added[name]

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_transformer.extras.speech import timestamps
 from jax_transformer.generate.generation_config import Constraints
 from jax_transformer.generate.prepare import Inputs, StaticArgs, start_tokens
 
@@ -74,8 +73,8 @@ def apply(
             _suppress(scores, constraints.begin_suppress_tokens),
             scores,
         )
-    if constraints.timestamps is not None:
-        scores = timestamps.apply(scores, tokens, step, constraints.timestamps, static_args.eos_id)
+    for processor in constraints.processors:
+        scores = processor(scores, tokens, step, static_args.eos_id)
     return jax.nn.log_softmax(scores) if constraints.renormalize_logits else scores
 
 

@@ -10,16 +10,9 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jax_transformer.errors import ConfigError, nearest
-
-
-class Engine(enum.StrEnum):
-    """A program that computes translations."""
-
-    JAX = "jax"
-    CTRANSLATE2 = "ctranslate2"
 
 
 class BeamScorer(enum.StrEnum):
@@ -47,20 +40,20 @@ class EarlyStopping(enum.StrEnum):
     """``"never"`` in transformers: the same, scored at the greatest length if that is better."""
 
 
-@dataclass(frozen=True)
-class TimestampRules:
-    """Rules for the tokens of time that Whisper writes around its phrases.
+@runtime_checkable
+class LogitsProcessor(Protocol):
+    """A constraint from outside: a frozen value, for which a program is compiled once."""
 
-    Times come in pairs, the end of a phrase and the start of the next, and never go back; a text
-    begins with one; and where all times together are likelier than any other token, it is a time.
-    """
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token ids that it names, which must be in the vocabulary."""
 
-    first: int
-    """Id of the first time, ``<|0.00|>``. All ids from there on are times; the one before is
-    ``<|notimestamps|>``, which is forbidden.
-    """
-    max_initial: int | None = None
-    """The latest time that a text may begin with, counted from the first one; None is any."""
+    def __call__(self, scores: Any, tokens: Any, step: Any, eos_id: int) -> Any:
+        """Return the scores (b, k, v) of the tokens at position ``step``, -inf for forbidden ones.
+
+        ``tokens`` (b, k, n) are the generated ones before the position; whatever follows them must
+        be ignored.
+        """
 
 
 @dataclass(frozen=True)
@@ -89,8 +82,8 @@ class Constraints:
     """Forbid these tokens."""
     begin_suppress_tokens: tuple[int, ...] = ()
     """Forbid these tokens at the first position, or at the second if the first is forced."""
-    timestamps: TimestampRules | None = None
-    """Keep the rules of tokens of time."""
+    processors: tuple[LogitsProcessor, ...] = ()
+    """Apply these after all other constraints."""
     renormalize_logits: bool = False
     """Normalise the scores again after all other constraints, before a beam search adds them up."""
 
@@ -113,7 +106,7 @@ class Constraints:
             "forced_eos_token_id": self.forced_eos_token_ids,
             "suppress_tokens": self.suppress_tokens,
             "begin_suppress_tokens": self.begin_suppress_tokens,
-            "timestamps": () if self.timestamps is None else (self.timestamps.first,),
+            "processors": tuple(token for each in self.processors for token in each.tokens),
         }
 
 
@@ -215,7 +208,7 @@ ALIASES = {
 """Other names of the fields: the command line's flags, and keywords of Python's functions."""
 
 _SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
-_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"timestamps"}
+_CONSTRAINTS = {field.name for field in dataclasses.fields(Constraints)} - {"processors"}
 OPTIONS = (
     {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
     | _CONSTRAINTS

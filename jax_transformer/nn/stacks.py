@@ -25,6 +25,7 @@ from jax_transformer.config import (
 )
 from jax_transformer.config.fields import position_row
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn import input_layer
 from jax_transformer.nn.attention import Cache, visible_keys
 from jax_transformer.nn.blocks import Block, BlockResult, Context
 from jax_transformer.nn.dropout import Dropout, from_rngs
@@ -275,23 +276,10 @@ def check_ids(
 
 
 def check_source(source: Source, config: TransformerConfig) -> Array:
-    """The ids (b, s) as int32, or the spectrograms (b, c, w) of a model that reads sound.
-
-    Raises InputError for what the model cannot read.
-    """
-    if config.mel_shape is None:
-        return check_ids(source, config, config.source_vocab_size, "source")
-    features = source if isinstance(source, jax.Array) else np.asarray(source)
-    expected = config.mel_shape
-    if features.shape[1:] != expected or not jnp.issubdtype(features.dtype, jnp.floating):
-        raise InputError(
-            "the source of a model that reads sound must be floating-point numbers of shape "
-            f"(batch, {expected[0]} mel bins, {expected[1]} frames), "
-            f"not {features.dtype} of shape {features.shape}"
-        )
-    if not len(features):
-        raise InputError(f"source has shape {features.shape}: empty")
-    return jnp.asarray(features)
+    """The ids (b, s) as int32. Raises InputError for a source that the model cannot read."""
+    if config.input_layer is not None:
+        return input_layer.of(config).check(source, config)
+    return check_ids(source, config, config.source_vocab_size, "source")
 
 
 def check_length(length: int, config: TransformerConfig, name: str) -> None:
@@ -332,13 +320,10 @@ def check_embeddings(
         )
     if 0 in x.shape:
         raise InputError(f"embeddings have shape {x.shape}: empty")
-    if config.mel_frames is None:
+    if config.input_layer is None:
         check_length(x.shape[1], config, "source")
-    elif x.shape[1] != config.rows(config.encoder):
-        raise InputError(
-            f"source is {x.shape[1]} positions long; a spectrogram of {config.mel_frames} frames "
-            f"has {config.rows(config.encoder)}"
-        )
+    else:
+        input_layer.of(config).check_length(x.shape[1], config)
     if valid is not None and not isinstance(valid, jax.Array):
         valid = np.asarray(valid)
     if valid is not None and (valid.shape != x.shape[:2] or valid.dtype != bool):

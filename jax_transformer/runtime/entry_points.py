@@ -4,6 +4,9 @@ import functools
 import importlib.metadata
 import os
 import sys
+from typing import Any
+
+from jax_transformer.errors import ConfigError
 
 
 def of(group: str) -> dict[str, importlib.metadata.EntryPoint]:
@@ -19,4 +22,17 @@ def _of(
     """Reading the metadata of every installed package takes 6 ms; it is read again if one of the
     folders has changed.
     """
-    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
+
+
+def load(entry_point: importlib.metadata.EntryPoint, kind: type = object) -> Any:
+    """Return the value of an entry point. Raises ConfigError unless it is there and a ``kind``."""
+    where = f"entry point {entry_point.name} = {entry_point.value}"
+    try:
+        value = entry_point.load()
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{where}: {text}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: is a {type(value).__name__}, not a {kind.__name__}")
+    return value

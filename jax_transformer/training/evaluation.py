@@ -16,11 +16,10 @@ from jax_transformer.data import batches, encoding, pair_files, parallel_text
 from jax_transformer.data.batches import Batch
 from jax_transformer.data.parallel_text import Pairs
 from jax_transformer.errors import InputError, counted
-from jax_transformer.extras.deploy import engines
 from jax_transformer.formats import pretrained
-from jax_transformer.generate.generation_config import Engine
 from jax_transformer.generate.prepare import ModelStructure
-from jax_transformer.inference import translation
+from jax_transformer.inference import engines, translation
+from jax_transformer.inference.engines import Engine
 from jax_transformer.inference.scores import METRICS, load_comet, score
 from jax_transformer.inference.translation import Translator
 from jax_transformer.nn.embeddings import Frozen

@@ -193,7 +193,7 @@ def test_help_lists_every_flag_with_its_meaning(console, command):
         "evaluate": [translate],
         "serve": [translate, limits],
     }
-    meanings = documented(sys.modules[f"jax_transformer.cli.{command}"])
+    meanings = documented(sys.modules[cli.COMMANDS[command].kind.__module__])
     for module in nested.get(command, []):
         meanings |= documented(module)
     if command == "evaluate":  # shares only the options of the search

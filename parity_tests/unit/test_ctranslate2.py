@@ -12,14 +12,18 @@ import tokenizers
 import jax_transformer as jt
 from jax_transformer.config import Mask, TransformerConfig
 from jax_transformer.errors import ConfigError, DifferentError
-from jax_transformer.extras.deploy import engines
-from jax_transformer.extras.deploy.ctranslate2 import checks, folder, self_check, vocabulary
+from jax_transformer.extras.deploy.ctranslate2 import (
+    checks,
+    engine,
+    folder,
+    self_check,
+    vocabulary,
+)
 from jax_transformer.formats import pretrained
 from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
     EarlyStopping,
-    Engine,
     GenerationConfig,
 )
 from parity_tests import preset_names
@@ -289,8 +293,7 @@ def test_the_engine_keeps_constraints_of_greedy_decoding(copy):
     opened = pretrained.open(copy)
     with runs.as_a_user():
         ours = jt.Translator.from_opened(opened, **options).hypotheses(LINES)
-        engine = engines.load(opened, engine=Engine.CTRANSLATE2, **options)
-        theirs = engine.hypotheses(LINES)
+        theirs = engine.load(opened, **options).hypotheses(LINES)
     ids = [[[each.ids.tolist() for each in line] for line in side] for side in (ours, theirs)]
     assert ids[0] == ids[1]
     rows = [row for (row,) in ids[0]]
@@ -323,13 +326,13 @@ def test_settings_with_other_tokens_are_refused_by_name(words):
         for name, x in DIFFERENT[words].items()
     }
     with pytest.raises(ConfigError) as caught:
-        engines.check_generation(GenerationConfig(**values))
+        engine.check_generation(GenerationConfig(**values))
     assert words in str(caught.value)
 
 
 def test_a_search_without_length_penalty_ends_with_its_best(copy):
     for stopping in (EarlyStopping.HEURISTIC, EarlyStopping.NEVER):
-        engines.check_generation(
+        engine.check_generation(
             GenerationConfig(
                 num_beams=4,
                 beam_scorer=BeamScorer.AVERAGE,
@@ -435,7 +438,7 @@ def test_500_lines_of_a_trained_run_are_equal(copy):
     with runs.as_a_user():
         for options in ({}, {"beam_size": 4, "length_penalty": 1.0, **average}):
             ours = jt.Translator.from_opened(opened, **options).hypotheses(lines)
-            theirs = engines.load(opened, engine=Engine.CTRANSLATE2, **options).hypotheses(lines)
+            theirs = engine.load(opened, **options).hypotheses(lines)
             ids = [[line[0].ids.tolist() for line in side] for side in (ours, theirs)]
             assert ids[0] == ids[1]
             assert len(set(map(tuple, ids[0]))) > 100

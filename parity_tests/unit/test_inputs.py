@@ -14,6 +14,7 @@ import jax_transformer as jt
 from jax_transformer import generate
 from jax_transformer.config import Mask, TransformerConfig
 from jax_transformer.errors import ConfigError, InputError
+from jax_transformer.nn import stacks
 from jax_transformer.transformer import Transformer
 from parity_tests import preset_names
 from parity_tests.unit.helpers import ODD, random_model, tiny, unchecked
@@ -112,7 +113,7 @@ def test_invalid_source_ids_are_refused_by_every_entry_point(model):
         lambda ids: model(ids, target),
         lambda ids: model(ids, target, rngs=key, return_attention=True),
         model.encode,
-        model.check_source,
+        lambda ids: stacks.check_source(ids, model.config),
         lambda ids: model.init_cache(ids, 2),
         lambda ids: generate.greedy(model, ids),
         lambda ids: generate.beam(model, ids),

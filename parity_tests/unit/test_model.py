@@ -162,7 +162,7 @@ def test_invalid_ids_are_refused(model, source, target, message):
     if message.startswith("source"):
         for method in (
             model.encode,
-            model.check_source,
+            lambda ids: stacks.check_source(ids, model.config),
             lambda ids: jt.generate.greedy(model, ids, max_length=2),
         ):
             with pytest.raises(InputError) as error:

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer.config import codec
 from jax_transformer.errors import CheckpointError, InputError
-from jax_transformer.extras.deploy import engines
+from jax_transformer.extras.deploy.ctranslate2 import engine
 from jax_transformer.storage import (
     checkpoint,
     checksums,
@@ -290,11 +290,11 @@ def test_the_tokenizer_of_a_converted_run_may_be_added_to_its_huggingface_folder
 def test_a_damaged_model_of_ctranslate2_is_noticed(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"12345")
     checksums.write(tmp_path, {"model.bin": [checksums.sha256(tmp_path / "model.bin")]})
-    assert list(engines._damage(tmp_path)) == []
+    assert list(engine._damage(tmp_path)) == []
     (tmp_path / "model.bin").write_bytes(b"12346")
-    assert "model.bin: damaged" in next(engines._damage(tmp_path))
+    assert "model.bin: damaged" in next(engine._damage(tmp_path))
     (tmp_path / checksums.NAME).unlink()
-    assert "does not list model.bin" in next(engines._damage(tmp_path))
+    assert "does not list model.bin" in next(engine._damage(tmp_path))
 
 
 # The commands

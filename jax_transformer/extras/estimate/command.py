@@ -16,7 +16,7 @@ class EstimateCommand:
     """Compile a training step for hardware that need not be there: memory, FLOPs, time."""
 
     topology: str
-    """Accelerators, as v5e:4x4, v5p:2x2x1, v6e:2x2, h100:8, h200:1 or cpu:4."""
+    """Accelerators, for example v5e:4x4, v5p:2x2x1, v6e:2x2, h100:8, h200:1 or cpu:4."""
     length: int | None = None
     """Tokens of each source and target in a batch (default: the longest that the options allow)."""
     device_memory: float | None = None
@@ -61,7 +61,7 @@ def run(command: EstimateCommand) -> int:
 
 
 def _of_options(patterns: str) -> str:
-    """The patterns of a group of ``train`` without those of its processes: here is only one."""
+    """Return the patterns of a group of ``train`` without its processes: here is only one."""
     return " ".join(name for name in patterns.split() if not name.startswith("distributed"))
 
 

@@ -57,7 +57,7 @@ class Memory:
     other: int
     """The program, and results that do not take the place of an argument."""
     refused: int = 0
-    """Bytes that are certainly too many: those of the state, or what the compiler asked for when it
+    """Bytes that are certainly too many: of the state, or what the compiler asked for when it
     refused the program. The parts are then unknown."""
 
     @property
@@ -97,19 +97,24 @@ class Estimate:
         )
 
     @property
+    def peak(self) -> float:
+        """The operations of a device in a second, at most; 0 if unknown."""
+        half = self.options.model.precision is Precision.BFLOAT16
+        device = self.topology.accelerator
+        return device.bfloat16 if half else device.float32
+
+    @property
     def times(self) -> "Times | None":
         """The times of an update; None if the figures of the device or the traffic are unknown."""
         device = self.topology.accelerator
         if self.traffic is None or not device.bandwidth:
             return None
-        half = self.options.model.precision is Precision.BFLOAT16
-        peak = device.bfloat16 if half else device.float32
         sent = sum(each.bytes for each in self.traffic.collectives)
         return Times(
-            (self.flops + self.recomputed) / self.devices / peak,
+            (self.flops + self.recomputed) / self.devices / self.peak,
             self.traffic.bytes / device.bandwidth,
             sent / self.topology.links,
-            self.flops / self.devices / peak,
+            self.flops / self.devices / self.peak,
         )
 
 
@@ -176,7 +181,7 @@ def estimate(
 
 
 def config_of(options: TrainOptions) -> TransformerConfig:
-    """The model's configuration, without reading text or weights."""
+    """Return the model's configuration, without reading text or weights."""
     if options.init is not None:
         source = init_source.read_config(options.init, options.model)
         return options.model.executed(source)
@@ -184,7 +189,7 @@ def config_of(options: TrainOptions) -> TransformerConfig:
 
 
 def take(topology: Topology, options: TrainOptions) -> Devices:
-    """The mesh of the options on a topology. Raises ConfigError if it cannot be."""
+    """Return the mesh of the options on a topology. Raises ConfigError if it cannot be."""
     available = topology.devices()
     if options.devices > len(available):
         raise ConfigError(f"devices={options.devices}, and {topology} has {len(available)}")
@@ -195,7 +200,7 @@ def take(topology: Topology, options: TrainOptions) -> Devices:
 def largest_batch(
     options: TrainOptions, config: TransformerConfig, length: int, rows_multiple: int
 ) -> Shape:
-    """The widest bucket that training can have, and its rows."""
+    """Return the widest bucket that training can have, and its rows."""
     width = length or max(encoding.limits(options.data, config))
     if width > config.longest:
         raise ConfigError(f"--length {width} is over the model's {config.longest}")
@@ -210,7 +215,7 @@ def lower(
     shape: Shape,
     devices: Devices,
 ) -> Any:
-    """The step that training runs, traced for these shapes and layouts.
+    """Return the step that training runs, traced for these shapes and layouts.
 
     With several batches an update, it is the program that adds a batch to the sums of those before.
     """
@@ -227,7 +232,7 @@ def lower(
 
 
 def _compile(lowered: Any, topology: Topology) -> tuple[Any, int]:
-    """The compiled program; None and the bytes that it needs of a device, if they are too many."""
+    """Return the compiled program; None and its bytes on a device, if they are too many."""
     try:
         return lowered.compile(compiler_options=compiler_options(topology)), 0
     except jax.errors.JaxRuntimeError as error:
@@ -237,7 +242,7 @@ def _compile(lowered: Any, topology: Topology) -> tuple[Any, int]:
 
 
 def needed_bytes(message: str) -> int:
-    """The bytes in a compiler's message that a program does not fit; 0 for another message."""
+    """Return the bytes in a compiler's message that a program does not fit; 0 without one."""
     if "RESOURCE_EXHAUSTED" not in message:
         return 0
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -260,7 +265,7 @@ def _memory(state: TrainState, compiled: Any, refused: int) -> Memory:
 
 
 def _traffic(compiled: Any, topology: Topology, times: int) -> Traffic:
-    """The traffic of one device in an update."""
+    """Return the traffic of one device in an update."""
     on_chip = "S(1)" if topology.accelerator.platform == "tpu" else None
     one = hlo.traffic(compiled.as_text(), on_chip=on_chip)
     every = [

@@ -15,12 +15,12 @@ BACKWARD = 2
 
 
 def training(config: TransformerConfig, rows: int, source: int, target: int) -> float:
-    """The operations of a step on ``rows`` pairs of these lengths, padding included."""
+    """Return the operations of a step on ``rows`` pairs of these lengths, padding included."""
     return (1 + BACKWARD) * forward(config, rows, source, target)
 
 
 def recomputed(config: TransformerConfig, rows: int, source: int, target: int) -> float:
-    """The operations that a step adds because the backward pass computes them again.
+    """Return the operations that a step adds because the backward pass computes them again.
 
     With ``config.remat`` "full" these are all of the blocks, with "minimal" the products of two
     activations.
@@ -32,7 +32,7 @@ def recomputed(config: TransformerConfig, rows: int, source: int, target: int) -
 
 
 def forward(config: TransformerConfig, rows: int, source: int, target: int) -> float:
-    """The operations of the logits of ``rows`` pairs."""
+    """Return the operations of the logits of ``rows`` pairs."""
     logits = config.d_model * config.target_vocab_size * target
     return 2.0 * rows * (_blocks(config, source, target, _part) + logits)
 
@@ -50,7 +50,7 @@ class _Sizes(NamedTuple):
 def _blocks(
     config: TransformerConfig, source: int, target: int, of: Callable[[_Sizes], int]
 ) -> int:
-    """Multiply-adds of all blocks for one pair, each part counted by ``of``."""
+    """Return the multiply-adds of all blocks for one pair, each part counted by ``of``."""
     total = 0
     for stack, queries in ((config.encoder, source), (config.decoder, target)):
         for part in (part for branch in stack.branches for part in branch.parts):
@@ -60,7 +60,7 @@ def _blocks(
 
 
 def _part(sizes: _Sizes) -> int:
-    """Multiply-adds of a part for ``queries`` tokens that see ``keys``."""
+    """Return the multiply-adds of a part for ``queries`` tokens that see ``keys``."""
     config, stack, part, queries, keys = sizes
     d = config.d_model
     if part is Part.FFN:
@@ -70,7 +70,7 @@ def _part(sizes: _Sizes) -> int:
 
 
 def _attend(sizes: _Sizes) -> int:
-    """Multiply-adds of a part that multiply no weights: scores, and the mixing of the values."""
+    """Return the multiply-adds of a part without weights: scores, and the mixing of values."""
     config, stack, part, queries, keys = sizes
     if part is Part.FFN:
         return 0

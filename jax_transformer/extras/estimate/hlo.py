@@ -66,12 +66,14 @@ class Traffic:
 class _Instruction:
     name: str
     result: str
-    """Type with layout, as bf16[8,128]{1,0}; a tuple in parentheses."""
+    """Type with layout, such as bf16[8,128]{1,0}; a tuple in parentheses."""
     opcode: str
     arguments: str
     """The text between its parentheses."""
     attributes: str
     root: bool
+    size: int
+    """Bytes of the result in main memory."""
 
     @cached_property
     def operands(self) -> list[str]:
@@ -107,21 +109,15 @@ _Computation = dict[str, _Instruction]
 class _Module:
     computations: dict[str, _Computation] = field(default_factory=dict)
     entry: str = ""
-    on_chip: str | None = None
-
-    def size(self, result: str) -> int:
-        """The bytes in main memory of a type."""
-        return _size(result, self.on_chip)
 
 
 def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
-    """The bytes and collectives of one device in a run of the program ``Compiled.as_text()``.
+    """Return the bytes and collectives of one device in a run of a ``Compiled.as_text()``.
 
     ``on_chip`` marks the layout of arrays that are not in the device's main memory: ``S(1)`` on a
     TPU.
     """
-    module = parse(text)
-    module.on_chip = on_chip
+    module = parse(text, on_chip)
     moved, counts, sizes = 0, Counter[tuple[str, str]](), defaultdict[tuple[str, str], float](float)
     chains: set[str] = set()
     for computation, times, fused in _runs(module, module.entry):
@@ -138,8 +134,8 @@ def traffic(text: str, *, on_chip: str | None = None) -> Traffic:
     return Traffic(moved, tuple(sorted(collectives, key=lambda each: -each.bytes)))
 
 
-def parse(text: str) -> _Module:
-    """The computations of a program's text, and their instructions by name."""
+def parse(text: str, on_chip: str | None = None) -> _Module:
+    """Return the computations of a program's text, and their instructions by name."""
     module, current = _Module(), None
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(("HloModule", " ")):
@@ -150,12 +146,12 @@ def parse(text: str) -> _Module:
         elif line.startswith("}"):
             current = None
         elif current is not None and " = " in line:
-            instruction = _instruction(line.strip())
+            instruction = _instruction(line.strip(), on_chip)
             current[instruction.name] = instruction
     return module
 
 
-def _instruction(line: str) -> _Instruction:
+def _instruction(line: str, on_chip: str | None) -> _Instruction:
     left, _, rest = line.partition(" = ")
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     result, rest = rest[:end], rest[end:].lstrip()
@@ -168,11 +164,12 @@ def _instruction(line: str) -> _Instruction:
         rest[len(opcode) + 1 : close],
         rest[close + 1 :],
         left.startswith("ROOT "),
+        _size(result, on_chip),
     )
 
 
 def _closing(text: str, start: int) -> int:
-    """The index of the parenthesis that closes the one at ``start``."""
+    """Return the index of the parenthesis that closes the one at ``start``."""
     depth = 0
     for match in re.finditer(r"[()]", text[start:]):
         depth += 1 if match[0] == "(" else -1
@@ -184,7 +181,7 @@ def _closing(text: str, start: int) -> int:
 def _runs(
     module: _Module, name: str, times: int = 1, fused: bool = False
 ) -> Iterator[tuple[_Computation, int, bool]]:
-    """Each computation that a computation runs, itself included: how often, and if in a fusion."""
+    """Yield each computation that one runs, itself included: how often, and if in a fusion."""
     computation = module.computations[name]
     yield computation, times, fused
     for instruction in computation.values():
@@ -197,7 +194,7 @@ def _runs(
 
 
 def _trips(module: _Module, loop: _Instruction) -> int:
-    """The iterations of a loop: as XLA says or, for a TPU, the number that ends its counter."""
+    """Return the iterations of a loop: what XLA says or, for a TPU, the end of its counter."""
     if (known := _TRIPS.search(loop.attributes)) is not None:
         return int(known[1])
     condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
@@ -210,7 +207,7 @@ def _trips(module: _Module, loop: _Instruction) -> int:
 
 
 def _size(result: str, besides: str | None = None) -> int:
-    """The bytes of a type, without the arrays whose layout has the mark ``besides``."""
+    """Return the bytes of a type, without the arrays whose layout has the mark ``besides``."""
     return sum(
         math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8
         for dtype, shape, layout in _ARRAY.findall(result)
@@ -232,15 +229,15 @@ def _dtype(computation: _Computation, instruction: _Instruction) -> str:
 
 
 def _moved(module: _Module, computation: _Computation, instruction: _Instruction) -> int:
-    """The bytes that an instruction reads and writes, as XLA's HloCostAnalysis counts them."""
-    opcode, result = instruction.opcode, module.size(instruction.result)
+    """Return the bytes that an instruction reads and writes, as HloCostAnalysis counts them."""
+    opcode, result = instruction.opcode, instruction.size
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0
     if opcode == "fusion":
         inside = module.computations[instruction.called[0]]
-        read = sum(_read(module, inside, each) for each in inside.values())
-        return read + _written(module, inside, next(x for x in inside.values() if x.root))
-    operands = [module.size(computation[name].result) for name in instruction.operands]
+        read = sum(_read(inside, each) for each in inside.values())
+        return read + _written(inside, next(x for x in inside.values() if x.root))
+    operands = [computation[name].size for name in instruction.operands]
     if opcode in _SLICES:
         return 2 * result + sum(operands[1:])
     if opcode == "dynamic-update-slice":
@@ -252,8 +249,8 @@ def _moved(module: _Module, computation: _Computation, instruction: _Instruction
     return result + sum(operands)
 
 
-def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int:
-    """The bytes that a fusion reads of one of its operands: only a slice, if it takes a slice."""
+def _read(inside: _Computation, parameter: _Instruction) -> int:
+    """Return the bytes that a fusion reads of an operand: only a slice, if it takes a slice."""
     if parameter.opcode != "parameter":
         return 0
     names, sizes = [parameter.name], []
@@ -265,28 +262,28 @@ def _read(module: _Module, inside: _Computation, parameter: _Instruction) -> int
             if user.opcode == "bitcast":
                 names.append(user.name)
             elif user.opcode in _SLICES and first:
-                sizes.append(module.size(user.result))
+                sizes.append(user.size)
             elif user.opcode == "dynamic-update-slice" and first:
                 sizes.append(0)  # it is updated in place
             else:
-                return module.size(parameter.result)
-    return min(sum(sizes), module.size(parameter.result))
+                return parameter.size
+    return min(sum(sizes), parameter.size)
 
 
-def _written(module: _Module, inside: _Computation, result: _Instruction) -> int:
-    """The bytes of a fusion's result; of the update, if it updates an operand in place."""
+def _written(inside: _Computation, result: _Instruction) -> int:
+    """Return the bytes of a fusion's result, or of the update of an operand in place."""
     if result.opcode in ("tuple", "bitcast"):
-        return sum(_written(module, inside, inside[name]) for name in result.operands)
+        return sum(_written(inside, inside[name]) for name in result.operands)
     if result.opcode == "dynamic-update-slice":
-        return module.size(inside[result.operands[1]].result)
-    return module.size(result.result)
+        return inside[result.operands[1]].size
+    return result.size
 
 
 # Collectives
 
 
 def _sent(kind: str, computation: _Computation, instruction: _Instruction) -> float:
-    """The bytes that each device of a ring sends."""
+    """Return the bytes that each device of a ring sends."""
     size = sum(_size(computation[name].result) for name in instruction.operands)
     devices = _group_size(instruction.attributes)
     share = (devices - 1) / devices if devices else 1.0
@@ -298,7 +295,7 @@ def _sent(kind: str, computation: _Computation, instruction: _Instruction) -> fl
 
 
 def _group_size(attributes: str) -> int:
-    """The number of devices of each group; 0 if the text does not say."""
+    """Return the number of devices of each group; 0 if the text does not say."""
     if (match := _GROUPS.search(attributes)) is None:
         return 0
     listed, size, mesh, axes = match.groups()

@@ -57,8 +57,6 @@ def _memory_lines(estimate: Estimate) -> Iterator[str]:
 
 def _time_lines(estimate: Estimate, times: Times) -> Iterator[str]:
     device, topology = estimate.topology.accelerator, estimate.topology
-    half = estimate.options.model.precision is Precision.BFLOAT16
-    peak = device.bfloat16 if half else device.float32
     tokens = 2 * estimate.shape.rows * estimate.shape.length * estimate.options.optimizer.accumulate
     yield (
         f"time of an update: {1e3 * times.least:,.1f} ms if all overlaps, "
@@ -70,13 +68,14 @@ def _time_lines(estimate: Estimate, times: Times) -> Iterator[str]:
         f"and {times.model / times.most:.0%} to {times.model / times.least:.0%} of the peak"
     )
     yield (
-        f"assumed, of a device: {peak / 1e12:,.0f} TFLOP/s, {device.bandwidth / 1e12:,.2f} TB/s "
-        f"of memory, {topology.links / 1e9:,.0f} GB/s of links, as its vendor states them"
+        f"assumed, of a device: {estimate.peak / 1e12:,.0f} TFLOP/s, "
+        f"{device.bandwidth / 1e12:,.2f} TB/s of memory, {topology.links / 1e9:,.0f} GB/s of "
+        "links, as its vendor states them"
     )
 
 
 def advice(estimate: Estimate) -> list[str]:
-    """The options that would lower the memory, the most useful first."""
+    """Return the options that would lower the memory, the most useful first."""
     options = estimate.options
     model = options.model
     less_work = []
@@ -99,7 +98,7 @@ def advice(estimate: Estimate) -> list[str]:
 
 
 def as_json(estimate: Estimate) -> dict[str, Any]:
-    """The figures with their units in the names, and what they are of."""
+    """Return the figures with their units in the names, and what they are of."""
     memory, times, traffic = estimate.memory, estimate.times, estimate.traffic
     return {
         "topology": str(estimate.topology),
@@ -130,7 +129,7 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """A value with three digits and the prefix of its unit."""
+    """Return a value with three digits and the prefix of its unit."""
     for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g} {prefix}{unit}"

@@ -74,7 +74,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """The topology of ``KIND:SIZE``, as v5e:4x4, v5p:2x2x1, h100:8 or cpu:4."""
+        """Return the topology of ``KIND:SIZE``, such as v5e:4x4, v5p:2x2x1, h100:8 or cpu:4."""
         kind, _, size = text.partition(":")
         known = list(ACCELERATORS)
         if kind not in known:
@@ -114,7 +114,7 @@ class Topology:
         return accelerator.network if beyond else accelerator.links
 
     def devices(self) -> list[Any]:
-        """The devices, to compile for. Raises ConfigError for an arrangement that cannot be."""
+        """Return the devices to compile for. Raises ConfigError for a wrong arrangement."""
         return {"tpu": _tpus, "cuda": _gpus, "cpu": _cpus}[self.accelerator.platform](self)
 
 
@@ -143,13 +143,13 @@ def prepare(topology: Topology) -> None:
         # A compiler's programs cannot be read again without its hardware
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "CUDA_VISIBLE_DEVICES": ""}
-        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # another process may compile, too
+        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # another process may compile as well
         for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
             os.environ.setdefault(name, "3")
 
 
 def compiler_options(topology: Topology) -> dict[str, Any]:
-    """Options of the compiler: on a GPU, choose kernels without timing them on one."""
+    """Return options of the compiler: on a GPU, choose kernels without timing them on one."""
     return {"xla_gpu_autotune_level": 0} if topology.accelerator.platform == "cuda" else {}
 
 
@@ -208,7 +208,7 @@ def _described(name: Topology, platform: str, **arguments: Any) -> list[Any]:
 
 
 def _target(accelerator: Accelerator) -> str:
-    """The description that XLA's compiler for GPUs needs of one that is not there.
+    """Return the description that XLA's compiler for GPUs needs of one that is not there.
 
     The figures of compute capability 9.0, as in XLA's own file for H100 SXM:
     https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs

@@ -18,10 +18,10 @@ from starlette.routing import Route
 from jax_transformer import webpage
 from jax_transformer.extras.serve import requests
 from jax_transformer.extras.serve.batching import Batcher
-from jax_transformer.extras.serve.engine import EncodedLine, Engine, Translation
+from jax_transformer.extras.serve.engine import Engine, Translation
 from jax_transformer.extras.serve.limits import Limits
 from jax_transformer.extras.serve.metrics import CONTENT_TYPE, Metrics
-from jax_transformer.extras.serve.requests import RequestError, TranslationRequest
+from jax_transformer.extras.serve.requests import RequestError
 from jax_transformer.inference import attention_page
 from jax_transformer.inference.translation import Translator, empty_hypothesis
 
@@ -147,7 +147,7 @@ class Service:
         return response
 
     async def _answered(self, request: Request, start: float) -> list[dict[str, Any]]:
-        """The translations of a request, as JSON."""
+        """Return the translations of a request, as JSON."""
         loop = asyncio.get_running_loop()
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise RequestError(415, "the content type must be application/json")
@@ -157,7 +157,9 @@ class Service:
             raise RequestError(
                 503, "the programs of this server are being compiled", {"Retry-After": "5"}
             )
-        lines = await loop.run_in_executor(self._encoder, self._encoded, parsed)
+        lines = await loop.run_in_executor(
+            self._encoder, self.engine.encode, parsed.lines, parsed.config, parsed.attention
+        )
         futures = self.batcher.submit([line for line in lines if line is not None])
         self.accepted += 1
         self.metrics.accepted.inc()
@@ -173,11 +175,8 @@ class Service:
         following, empty = iter(translations), Translation([empty_hypothesis(parsed.config)], [])
         return [_as_json(empty if line is None else next(following)) for line in lines]
 
-    def _encoded(self, parsed: TranslationRequest) -> list[EncodedLine | None]:
-        return self.engine.encode(parsed.lines, parsed.config, attention=parsed.attention)
-
     async def _body(self, request: Request) -> bytes:
-        """The body of a request. Raises RequestError if it is too large or does not come."""
+        """Return the body of a request. Raises RequestError if it is too large or does not come."""
         content = bytearray()
         try:
             async with asyncio.timeout(self.limits.timeout):
@@ -195,11 +194,11 @@ class Service:
 async def _before(
     deadline: float, futures: "Sequence[asyncio.Future[Translation]]", request: Request
 ) -> list[Translation]:
-    """The results of ``futures``, all of which are cancelled at the deadline, at an error of one
-    of them, and if the client goes.
+    """Return the results of ``futures``, all of which are cancelled at the deadline, at an error
+    of one of them, and if the client goes.
     """
     translations = asyncio.gather(*futures)
-    # That it was cancelled is no error, also if nobody asks for the result
+    # It is not an error that it was cancelled, also if nobody asks for the result
     translations.add_done_callback(lambda done: done.cancelled() or done.exception())
     gone = asyncio.ensure_future(_disconnected(request))
     seconds = deadline - asyncio.get_running_loop().time()

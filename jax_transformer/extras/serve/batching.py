@@ -25,8 +25,8 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects lines into batches: whenever the device is free, the next batch is that of the line
-    that has waited longest, with all lines of its group that fit.
+    """Collects lines into batches: whenever the device is free, the next batch has the line that
+    has waited longest, and all lines of its group that fit.
 
     All methods belong to the event loop's thread; a thread of its own translates.
     """
@@ -45,7 +45,7 @@ class Batcher:
         return sum(map(len, self._groups.values()))
 
     def submit(self, lines: Sequence[EncodedLine]) -> "list[asyncio.Future[Translation]]":
-        """The translations to come; one that is cancelled before its batch is dropped.
+        """Return the translations to come; one that is cancelled before its batch is dropped.
 
         Raises RequestError 429 if the lines do not all fit the queue, and 422 as the engine does.
         """
@@ -74,7 +74,7 @@ class Batcher:
             await self._translate(await self._next_batch())
 
     async def _next_batch(self) -> list[_Waiting]:
-        """The lines of the next batch, taken out of the queue."""
+        """Return the lines of the next batch, taken out of the queue."""
         loop = asyncio.get_running_loop()
         while True:
             self._drop_cancelled()

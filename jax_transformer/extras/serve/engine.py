@@ -64,9 +64,9 @@ class Engine:
         self._others: set[GenerationConfig] = set()
 
     def encode(
-        self, lines: Sequence[str], config: GenerationConfig, *, attention: bool
+        self, lines: Sequence[str], config: GenerationConfig, attention: bool
     ) -> list[EncodedLine | None]:
-        """The lines as ids; None for those that have no text.
+        """Return the lines as ids; None for those that have no text.
 
         Raises RequestError 422 for a line that is longer than the model reads.
         """
@@ -95,7 +95,7 @@ class Engine:
         ]
 
     def rows(self, group: Group) -> tuple[int, ...]:
-        """The numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
+        """Return the numbers of rows that a batch can have, ascending: 1, 4, 16, 64 and so on."""
         index = self.translator.widths.index(group.width)
         most = min(self.batch_rows, self.translator.rows_per_batch(group.config)[index])
         return batches.row_counts(most)
@@ -124,9 +124,8 @@ class Engine:
         self._others.discard(_compiled(config))
 
     def programs(self) -> Iterator[Callable[[], None]]:
-        """A function for each program of the start, which compiles it.
-
-        They are those of the default options, of the page's, and of every attention map.
+        """Yield a function for each program of the start, which compiles it: of the default
+        options, of the page's, and of every attention map.
         """
         for config in dict.fromkeys((self.translator.generation_config, self.page_config)):
             for width in self.translator.widths:
@@ -143,7 +142,7 @@ class Engine:
         self.translate([EncodedLine("", (), group, 0, 1, False)] * rows)
 
     def translate(self, lines: Sequence[EncodedLine]) -> list[Translation]:
-        """The translation of each line of a batch; all are of the same group.
+        """Return the translation of each line of a batch; all are of the same group.
 
         The rows that are left over repeat the lines, because a decoding loop lasts until all rows
         have ended.
@@ -175,7 +174,7 @@ class Engine:
         return result
 
     def _with_alternatives(self) -> GenerationConfig:
-        """The config of the page: all hypotheses of a beam search."""
+        """Return the config of the page: all hypotheses of a beam search."""
         config = self.translator.generation_config
         beams = config.num_beams
         if beams == 1:
@@ -184,7 +183,7 @@ class Engine:
 
 
 def _compiled(config: GenerationConfig) -> GenerationConfig:
-    """The config without the values that compile nothing."""
+    """Return the config without the values that compile nothing."""
     return dataclasses.replace(
         config,
         num_return_sequences=1,

@@ -44,5 +44,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """All figures, as text."""
+        """Return all figures as text."""
         return prometheus_client.generate_latest(self.registry)

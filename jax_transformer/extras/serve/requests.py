@@ -19,7 +19,7 @@ OPTIONS = frozenset(
     no_repeat_ngram_size repetition_penalty min_new_tokens
     do_sample temperature top_k top_p seed""".split()
 )
-"""The decoding options of a request: those of the command ``translate``."""
+"""The decoding options of a request, which the command ``translate`` has as well."""
 NAMES = OPTIONS | {name for name, field in ALIASES.items() if field in OPTIONS}
 """Every name of an option, the flags of ``translate`` included."""
 ATTENTION_HYPOTHESES = 64
@@ -27,6 +27,11 @@ ATTENTION_HYPOTHESES = 64
 _FIELDS = ("text", "attention", "timeout")
 _HINTS = {**typing.get_type_hints(GenerationConfig), **typing.get_type_hints(Constraints)}
 _LARGEST = 2**31 - 1
+_KINDS: dict[type, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    float: (int | float, "a number"),
+    int: (int, "an integer"),
+}
 
 
 class RequestError(Exception):
@@ -50,7 +55,7 @@ class TranslationRequest:
 
 
 def parse(body: bytes, defaults: GenerationConfig, limits: Limits) -> TranslationRequest:
-    """The request in a body, with the server's ``defaults`` for the options that it leaves out.
+    """Return the request in a body, with the server's ``defaults`` for options that it leaves out.
 
     Raises RequestError: 400 for a body that is not a JSON object, 413 for one over a limit, 422 for
     unknown fields and for values that are wrong.
@@ -139,31 +144,25 @@ def _config(
 
 
 def _option(name: str, value: Any) -> Any:
-    """The value of a decoding option, in the type of its field."""
+    """Return the value of a decoding option, in the type of its field."""
     hint = _HINTS[ALIASES.get(name, name)]
     if isinstance(hint, types.UnionType):
         (hint,) = {*typing.get_args(hint)} - {type(None)}
     return _typed(name, value, hint)
 
 
-def _typed(name: str, value: Any, kind: type) -> Any:
+def _typed(name: str, value: Any, kind: type[Any]) -> Any:
     if issubclass(kind, enum.Enum):
         choices = [str(member.value) for member in kind]
         if value not in choices:
             raise RequestError(422, f"{name} must be one of {', '.join(choices)}")
         return kind(value)
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if abs(value) <= _LARGEST:
-            return float(value)
+    accepted, noun = _KINDS[kind]
+    if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+        raise RequestError(422, f"{name} must be {noun}")
+    if not abs(value) <= _LARGEST:
         raise RequestError(422, f"{name} must be between -{_LARGEST} and {_LARGEST}")
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) <= _LARGEST:
-            return value
-        raise RequestError(422, f"{name} must be between -{_LARGEST} and {_LARGEST}")
-    noun = {bool: "true or false", float: "a number", int: "an integer"}[kind]
-    raise RequestError(422, f"{name} must be {noun}")
+    return kind(value)
 
 
 def _timeout(fields: Mapping[str, Any], limits: Limits) -> float:

@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address, which does not listen yet. Raises ConfigError."""
+    """Return a socket at the address, which does not listen yet. Raises ConfigError."""
     if not 0 <= port < 65536:  # getaddrinfo takes its last 16 bits
         raise ConfigError(f"port={port} must be between 0 and 65535")
     try:
@@ -37,7 +37,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def hosts(host: str) -> tuple[str, ...]:
-    """The names by which clients may call a server on ``host``.
+    """Return the names by which clients may call a server on ``host``.
 
     On loopback, only its own: no page of another site whose name was pointed at 127.0.0.1.
     """
@@ -45,7 +45,7 @@ def hosts(host: str) -> tuple[str, ...]:
 
 
 def url(bound: socket.socket) -> str:
-    """The address of a socket as a browser takes it."""
+    """Return the address of a socket as a browser takes it."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -54,7 +54,7 @@ def run(service: Service, bound: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then answer every request that was accepted and return.
 
     A second signal that is SIGINT ends it without these answers and raises KeyboardInterrupt. An
-    error outside of requests ends it, too, and is raised.
+    error outside of requests also ends it, and is raised.
     """
     logger = logging.getLogger("jax_transformer.extras.serve")
     logger.addHandler(logging.StreamHandler(sys.stderr))

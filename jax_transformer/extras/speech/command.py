@@ -32,15 +32,15 @@ class TranscribeOptions:
     weights: str = "auto"
     """Weights of the run: averaged, best, last, a step, or auto (the first that exists)."""
     precision: Precision | None = None
-    """Dtype to compute in: float32, bfloat16 or float64 (default: that of the model)."""
+    """Dtype to compute in: float32, bfloat16 or float64 (default: the model's)."""
     language: str | None = None
-    """Language of the speech, de or german (default: that of the folder, otherwise detected)."""
+    """Language of the speech, de or german (default: the folder's, otherwise detected)."""
     task: Task | None = None
-    """Transcribe, or translate to English (default: that of the folder, otherwise transcribe)."""
+    """Transcribe, or translate to English (default: the folder's, otherwise transcribe)."""
     timestamps: bool | None = None
     """Write a line for each phrase, with its times (default: as the folder says)."""
     beam: int | None = None
-    """Beam size; 1 is greedy (default: that of the folder)."""
+    """Beam size; 1 is greedy (default: the folder's)."""
     output: str | None = None
     """Write the text to this file instead of standard output."""
     json: bool = False

@@ -1,8 +1,8 @@
 """Log-mel spectrograms, the input of a model that reads sound. NumPy only.
 
-They are those of transformers' ``WhisperFeatureExtractor``, computed in float64: facts from
-``feature_extraction_whisper.py`` and ``audio_utils.py`` of transformers 5.23. The mel scale is that
-of Slaney's Auditory Toolbox: linear below 1 kHz, logarithmic above.
+They equal transformers' ``WhisperFeatureExtractor``, computed in float64: facts from
+``feature_extraction_whisper.py`` and ``audio_utils.py`` of transformers 5.23. The mel scale is
+Slaney's, of the Auditory Toolbox: linear below 1 kHz, logarithmic above.
 """
 
 from functools import lru_cache

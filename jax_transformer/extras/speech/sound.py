@@ -30,7 +30,7 @@ def read(path: str | Path) -> Float[np.ndarray, " n"]:
 
     Several channels are mixed down to their mean. Another sampling rate is changed by a polyphase
     low-pass filter (``scipy.signal.resample_poly``: a windowed sinc, Kaiser window with β = 5).
-    Raises InputError for what is no such file, or shorter than its header says.
+    Raises InputError for what is not such a file, or is shorter than its header says.
     """
     try:
         with open(path, "rb") as file:
@@ -67,7 +67,7 @@ def _header(path: str | Path, file: BinaryIO) -> _Header:
 
 
 def _format(path: str | Path, content: bytes) -> tuple[int, int, int]:
-    """The channels, the rate and the bytes of a sample in the chunk of the format."""
+    """Return the channels, the rate and the bytes of a sample in the chunk of the format."""
     if len(content) < 16:
         raise _no_pcm(path, "it ends within its header")
     form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content)
@@ -84,7 +84,7 @@ def _no_pcm(path: str | Path, reason: str) -> InputError:
 
 
 def _samples(path: str | Path, file: BinaryIO, header: _Header) -> Float[np.ndarray, " n"]:
-    """The mean of all channels, read block by block into one array of the file's own length."""
+    """Return the mean of all channels, read block by block into an array of its own length."""
     channels, _, width, size = header
     _check(path, header, os.fstat(file.fileno()).st_size - file.tell())
     samples = np.empty(size // (channels * width), np.float32)
@@ -123,7 +123,7 @@ def _check(path: str | Path, header: _Header, left: int) -> None:
 
 
 def _numbers(content: bytes, width: int) -> Float[np.ndarray, " n"]:
-    """Samples of ``width`` bytes as numbers between -1 and 1; those of one byte have no sign."""
+    """Return samples of ``width`` bytes as numbers between -1 and 1; one byte has no sign."""
     if width == 1:
         return (np.frombuffer(content, np.uint8).astype(np.float64) - 128) / 128
     if width == 3:  # as the upper three bytes of four

@@ -7,8 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax_transformer.errors import ConfigError, nearest
-from jax_transformer.extras.speech import language_names
-from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
+from jax_transformer.extras.speech.timestamps import TimestampRules
+from jax_transformer.generate.generation_config import GenerationConfig
+
+_LANGUAGES = """
+af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian,
+bg bulgarian, bn bengali, bo tibetan, br breton, bs bosnian, ca catalan, ca valencian, cs czech,
+cy welsh, da danish, de german, el greek, en english, es castilian, es spanish, et estonian,
+eu basque, fa persian, fi finnish, fo faroese, fr french, gl galician, gu gujarati, ha hausa,
+haw hawaiian, he hebrew, hi hindi, hr croatian, ht haitian, ht haitian creole, hu hungarian,
+hy armenian, id indonesian, is icelandic, it italian, ja japanese, jw javanese, ka georgian,
+kk kazakh, km khmer, kn kannada, ko korean, la latin, lb letzeburgesch, lb luxembourgish,
+ln lingala, lo lao, lt lithuanian, lv latvian, mg malagasy, mi maori, mk macedonian, ml malayalam,
+mn mongolian, mr marathi, ms malay, mt maltese, my burmese, my myanmar, ne nepali, nl dutch,
+nl flemish, nn nynorsk, no norwegian, oc occitan, pa panjabi, pa punjabi, pl polish, ps pashto,
+ps pushto, pt portuguese, ro moldavian, ro moldovan, ro romanian, ru russian, sa sanskrit,
+sd sindhi, si sinhala, si sinhalese, sk slovak, sl slovenian, sn shona, so somali, sq albanian,
+sr serbian, su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik, th thai,
+tk turkmen, tl tagalog, tr turkish, tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese,
+yi yiddish, yo yoruba, yue cantonese, zh chinese, zh mandarin
+"""
+LANGUAGE_CODES = {
+    name: code
+    for code, _, name in (
+        entry.partition(" ") for entry in " ".join(_LANGUAGES.split()).split(", ")
+    )
+}
+"""The codes of Whisper's languages by their English names, of ``tokenization_whisper.py``."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +55,7 @@ class SpeechConfig:
     no_timestamps_id: int | None
     """The token that says that no times follow; None if the model writes none."""
     max_initial: int | None
-    """The latest time that a text may begin with, as in :class:`TimestampRules`."""
+    """The latest time that a text may begin with, see :class:`TimestampRules`."""
     forced: tuple[int | None, ...]
     """The tokens after the start if neither a call nor the folder names a language or a task; None
     is the token of the detected language.
@@ -52,12 +77,14 @@ class SpeechConfig:
         return TimestampRules(self.first_time, self.max_initial)
 
     def language_id(self, language: str) -> int:
-        """The token of a language: its code, or its English name. Raises ConfigError if the model
-        does not know it.
+        """Return the token of a language, which is named by its code, token or English name.
+
+        Raises ConfigError if the model does not know it.
         """
         if not self.languages:
             raise ConfigError(f"language {language!r}: this model has one language; leave it out")
-        code = language_names.code(language)
+        name = language.removeprefix("<|").removesuffix("|>").lower()
+        code = LANGUAGE_CODES.get(name, name)
         if code not in self.languages:
             raise ConfigError(
                 f"unknown language {language!r}{nearest(code, list(self.languages))}; known are"
@@ -66,7 +93,7 @@ class SpeechConfig:
         return self.languages[code]
 
     def task_id(self, task: str) -> int:
-        """The token of a task. Raises ConfigError if the model does not have it."""
+        """Return the token of a task. Raises ConfigError if the model does not have it."""
         if task not in self.tasks:
             raise ConfigError(
                 f"unknown task {task!r}{nearest(task, list(self.tasks))}; known are"
@@ -75,8 +102,8 @@ class SpeechConfig:
         return self.tasks[task]
 
     def request(self, language: str | None, task: str | None) -> tuple[int | None, ...]:
-        """The tokens after the start that say the language and the task; None is the token of a
-        language that must be detected.
+        """Return the tokens after the start that say the language and the task; None is the token
+        of a language that must be detected.
 
         As in transformers, ``forced_decoder_ids`` counts only if nothing else names one of them.
         Raises ConfigError for a language or a task that the model does not have.
@@ -91,7 +118,7 @@ class SpeechConfig:
         return spoken, self.task_id("transcribe" if task is None else task)
 
     def prompt(self, start: int, request: Sequence[int], *, timestamps: bool) -> tuple[int, ...]:
-        """The decoder's inputs before a text, with a :meth:`request` whose language is known."""
+        """Return the decoder's inputs before a text, for a :meth:`request` with a language."""
         tokens = (start, *(token for token in request if token != self.no_timestamps_id))
         if timestamps or self.no_timestamps_id is None:
             return tokens

@@ -18,11 +18,12 @@ from jax_transformer.extras.speech import (
     sound,
     speech_config,
     speech_settings,
-    timed_phrases,
+    timestamps,
 )
+from jax_transformer.extras.speech.timestamps import Phrase, TimestampRules
 from jax_transformer.formats import pretrained
 from jax_transformer.generate import decoding, generation_config, prepare
-from jax_transformer.generate.generation_config import GenerationConfig, TimestampRules
+from jax_transformer.generate.generation_config import GenerationConfig
 from jax_transformer.generate.prepare import ModelStructure
 from jax_transformer.inference import translation
 from jax_transformer.shapes import Features
@@ -76,10 +77,10 @@ class Transcriber:
         precision: str | None = None,
         **options: Any,
     ) -> "Transcriber":
-        """The transcriber of a Hugging Face folder, ``hf:owner/name``, or a run made from one.
+        """Return the transcriber of a Hugging Face folder, ``hf:owner/name``, or a run of one.
 
-        ``precision`` is the dtype to compute in; None is that of the files. ``options`` change the
-        folder's settings of generation (``beam_size=5``). Errors are those of
+        ``precision`` is the dtype to compute in; None is the dtype of the files. ``options`` change
+        the folder's settings of generation (``beam_size=5``). Raises the errors of
         :func:`.pretrained.open`, and ConfigError for options without an effect.
         """
         _check_options(options)
@@ -104,7 +105,7 @@ class Transcriber:
         task: str | None = None,
         timestamps: bool | None = None,
     ) -> Transcript:
-        """The transcript of a WAV file, or of samples (n,) at 16 kHz between -1 and 1.
+        """Return the transcript of a WAV file, or of samples (n,) at 16 kHz between -1 and 1.
 
         Args:
             source: the file or the samples, floating-point numbers.
@@ -116,7 +117,7 @@ class Transcriber:
                 Sound over a window has them in any case.
 
         Raises:
-            InputError: the file cannot be read, or the samples are no sound.
+            InputError: the file cannot be read, or the samples are not sound.
             ConfigError: the model does not have the language or the task, or knows no times.
         """
         samples = sound.read(source) if isinstance(source, str | Path) else _checked(source)
@@ -131,8 +132,9 @@ class Transcriber:
         code = codes.get(request[0]) if request else None
         start = self._start_id
         prompt = np.array([self.config.prompt(start, request, timestamps=timestamps)], np.int32)
+        rules = self.config.rules if timestamps else None
         segments, tokens = [], []
-        for phrase in self._phrases(windows, prompt, timestamps):
+        for phrase in self._phrases(windows, prompt, rules):
             tokens += phrase.tokens
             segments.append(Segment(*phrase.times, self.tokenizer.decode(phrase.tokens)))
         return Transcript(self.tokenizer.decode(tokens), tuple(segments), code, tuple(tokens))
@@ -143,7 +145,7 @@ class Transcriber:
         return self.model.config.bos_id if start is None else start
 
     def _detected(self, windows: "_Windows") -> int:
-        """The token of the likeliest language in the first window."""
+        """Return the token of the likeliest language in the first window."""
         ids = np.array([*self.config.languages.values()])
         start = jnp.full((1, 1), self._start_id, jnp.int32)
         structure, arrays = self.split_model.structure, self.split_model.arrays
@@ -151,21 +153,20 @@ class Transcriber:
         return int(ids[scores.argmax()])
 
     def _phrases(
-        self, windows: "_Windows", prompt: np.ndarray, timestamps: bool
-    ) -> Iterator[timed_phrases.Phrase]:
-        rules = self.config.rules if timestamps else None
+        self, windows: "_Windows", prompt: np.ndarray, rules: TimestampRules | None
+    ) -> Iterator[Phrase]:
         settings = self._settings(prompt, rules)
         eos_id, seek = settings.eos_token_id, 0
         while seek < windows.frames:
             ids, _ = decoding.generate(self.split_model, windows.at(seek), settings, prompt=prompt)
             tokens = list(itertools.takewhile(lambda i: i != eos_id, ids[0, 0].tolist()))
             frames = min(windows.frames - seek, windows.length)
-            spoken, moved = timed_phrases.split(tokens, self.config.first_time, seek, frames)
+            spoken, moved = timestamps.split(tokens, self.config.first_time, seek, frames)
             yield from spoken
             seek += moved
 
     def _settings(self, prompt: np.ndarray, rules: TimestampRules | None) -> GenerationConfig:
-        """The settings of the search in a window; texts are as long as positions reach, or less."""
+        """Return the settings of the search in a window; texts are as long as positions reach."""
         room = self.model.config.longest - prompt.shape[1]
         if room < 1:
             raise ConfigError(f"a prompt of {prompt.shape[1]} tokens leaves no room for a text")
@@ -175,7 +176,7 @@ class Transcriber:
             settings,
             max_new_tokens=room if length is None else min(room, length),
             eos_token_id=self.model.config.eos_id if eos_id is None else eos_id,
-            constraints=replace(settings.constraints, timestamps=rules),
+            constraints=replace(settings.constraints, processors=() if rules is None else (rules,)),
         )
 
 
@@ -186,11 +187,11 @@ def _check_options(options: Mapping[str, Any]) -> None:
         count = changes["num_return_sequences"]
         raise ConfigError(f"num_return_sequences={count}: a transcript is one text; leave it out")
     if "forced_bos_token_id" in changes:
-        raise ConfigError("forced_bos_token_id: the first tokens are those of language and task")
+        raise ConfigError("forced_bos_token_id: the first tokens say the language and the task")
 
 
 def _checked(samples: np.ndarray) -> Float[np.ndarray, " n"]:
-    """The samples. Raises InputError unless they are finite floating-point numbers (n,)."""
+    """Return the samples. Raises InputError unless they are finite floating-point numbers (n,)."""
     if not np.issubdtype(samples.dtype, np.floating) or samples.ndim != 1:
         raise InputError(
             f"samples are floating-point numbers (n,) between -1 and 1, not {samples.dtype}"
@@ -219,7 +220,7 @@ class _Windows:
         self.frames = self._features.shape[1]
 
     def at(self, start: int) -> Features:
-        """The window (1, c, w) that begins at this frame."""
+        """Return the window (1, c, w) that begins at this frame."""
         part = self._features[None, :, start : start + self.length]
         return np.pad(part, ((0, 0), (0, 0), (0, self.length - part.shape[2])))
 
@@ -228,7 +229,7 @@ class _Windows:
 def _first_logits(
     structure: ModelStructure, arrays: list[Array], features: Features, start: Array
 ) -> Float[Array, "b v"]:
-    """The logits of the token after the start."""
+    """Return the logits of the token after the start."""
     model = structure.merge(arrays)
     cache: Any = model.init_cache(features, 1)
     return model.decode_step(start, cache)[0][:, 0]

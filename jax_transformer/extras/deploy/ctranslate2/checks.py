@@ -91,7 +91,7 @@ def _positions(name: str, stack: StackConfig, config: TransformerConfig) -> Iter
 
 
 def _differing_bucket(length: int, count: int, max_distance: int) -> int:
-    """The first distance below ``length`` that CTranslate2 puts into another bucket; 0 if none.
+    """Return the first distance that CTranslate2 puts into another bucket; 0 if there is none.
 
     It adds in float32 before it truncates; transformers, and our nn/embeddings.py, afterwards.
     """

@@ -10,9 +10,9 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import DifferentError
 from jax_transformer.extras.deploy.ctranslate2.folder import Quantization
 from jax_transformer.extras.deploy.ctranslate2.vocabulary import Vocabularies
+from jax_transformer.parity import from_files
 
-_LENGTHS = (7, 4, 6)
-"""Numbers of tokens of the random sources; their targets have two less."""
+_LONGEST = 7
 _BOUND = 1e-3
 """Relative to the largest number, for float32. Correct folders differ by about 1e-6."""
 
@@ -29,12 +29,14 @@ def check(
     Raises DifferentError if it is above what float32's rounding explains, and the folder is in
     float32.
     """
-    sources, targets = _batch(config)
+    source, target = from_files.random_batch(config, 0, min(_LONGEST, config.longest))
+    target = target[:, :-1]  # the decoder reads the start token as well
     if vocabularies.settings["add_source_eos"]:  # which the engine appends
+        last = (source != config.source_pad_id).sum(axis=1) - 1
         end = vocabularies.source.index(vocabularies.settings["eos_token"])
-        sources = [[*row[:-1], end] for row in sources]
-    ours = _ours(config, arrays, sources, targets)
-    theirs = _theirs(folder, config, vocabularies, sources, targets)
+        source[np.arange(len(source)), last] = end
+    ours = _ours(config, arrays, source, target)
+    theirs = _theirs(folder, config, vocabularies, source, target)
     error = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     largest = max(float(np.abs(a).max()) for a in ours)
     if quantization is Quantization.FLOAT32 and not error <= _BOUND * max(1.0, largest):
@@ -45,27 +47,18 @@ def check(
     return error
 
 
-def _batch(config: TransformerConfig) -> tuple[list[list[int]], list[list[int]]]:
-    """Random lines without padding, as long as the model can read; targets without their start."""
-    rng = np.random.default_rng(0)
-
-    def line(length: int, vocabulary: int, pad: int) -> list[int]:
-        ids = rng.integers(0, vocabulary, min(length, config.longest - 1))
-        return [int(i) for i in np.where(ids == pad, (pad + 1) % vocabulary, ids)]
-
-    return (
-        [line(n, config.source_vocab_size, config.source_pad_id) for n in _LENGTHS],
-        [line(n - 2, config.target_vocab_size, config.target_pad_id) for n in _LENGTHS],
-    )
+def _rows(ids: np.ndarray, pad_id: int) -> list[list[int]]:
+    """Return the ids of each row without padding."""
+    return [row[row != pad_id].tolist() for row in ids]
 
 
 def _ours(
     config: TransformerConfig,
     arrays: Mapping[str, np.ndarray],
-    sources: list[list[int]],
-    targets: list[list[int]],
+    source: np.ndarray,
+    target: np.ndarray,
 ) -> list[np.ndarray]:
-    """The log-probabilities of each target and of the end after it, in float32."""
+    """Return the log-probabilities of each target and of the end after it, in float32."""
     import jax
     import jax.numpy as jnp
 
@@ -75,42 +68,41 @@ def _ours(
     model = transformer.unflatten(
         config, {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
     )
-    source = _padded(sources, config.source_pad_id)
-    target = _padded([[config.bos_id, *row] for row in targets], config.target_pad_id)
+    inputs = np.insert(target, 0, config.bos_id, axis=1)
 
     def log_probs(model: transformer.Transformer) -> jax.Array:
-        logits = model(source, target)
+        logits = model(source, inputs)
         assert isinstance(logits, jax.Array), "without return_attention"
         return jax.nn.log_softmax(logits)
 
     computed = np.asarray(jax.jit(log_probs)(model))
     return [
-        computed[i, np.arange(len(row) + 1), [*row, config.eos_id]] for i, row in enumerate(targets)
+        row_probs[np.arange(len(row) + 1), [*row, config.eos_id]]
+        for row_probs, row in zip(computed, _rows(target, config.target_pad_id), strict=True)
     ]
-
-
-def _padded(rows: list[list[int]], pad: int) -> np.ndarray:
-    width = max(map(len, rows))
-    return np.array([[*row, *[pad] * (width - len(row))] for row in rows], np.int32)
 
 
 def _theirs(
     folder: Path,
     config: TransformerConfig,
     vocabularies: Vocabularies,
-    sources: list[list[int]],
-    targets: list[list[int]],
+    source: np.ndarray,
+    target: np.ndarray,
 ) -> list[np.ndarray]:
     import ctranslate2
 
     settings = vocabularies.settings
+    sources = _rows(source, config.source_pad_id)
     if settings["add_source_eos"]:  # which is appended to each line
         sources = [row[:-1] for row in sources]
     start = [] if settings["decoder_start_token"] is not None else [config.bos_id]
     engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1)
     scored = engine.score_batch(
         [[vocabularies.source[i] for i in row] for row in sources],
-        [[vocabularies.target[i] for i in [*start, *row]] for row in targets],
+        [
+            [vocabularies.target[i] for i in [*start, *row]]
+            for row in _rows(target, config.target_pad_id)
+        ],
         max_input_length=0,
     )
     return [np.array(result.log_probs) for result in scored]

@@ -30,8 +30,8 @@ def of(
     """Return the vocabularies of a model.
 
     Without a tokenizer, a token is its id in decimal. Our own tokenizers put nothing around a line
-    but its end, which the engine then adds itself (``add_source_eos``). Those of Hugging Face
-    folders add their special tokens themselves, as for models of CTranslate2's own converters.
+    but its end, which the engine then adds itself (``add_source_eos``). Tokenizers of
+    Hugging Face folders add special tokens themselves, as with CTranslate2's own converters.
     If ``explicit``, the decoder's start is given with each line.
     """
     sides = (None, None) if tokenizer is None else (tokenizer.source, tokenizer.target)
@@ -78,7 +78,7 @@ def _unknown(tokenizer: Tokenizer | TokenizerPair | None) -> str | None:
 
 
 def _starts_with_language(tokenizer: Tokenizer | TokenizerPair | None) -> bool:
-    """True if a translation starts with a language that must be given with each line (mBART)."""
+    """Return True if each line must be given the language that its translation starts with."""
     if not isinstance(tokenizer, HuggingFaceTokenizer) or not tokenizer.languages:
         return False
     languages = tokenizer.files.settings.recipe.languages

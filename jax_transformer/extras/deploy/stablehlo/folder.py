@@ -16,6 +16,7 @@ from jax_transformer.extras.deploy.stablehlo import programs, run
 from jax_transformer.extras.deploy.stablehlo.programs import Settings
 from jax_transformer.generate import decoding
 from jax_transformer.generate.prepare import SplitModel
+from jax_transformer.parity import from_files
 from jax_transformer.storage import lazy, safetensors
 
 MANIFEST, WEIGHTS, LOADER = "programs.json", "weights.safetensors", "run.py"
@@ -33,7 +34,7 @@ def check_installed() -> None:
 def write(
     folder: Path, config: TransformerConfig, arrays: Mapping[str, np.ndarray], settings: Settings
 ) -> str:
-    """Create ``folder``, and return the SHA-256 of its manifest, which has those of the others.
+    """Create ``folder``, and return the SHA-256 of its manifest, which hashes the other files.
 
     Raises ConfigError for float64, which JAX has only in its 64-bit mode.
     """
@@ -75,7 +76,7 @@ def write(
 
 
 def _numbers(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
-    """The sizes and special ids that a caller needs."""
+    """Return the sizes and special ids that a caller needs."""
     generation = settings.generation
     start, end = generation.decoder_start_token_id, generation.eos_token_id
     return {
@@ -96,33 +97,20 @@ def _numbers(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
 
 
 def _avals(tree: Any, avals: Any) -> list[list[str]]:
-    """The arrays of each positional argument; weights are the first."""
+    """Return the arrays of each positional argument; weights are the first."""
     arguments, _ = jax.tree.unflatten(tree, avals)
     return [_shapes(jax.tree.leaves(argument)) for argument in arguments]
 
 
 def _shapes(avals: Any) -> list[str]:
-    """Each array as ``float32[b,s,16]``: b is the batch, s the length of the sources."""
+    """Return each array as ``float32[b,s,16]``: b is the batch, s the sources' length."""
     return [f"{aval.dtype}[{','.join(map(str, aval.shape))}]" for aval in avals]
 
 
 def check(folder: Path, model: SplitModel, settings: Settings) -> None:
     """Raise DifferentError unless the program ``greedy`` gives the model's own tokens."""
-    config, rng = model.config, np.random.default_rng(0)
-    width = min(7, config.longest)
-    source = rng.integers(0, config.source_vocab_size, (3, width)).astype(np.int32)
-    source[source == config.source_pad_id] = config.eos_id
-    source[1, -2:] = config.source_pad_id
-    generation = settings.generation
-    ours = decoding.greedy(
-        model,
-        source,
-        max_length=settings.max_new_tokens,
-        bos_id=generation.decoder_start_token_id,
-        eos_id=generation.eos_token_id,
-        constraints=generation.constraints,
-        forced_bos_token_id=generation.forced_bos_token_id,
-    )
+    source, _ = from_files.random_batch(model.config, 0)
+    ours = decoding.greedy(model, source, **settings.search)
     theirs = run.Model(folder).greedy(source)
     if not np.array_equal(np.asarray(ours), np.asarray(theirs)):
         raise DifferentError(

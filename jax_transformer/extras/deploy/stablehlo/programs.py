@@ -34,6 +34,18 @@ class Settings:
     max_new_tokens: int
     num_beams: int
 
+    @property
+    def search(self) -> dict[str, Any]:
+        """Arguments of a search."""
+        generation = self.generation
+        return {
+            "max_length": self.max_new_tokens,
+            "bos_id": generation.decoder_start_token_id,
+            "eos_id": generation.eos_token_id,
+            "constraints": generation.constraints,
+            "forced_bos_token_id": generation.forced_bos_token_id,
+        }
+
     @classmethod
     def of(cls, config: TransformerConfig, generation: GenerationConfig) -> "Settings":
         """Return the settings of a folder. Raises ConfigError if they have no program."""
@@ -89,42 +101,34 @@ def export(
 
 def functions_of(config: TransformerConfig, settings: Settings) -> dict[str, Callable[..., Any]]:
     """Return the functions that are exported. Only dictionaries, lists and arrays go in and out."""
-    generation = settings.generation
-    search: dict[str, Any] = {
-        "max_length": settings.max_new_tokens,
-        "bos_id": generation.decoder_start_token_id,
-        "eos_id": generation.eos_token_id,
-        "constraints": generation.constraints,
-        "forced_bos_token_id": generation.forced_bos_token_id,
-    }
 
     def encode(weights: Weights, source: jax.Array) -> list[jax.Array]:
-        """The arrays of the decoder's cache, which :func:`decode_step` takes."""
+        """Return the arrays of the decoder's cache, which :func:`decode_step` takes."""
         model = transformer.unflatten(config, weights)
         return jax.tree.leaves(model.init_cache(source, settings.max_new_tokens))
 
     def decode_step(
         weights: Weights, tokens: jax.Array, cache: list[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """The logits (b, 1, v) of the token after these (b, 1), and the cache with them."""
+        """Return the logits (b, 1, v) after these tokens (b, 1), and the cache with them."""
         model = transformer.unflatten(config, weights)
         logits, after = model.decode_step(tokens, _cache(config, cache))
         return logits, jax.tree.leaves(after)
 
     def greedy(weights: Weights, source: jax.Array) -> jax.Array:
-        """Ids (b, n), padded after the end token."""
-        return decoding.greedy(_split(config, weights), source, **search)
+        """Return ids (b, n), padded after the end token."""
+        return decoding.greedy(_split(config, weights), source, **settings.search)
 
     def beam(weights: Weights, source: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The best hypotheses (b, n) and their scores (b)."""
+        """Return the best hypotheses (b, n) and their scores (b)."""
         return beam_search.beam(
             _split(config, weights),
             source,
             beam_size=settings.num_beams,
-            length_penalty=generation.length_penalty,
-            scorer=generation.beam_scorer,
-            early_stopping=generation.early_stopping,
-            **search,
+            length_penalty=settings.generation.length_penalty,
+            scorer=settings.generation.beam_scorer,
+            early_stopping=settings.generation.early_stopping,
+            **settings.search,
         )
 
     return {"encode": encode, "decode_step": decode_step, "greedy": greedy, "beam": beam}
@@ -135,7 +139,7 @@ def _split(config: TransformerConfig, weights: Weights) -> prepare.SplitModel:
 
 
 def _cache(config: TransformerConfig, arrays: list[jax.Array]) -> Cache | Prefix:
-    """The cache of these arrays, see ``nn/attention.py``."""
+    """Return the cache of these arrays, see ``nn/attention.py``."""
     small = np.zeros((1, 1), np.int32)
     like = jax.eval_shape(lambda model: model.init_cache(small, 1), transformer.abstract(config))
     return jax.tree.unflatten(jax.tree.structure(like), arrays)

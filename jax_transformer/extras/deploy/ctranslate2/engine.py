@@ -1,13 +1,13 @@
-"""Engines that translate: JAX, or CTranslate2 with the extra ``ctranslate2``.
+"""The engine CTranslate2, with the extra ``ctranslate2``.
 
-CTranslate2 computes in float32 or with int8 matrices on the CPU. Its beam search is that of
+It computes in float32 or with int8 matrices on the CPU. Its beam search is
 transformers' ``generate`` with ``early_stopping=True``, and other searches are refused: facts from
 ``src/decoding.cc`` of version 4.8.
 """
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from jax_transformer.generate.generation_config import (
     BeamScorer,
     Constraints,
     EarlyStopping,
-    Engine,
     GenerationConfig,
 )
 from jax_transformer.inference.translation import TOKENS_PER_BATCH, Batch, Translator
@@ -95,9 +94,9 @@ class CTranslate2Translator(Translator):
         tokens_per_batch: int = TOKENS_PER_BATCH,
         **options: Any,
     ):
-        """The model is converted first, unless a folder in that of the model has it already.
+        """Convert the model first, unless its folder has it already.
 
-        The other arguments are those of :meth:`Translator.from_opened`. Raises ConfigError for a
+        For the other arguments see :meth:`Translator.from_opened`. Raises ConfigError for a
         model or a setting that CTranslate2 does not compute as JAX does.
         """
         folder.check_installed("--engine ctranslate2")
@@ -129,56 +128,42 @@ class CTranslate2Translator(Translator):
 
     def _translate(self, batch: Batch, config: GenerationConfig) -> None:
         check_generation(config)
+        model, constraints = self.model.config, config.constraints
+        start, end = config.decoder_start_token_id, config.eos_token_id
+        start = model.bos_id if start is None else start
+        end = model.eos_id if end is None else end
+        longest = prepare.max_new_tokens(model, batch.width, config.max_new_tokens)
+        suppressed = {word[0] for word in constraints.bad_words_ids} - {end}
+        suppressed.update(constraints.suppress_tokens)
         special = encoding.special_tokens(self.tokenizer)
-        lines = [[*special.prefix, *line.ids, *special.suffix] for line in batch.lines]
+        forced = config.forced_bos_token_id
         results = self._engine.translate_batch(
-            [[str(i) for i in line] for line in lines],
-            target_prefix=[self._prefix(config)] * len(lines),
-            **self._options(config, batch.width),
+            [_tokens([*special.prefix, *line.ids, *special.suffix]) for line in batch.lines],
+            target_prefix=[_tokens([start] if forced is None else [start, forced])]
+            * len(batch.lines),
+            beam_size=config.num_beams,
+            num_hypotheses=config.num_return_sequences,
+            length_penalty=config.length_penalty,
+            return_scores=config.num_beams > 1,
+            max_input_length=0,
+            max_decoding_length=longest,
+            min_decoding_length=min(constraints.min_new_tokens, longest),
+            suppress_sequences=[[token] for token in _tokens(suppressed)],
+            end_token=_tokens([end]),
+            return_end_token=True,
         )
         for line, result in zip(batch.lines, results, strict=True):
-            scores = result.scores or [np.nan]
-            line.hypotheses = [
-                self.hypothesis(self._ids(tokens, config, batch.width), float(score), config)
-                for tokens, score in zip(result.hypotheses, scores, strict=True)
-            ]
+            line.hypotheses = []
+            for tokens, score in zip(result.hypotheses, result.scores or [np.nan], strict=True):
+                ids = np.array([int(token) for token in tokens], np.int32)
+                if constraints.forced_eos_token_ids and len(ids) == longest:
+                    ids[-1] = constraints.forced_eos_token_ids[0]
+                line.hypotheses.append(self.hypothesis(ids, float(score), config))
 
-    def _prefix(self, config: GenerationConfig) -> list[str]:
-        """The decoder's first input and, if there is one, the forced first token."""
-        start = config.decoder_start_token_id
-        ids = [self.model.config.bos_id if start is None else start]
-        if config.forced_bos_token_id is not None:
-            ids.append(config.forced_bos_token_id)
-        return [str(i) for i in ids]
 
-    def _options(self, config: GenerationConfig, width: int) -> dict[str, Any]:
-        constraints, end = config.constraints, self._end(config)
-        longest = self._longest(config, width)
-        words = {word[0] for word in constraints.bad_words_ids} - {end}
-        return {
-            "beam_size": config.num_beams,
-            "num_hypotheses": config.num_return_sequences,
-            "length_penalty": config.length_penalty,
-            "return_scores": config.num_beams > 1,
-            "max_input_length": 0,
-            "max_decoding_length": longest,
-            "min_decoding_length": min(constraints.min_new_tokens, longest),
-            "suppress_sequences": [[str(i)] for i in {*constraints.suppress_tokens, *words}],
-            "end_token": [str(end)],
-            "return_end_token": True,
-        }
-
-    def _ids(self, tokens: list[str], config: GenerationConfig, width: int) -> np.ndarray:
-        ids = np.array([int(token) for token in tokens], np.int32)
-        if config.constraints.forced_eos_token_ids and len(ids) == self._longest(config, width):
-            ids[-1] = config.constraints.forced_eos_token_ids[0]
-        return ids
-
-    def _longest(self, config: GenerationConfig, width: int) -> int:
-        return prepare.max_new_tokens(self.model.config, width, config.max_new_tokens)
-
-    def _end(self, config: GenerationConfig) -> int:
-        return self.model.config.eos_id if config.eos_token_id is None else config.eos_token_id
+def _tokens(ids: Iterable[int]) -> list[str]:
+    """Return the tokens of a converted model, which are ids in decimal."""
+    return [str(i) for i in ids]
 
 
 _COMPUTE = {
@@ -231,20 +216,15 @@ def _damage(path: Path) -> Iterator[str]:
 def load(
     opened: Pretrained,
     *others: Pretrained,
-    engine: Engine = Engine.JAX,
     quantization: str | None = None,
     precision: str | None = None,
     **settings: Any,
-) -> Translator:
+) -> CTranslate2Translator:
     """Return the translator of what :func:`jax_transformer.formats.pretrained.open` has opened.
 
-    Arguments are those of :meth:`Translator.from_opened`, and the engine. Raises ConfigError for
-    options that it does not have.
+    For the arguments see :meth:`Translator.from_opened`. Raises ConfigError for options that
+    CTranslate2 does not have.
     """
-    if engine is Engine.JAX:
-        if quantization is not None:
-            raise ConfigError(f"--quantization {quantization} is for --engine ctranslate2")
-        return Translator.from_opened(opened, *others, precision=precision, **settings)
     if others:
         raise ConfigError("--engine ctranslate2 has no ensembles: leave out --ensemble")
     if precision is not None:
