@@ -3,7 +3,9 @@ holds one at a time.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +47,8 @@ class LazyTensor:
 
 
 LazyState = Mapping[str, LazyTensor]
+_MOST_AHEAD = 64 << 20
+"""Bytes of tensors that may be read before they are asked for. A larger one is never."""
 
 
 def of(array: np.ndarray) -> LazyTensor:
@@ -67,13 +71,27 @@ def arrays(state: LazyState) -> dict[str, np.ndarray]:
     return {name: read[id(tensor)] for name, tensor in state.items()}
 
 
-def in_file(path: Path, start: int, dtype: np.dtype, shape: Shape) -> LazyTensor:
-    """A tensor whose bytes are in a file from byte ``start`` on, in C order. Reading maps them into
-    memory; raises InputError if the file became shorter.
+def read_ahead(state: Iterable[LazyTensor]) -> Generator[np.ndarray, None, None]:
+    """Yield the array of each tensor, in C order. A thread reads those that follow while an array
+    is in use; an error of it is raised when the tensor's turn comes. The arrays are not kept.
     """
-    return LazyTensor(
-        TensorInfo(shape, dtype.name), partial(map_file, path, start, dtype=dtype, shape=shape)
-    )
+    left, begun = deque(state), deque[tuple[int, Future[np.ndarray]]]()
+    thread = ThreadPoolExecutor(1)
+    try:
+        while left or begun:
+            while left and (
+                not begun
+                or sum(size for size, _ in begun) - begun[0][0] + left[0].nbytes <= _MOST_AHEAD
+            ):
+                tensor = left.popleft()
+                begun.append((tensor.nbytes, thread.submit(_in_c_order, tensor)))
+            yield begun.popleft()[1].result()
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def _in_c_order(tensor: LazyTensor) -> np.ndarray:
+    return tensors.contiguous(tensor.read())
 
 
 def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.ndarray:

@@ -4,6 +4,7 @@ They are not read by the safetensors library: it takes the last of two tensors o
 reader of our own detects mistakes of its writer.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, UnsafeFileError, nearest
-from jax_transformer.storage import (
-    atomic,
-    lazy,
-    prefetch,
-    tensors,
-    untrusted,
-)
+from jax_transformer.storage import atomic, lazy, tensors, untrusted
 from jax_transformer.storage.lazy import LazyState, LazyTensor
 from jax_transformer.storage.read_back import CheckedFile
 from jax_transformer.storage.tensors import TensorInfo
@@ -144,14 +139,14 @@ def save(
         first.setdefault(tensor, name)
     with (
         CheckedFile(path, target, hashed=hashed) as file,
-        prefetch.reading({name: tensor for tensor, name in first.items()}) as reading,
+        contextlib.closing(lazy.read_ahead(first)) as arrays,
     ):
         file.write(_header({"format": "pt"} | dict(metadata or {}), ordered))
         starts: dict[str, int] = {}
         for name, tensor in ordered.items():
             starts[name] = file.size
-            if name in reading:
-                array = reading[name].read()
+            if first[tensor] == name:
+                array = next(arrays)
             else:
                 same = starts[first[tensor]]
                 array = lazy.map_file(path, same, dtype=tensor.numpy_dtype(), shape=tensor.shape)

@@ -33,27 +33,6 @@ DTYPES: dict[str, np.dtype] = {
     },
     "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-# Newer dtypes have no storage of their own; they use an untyped one
-STORAGES: dict[str, str] = {
-    **{
-        "DoubleStorage": "float64",
-        "FloatStorage": "float32",
-        "HalfStorage": "float16",
-        "BFloat16Storage": "bfloat16",
-    },
-    **{
-        "LongStorage": "int64",
-        "IntStorage": "int32",
-        "ShortStorage": "int16",
-        "CharStorage": "int8",
-        "ByteStorage": "uint8",
-    },
-    **{
-        "BoolStorage": "bool",
-        "ComplexFloatStorage": "complex64",
-        "ComplexDoubleStorage": "complex128",
-    },
-}
 
 
 @dataclass(frozen=True)
