@@ -52,12 +52,12 @@ _MOST_AHEAD = 64 << 20
 
 
 def of(array: np.ndarray) -> LazyTensor:
-    """An array that is in memory already."""
+    """Return a tensor of an array that is in memory already."""
     return LazyTensor(TensorInfo(array.shape, array.dtype.name), lambda: array)
 
 
 def in_memory(state: Mapping[str, np.ndarray]) -> dict[str, LazyTensor]:
-    """Arrays that are in memory already; equal objects are tied."""
+    """Return tensors of arrays that are in memory already; equal objects are tied."""
     tensors_of = {id(array): of(np.asarray(array)) for array in state.values()}
     return {name: tensors_of[id(array)] for name, array in state.items()}
 
@@ -109,7 +109,7 @@ def map_file(path: Path, start: int, *, dtype: np.dtype, shape: Shape) -> np.nda
 
 
 def differing_ties(ties: Mapping[str, str], state: LazyState) -> list[str]:
-    """List the tensors that differ from those that the model ties them with, by ``ties``.
+    """List the tensors that differ from the ones that the model ties them with, by ``ties``.
 
     Only copies of which both are stored are read.
     """
@@ -135,7 +135,7 @@ class Cast:
         self._measured: set[str] = set()
 
     def apply(self, state: LazyState) -> dict[str, LazyTensor]:
-        """The tensors as they are after the cast; tied ones stay tied."""
+        """Return the tensors as they are after the cast; tied ones stay tied."""
         casts: dict[int, LazyTensor] = {}
         result = {}
         for name, tensor in state.items():
@@ -148,7 +148,7 @@ class Cast:
         return result
 
     def loss(self) -> tensors.CastLoss:
-        """The loss in the tensors that have been read."""
+        """Return the loss in the tensors that have been read."""
         return tensors.CastLoss(
             self.dtype, self._count, self._largest, self._where, self._overflowed
         )

@@ -5,7 +5,13 @@ that only reads weights waits for neither.
 """
 
 import json
-from collections.abc import Mapping
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +70,36 @@ def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
     if not content.get("use_ocdbt"):
         raise CheckpointError(f"{path}: its arrays are in a layout that is not supported")
     return folders[0], content
+
+
+@contextmanager
+def failures_reported_once() -> Iterator[None]:
+    """Silence Orbax, which logs a failure with its traceback, raises it, and fails again in its
+    threads: the caller reports it.
+
+    After a failure the logs stay silent, and so do exceptions in Orbax's own threads and
+    coroutines, which come much later.
+    """
+    logs = [logging.getLogger(name) for name in ("absl", "asyncio", "concurrent.futures")]
+    disabled, hooks = [log.disabled for log in logs], (threading.excepthook, sys.unraisablehook)
+    for log in logs:
+        log.disabled = True
+    threading.excepthook, sys.unraisablehook = (_without_orbax(hook) for hook in hooks)
+    yield
+    for log, before in zip(logs, disabled, strict=True):
+        log.disabled = before
+    threading.excepthook, sys.unraisablehook = hooks
+
+
+def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook for all exceptions but those that passed through Orbax, or through the event loops
+    that it runs.
+    """
+
+    def filtered(unhandled: Any) -> None:
+        files = [frame.filename for frame in traceback.extract_tb(unhandled.exc_traceback)]
+        packages = [f"{os.sep}{package}{os.sep}" for package in ("orbax", "asyncio")]
+        if not any(package in file for file in files for package in packages):
+            hook(unhandled)
+
+    return filtered

@@ -153,7 +153,7 @@ def save(
             else:
                 same = starts[first[tensor]]
                 array = lazy.map_file(path, same, dtype=tensor.numpy_dtype(), shape=tensor.shape)
-            file.write_array(array, name)
+            file.write(array, name)
             del array
     if {name: extent.start for name, extent in header(path).items()} != starts:
         raise InputError(f"{target}: its header reads back different; nothing was changed")

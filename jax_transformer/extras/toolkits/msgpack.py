@@ -54,8 +54,8 @@ def header(path: str | Path) -> dict[Keys, ArrayExtent]:
 
 
 def tree(path: str | Path) -> dict[str, Any]:
-    """Return the map in a file, with an :class:`ArrayExtent` for each array, and lists, numbers, text,
-    truth values and None as they are. An array in pieces is the map that flax writes for it.
+    """Return the map in a file, with an :class:`ArrayExtent` for each array; lists, numbers, text,
+    truth values and None are themselves. An array in pieces is the map that flax writes for it.
 
     Raises as :func:`header`, but for leaves that are no arrays.
     """

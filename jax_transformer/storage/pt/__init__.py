@@ -213,22 +213,11 @@ class StateFile:
     """The keys that lead to it."""
     state: Mapping[str, LazyTensor]
     """The tensors; names that are tied have one LazyTensor."""
+    tensors: Mapping[str, TensorInfo]
+    ties: tuple[tuple[str, ...], ...]
+    """Groups of names of one tensor."""
     others: tuple[Note, ...]
     """The other content of the file, which is not converted."""
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """The shape and dtype of every tensor."""
-        return {name: tensor.info for name, tensor in self.state.items()}
-
-    @property
-    def ties(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of names of one tensor."""
-        names: dict[LazyTensor, list[str]] = {}
-        for name, tensor in self.state.items():
-            if tensor.nbytes:
-                names.setdefault(tensor, []).append(name)
-        return tuple(tuple(group) for group in names.values() if len(group) > 1)
 
     def scan(self) -> dict[str, LazyTensor]:
         """Return the tensors, none of them read."""
@@ -241,16 +230,24 @@ def open_state(path: Path, key: str | None = None) -> StateFile:
     """
     content = scan(path)
     keys = _keys(path, content, key)
-    notes, state = [], content
-    for depth, name in enumerate(keys):
-        beside = [".".join([*keys[:depth], str(other)]) for other in state if other != name]
-        notes += [Note(other, "not part of the weights") for other in beside]
-        state = state[name]
-    tensors = _tensors(state)
-    notes += [
-        Note(".".join([*keys, str(name)]), "no tensor") for name in state if name not in tensors
-    ]
-    return StateFile(path, keys, tensors, tuple(notes))
+    notes = []
+    for depth, key in enumerate(keys):
+        for name in content:
+            if name != key:
+                place = ".".join([*keys[:depth], str(name)])
+                notes.append(Note(place, "not part of the weights"))
+        content = content[key]
+    state, infos = {}, {}
+    names: dict[LazyTensor, list[str]] = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, LazyTensor):
+            state[name], infos[name] = value, value.info
+            if value.nbytes:
+                names.setdefault(value, []).append(name)
+        else:
+            notes.append(Note(".".join([*keys, str(name)]), "not a tensor"))
+    ties = tuple(tuple(group) for group in names.values() if len(group) > 1)
+    return StateFile(path, keys, state, infos, ties, tuple(notes))
 
 
 def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTensor]:
@@ -262,15 +259,8 @@ def states(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, LazyTen
     return {
         f"{prefix}{name}": tensor
         for prefix, where in keys.items()
-        for name, tensor in _tensors(_at(content, where, path)).items()
-    }
-
-
-def _tensors(state: Mapping[str, Any]) -> dict[str, LazyTensor]:
-    return {
-        name: value
-        for name, value in state.items()
-        if isinstance(name, str) and isinstance(value, LazyTensor)
+        for name, tensor in _at(content, where, path).items()
+        if isinstance(name, str) and isinstance(tensor, LazyTensor)
     }
 
 

@@ -193,7 +193,7 @@ class Archive:
                 raise self._unsafe(f"{shown(name)} appears twice")
             members[name] = member
         before = 0
-        for name, member in sorted(members.items(), key=lambda item: item[1].header):
+        for member, name in sorted(zip(members.values(), members, strict=True)):
             if member.header < before or member.start + member.size > start:
                 raise self._unsafe(f"{shown(name)} overlaps another member")
             before = member.start + member.size
@@ -312,7 +312,7 @@ def write(file: CheckedFile, members: Mapping[str, Callable[[], np.ndarray]]) ->
         fields = (_UTF8, 0, 0, _MIDNIGHT, crc, small, small, len(raw))
         local = _LOCAL.pack(b"PK\x03\x04", 45 if wide else 20, *fields, len(extra)) + raw + extra
         file.write(local)
-        file.write(content.data, name)
+        file.write(content, name)
         del content
         starts[name] = at + len(local)
         wide = _wide_extra(size, size, at)
