@@ -50,7 +50,7 @@ class Checkpoint:
     about: Mapping[str, Any]
     """The manifest: the recorded facts, the step, and ``sha256`` of every file."""
     tensors: Mapping[str, TensorInfo]
-    """Shape and dtype of every array by its path in the tree, as ``params/encoder.norm.scale``."""
+    """Shape and dtype of every array by its path in the tree (``params/encoder.norm.scale``)."""
     _identity: Identity
     _stored: Mapping[str, Any]
     """The arrays by their path in the tree, see :mod:`.orbax_arrays`."""
@@ -205,7 +205,7 @@ def begin(folder: Path, step: int, tree: Any, *, about: dict[str, Any]) -> Calla
 
 
 def _host_copy(tree: Any) -> Any:
-    """A copy of every array in the memory of the host, divided as it is on the devices."""
+    """Return a copy of every array in the memory of the host, divided as it is on the devices."""
     import jax
 
     def copy(leaf: Any) -> Any:
@@ -279,7 +279,7 @@ def prune(folder: Path, keep: Iterable[int]) -> None:
 
 
 def _renamed(tree: Any, old: str, new: str) -> Any:
-    """A group's arrays with ``new`` for ``old`` in their names."""
+    """Return a group's arrays with ``new`` for ``old`` in their names."""
     if not isinstance(tree, dict):
         return tree
     return {name.replace(old, new): leaf for name, leaf in tree.items()}
@@ -364,7 +364,7 @@ def _damage(path: Path, expected: Mapping[str, str]) -> Iterator[str]:
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """The SHA-256 of each file, one core for each: hashlib releases the interpreter's lock."""
+    """Return the SHA-256 of each file, with all cores: hashlib releases the interpreter's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return dict(zip(files, threads.map(sha256, files.values()), strict=True))
 
@@ -389,6 +389,6 @@ def _identity_of(path: Path) -> Identity:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The files of a checkpoint except its manifest, by their names in it, in order."""
+    """Return the files of a checkpoint except its manifest, by their names in it, in order."""
     files = (file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
     return dict(sorted((str(file.relative_to(path)), file) for file in files))

@@ -124,7 +124,7 @@ def differing_ties(ties: Mapping[str, str], state: LazyState) -> list[str]:
 
 
 class Cast:
-    """A cast of floating-point tensors to ``dtype``, and what it loses in those that are read."""
+    """A cast of floating-point tensors to ``dtype``, and its loss in the tensors that are read."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype

@@ -23,7 +23,7 @@ _METADATA = "_METADATA"
 
 
 def groups(path: Path) -> set[str]:
-    """The names at the top of the tree at ``path``, also of groups without arrays.
+    """Return the names at the top of the tree at ``path``, also of groups without arrays.
 
     Raises as :func:`open_arrays`.
     """
@@ -32,8 +32,8 @@ def groups(path: Path) -> set[str]:
 
 
 def open_arrays(path: Path) -> dict[str, Any]:
-    """The arrays (tensorstore.TensorStore) of the checkpoint at ``path``, which are not read yet,
-    by their path in the tree, as ``params/encoder.norm.scale``.
+    """Return the arrays (tensorstore.TensorStore) of the checkpoint at ``path``, which are not read
+    yet, by their path in the tree, for example ``params/encoder.norm.scale``.
 
     Raises CheckpointError for a layout that Orbax 0.12 does not write.
     """
@@ -56,13 +56,13 @@ def open_arrays(path: Path) -> dict[str, Any]:
 
 
 def read_arrays(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The opened arrays, bit for bit."""
+    """Return the opened arrays, bit for bit."""
     reading = {name: array.read() for name, array in stored.items()}
     return {name: np.asarray(future.result()) for name, future in reading.items()}
 
 
 def _metadata(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of a checkpoint's tree, and Orbax's description of it."""
+    """Return the folder of a checkpoint's tree, and Orbax's description of it."""
     folders = [file.parent for file in path.glob(f"*/{_METADATA}")]
     if len(folders) != 1:
         raise CheckpointError(f"{path}: holds no tree of arrays that Orbax has written")
@@ -92,8 +92,8 @@ def failures_reported_once() -> Iterator[None]:
 
 
 def _without_orbax(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook for all exceptions but those that passed through Orbax, or through the event loops
-    that it runs.
+    """Return the hook for all exceptions but those that passed through Orbax, or through the event
+    loops that it runs.
     """
 
     def filtered(unhandled: Any) -> None:

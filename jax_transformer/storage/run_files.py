@@ -40,7 +40,7 @@ the end of the list is never missed.
 
 
 def record(run: Path) -> None:
-    """List the files that a run has; those that are listed keep the SHA-256 that they had."""
+    """List the files that a run has; the listed ones keep the SHA-256 that they had."""
     before = checksums.read(run)
     existing = [name for name in LISTED if (run / name).is_file()]
     sums = {name: before.get(name) or [checksums.sha256(run / name)] for name in existing}
@@ -66,8 +66,8 @@ def about_run(path: Path) -> dict[str, Any]:
     """Return the record of its run that the checkpoint ``path`` gets; empty if it is not in a run
     that has SHA256SUMS.
     """
-    sums = _sums_around(path)
-    return {"run": _identity(sums), "folder": path.absolute().parent.name} if sums else {}
+    place = _place(path)
+    return {"run": place[0], "folder": place[1]} if place else {}
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -82,16 +82,14 @@ def is_foreign(path: Path, about: Mapping[str, Any]) -> bool:
     """Return True if the checkpoint ``path`` with this manifest was saved in another run, or is an
     average in the place of a checkpoint.
     """
-    sums = _sums_around(path) if "run" in about else {}
-    here = _identity(sums), path.absolute().parent.name
-    return bool(sums) and (about["run"], about.get("folder", here[1])) != here
+    here = _place(path) if "run" in about else None
+    return here is not None and (about["run"], about.get("folder", here[1])) != here
 
 
-def _sums_around(path: Path) -> checksums.Sums:
+def _place(path: Path) -> tuple[str | None, str] | None:
+    """Return the SHA-256 of data.json (None for a run that was converted) and the folder of a
+    checkpoint; None if it is not in a run that has SHA256SUMS.
+    """
     folder = path.absolute().parent
-    return checksums.read(folder.parent) if folder.name in CHECKPOINTS else {}
-
-
-def _identity(sums: checksums.Sums) -> str | None:
-    """The SHA-256 of data.json; None for a run that was converted."""
-    return next(iter(sums.get(DATA, ())), None)
+    sums = checksums.read(folder.parent) if folder.name in CHECKPOINTS else {}
+    return (next(iter(sums.get(DATA, ())), None), folder.name) if sums else None

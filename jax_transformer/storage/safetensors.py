@@ -55,7 +55,7 @@ class TensorExtent:
 
 
 def is_safetensors(path: str | Path) -> bool:
-    """True if the file begins with the length of a JSON header that fits the file."""
+    """Return True if the file begins with the length of a JSON header that fits the file."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -69,7 +69,7 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
-    """Every tensor by name, of a file or of all files that an index names.
+    """Return every tensor by name, of a file or of all files that an index names.
 
     Raises:
         InputError: a file is missing, damaged, or no safetensors file; the index and its files do
@@ -80,7 +80,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def scan(path: str | Path) -> dict[str, LazyTensor]:
-    """Every tensor by name, without reading one. Raises as :func:`read`."""
+    """Return every tensor by name, without reading one. Raises as :func:`read`."""
     return {
         name: LazyTensor(
             TensorInfo(tensor.shape, DTYPES[tensor.dtype].name), partial(_array, name, tensor)
@@ -108,7 +108,9 @@ def describe(path: str | Path) -> dict[str, TensorInfo]:
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that hold the tensors: all that an index names, in order, or the file itself."""
+    """Return the files that hold the tensors: all that an index names, in order, or the file
+    itself.
+    """
     return untrusted.shards(Path(path)) if is_index(path) else [Path(path)]
 
 
@@ -132,7 +134,7 @@ def save(
 ) -> str:
     """Write the new file ``path``, one tensor at a time, and return its SHA-256 (if ``hashed``).
 
-    The bytes are those of the safetensors library. Each tensor is read back and compared as soon as
+    The bytes are the safetensors library's. Each tensor is read back and compared as soon as
     it is written. Tied ones are read once, and copied within the file. Raises InputError naming
     ``target``, which the file will become, if they differ.
     """
@@ -161,7 +163,7 @@ def save(
 
 
 def _in_order(state: LazyState) -> dict[str, LazyTensor]:
-    """The tensors in the library's order: wide dtypes first, then by name."""
+    """Return the tensors in the library's order: wide dtypes first, then by name."""
     unknown = [name for name, tensor in state.items() if tensor.dtype not in _CODES]
     if unknown:
         name = unknown[0]
@@ -219,7 +221,7 @@ def header(path: Path) -> dict[str, TensorExtent]:
 
 
 def _entries(path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON of the header, no key of it twice, and the first byte after it."""
+    """Return the JSON of the header, no key of it twice, and the first byte after it."""
     untrusted.check_readable(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -239,7 +241,7 @@ def _entries(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _extent(path: Path, name: str, entry: Any, data: int) -> TensorExtent:
-    """The position of a tensor, after the checks that the library leaves out."""
+    """Return the position of a tensor, after the checks that the library leaves out."""
     if not name.isprintable():
         raise UnsafeFileError(
             f"{path}: refused: the name {shown(name)} has characters that cannot be printed"

@@ -73,7 +73,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """The array as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
+    """Return the array as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
     if array.dtype.itemsize > 8 or array.dtype.hasobject:
         return np.frombuffer(array.tobytes(), np.uint8)
     return array.view(f"u{array.dtype.itemsize}")

@@ -57,7 +57,7 @@ def tree(path: str | Path) -> dict[str, Any]:
     """Return the map in a file, with an :class:`ArrayExtent` for each array; lists, numbers, text,
     truth values and None are themselves. An array in pieces is the map that flax writes for it.
 
-    Raises as :func:`header`, but for leaves that are no arrays.
+    Raises as :func:`header`, but for leaves that are not arrays.
     """
     path = Path(path)
     untrusted.check_readable(path)
@@ -125,7 +125,7 @@ def joined(path: Path, value: dict[str, Any], at: Keys) -> ArrayExtent | dict[st
 
 
 def _numbered(values: Any) -> list[Any]:
-    """The values of the keys "0", "1" and so on; empty if there are other keys."""
+    """Return the values of the keys "0", "1" and so on; empty if there are other keys."""
     return (
         [values[str(i)] for i in range(len(values))]
         if isinstance(values, dict) and all(str(i) in values for i in range(len(values)))

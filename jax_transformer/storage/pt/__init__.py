@@ -104,7 +104,7 @@ def _open(path: str | Path) -> zip_archive.Archive:
             "and torch.save it again"
         )
     if not zip_archive.starts_as_zip(path):
-        raise InputError(f"{path}: not a PyTorch file: it is no zip file")
+        raise InputError(f"{path}: not a PyTorch file: it is not a zip file")
     return zip_archive.Archive(path)
 
 
@@ -153,7 +153,7 @@ def _read(path: str | Path, leaf: Callable[["_Storages", TensorView], Any]) -> A
 
 
 def _word(archive: zip_archive.Archive, name: str) -> str:
-    """The text of a member that is a word."""
+    """Return the text of a member that is a word."""
     if archive.members[name].size > 16:
         raise InputError(f"{archive.path}: {shown(name)} is too long")
     return archive.read(name).tobytes().decode("latin-1").strip()
@@ -179,7 +179,7 @@ class _Storages:
         return self._known.setdefault(tensor, LazyTensor(info, partial(self.array, tensor)))
 
     def array(self, tensor: TensorView) -> np.ndarray:
-        """The tensor in C order, mapped into memory if it is stored in that order. Raises
+        """Return the tensor in C order, mapped into memory if it is stored in that order. Raises
         InputError for a storage whose checksum does not hold.
         """
         if not all(tensor.shape):
@@ -224,11 +224,11 @@ class StateFile:
         return dict(self.state)
 
 
-def open_state(path: Path, key: str | None = None) -> StateFile:
-    """Open the state_dict at ``key``, or the only one. Raises InputError if the file has none or
-    several.
+def open_state(path: Path, key: str | None = None, content: Any = None) -> StateFile:
+    """Open the state_dict at ``key``, or the only one. ``content`` is the file's, if it was scanned
+    already. Raises InputError if the file has none or several.
     """
-    content = scan(path)
+    content = scan(path) if content is None else content
     keys = _keys(path, content, key)
     notes = []
     for depth, key in enumerate(keys):
@@ -273,7 +273,7 @@ def _keys(path: Path, content: Any, key: str | None) -> tuple[str, ...]:
     if key is not None:
         keys = tuple(key.split("."))
         if not _is_state(_at(content, keys, path)):
-            raise InputError(f"{path}: {key} is no state_dict, from names to tensors")
+            raise InputError(f"{path}: {key} is not a state_dict, from names to tensors")
         return keys
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds a {type(content).__name__}, not a state_dict")

@@ -55,7 +55,7 @@ class Rebuilder:
         where: the file's name, for errors.
         sizes: bytes of each storage by its key.
         most_bytes: limit of the bytes of all arrays together.
-        leaf: returns what stands for a tensor in the value.
+        leaf: returns what stands for a tensor in the value; by default its description.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Rebuilder:
         where: str,
         sizes: Mapping[str, int],
         most_bytes: int,
-        leaf: Callable[[TensorView], Any],
+        leaf: Callable[[TensorView], Any] = lambda view: view,
     ):
         self.where, self.sizes, self.most_bytes, self.leaf = where, sizes, most_bytes, leaf
         self.bytes = 0
@@ -101,7 +101,7 @@ class Rebuilder:
     # Storages and tensors
 
     def _storage(self, identifier: Any) -> Storage:
-        """The storage of ("storage", kind, key, device, size)."""
+        """Return the storage of ("storage", kind, key, device, size)."""
         match identifier:
             case ("storage", _Named(storage=True) as kind, str() as key, str(), int() as size) if (
                 type(size) is int and size >= 0
@@ -118,8 +118,8 @@ class Rebuilder:
         raise self.refused("a reference to something that is not a storage")
 
     def _tensor(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, metadata), the last three of which
-        may be left out.
+        """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, metadata), the last
+        three of which may be left out.
         """
         storage, *place = arguments or (None,)
         if not isinstance(storage, Storage) or storage.untyped:
@@ -127,8 +127,8 @@ class Rebuilder:
         return self._view(storage, storage.dtype, place)
 
     def _tensor_of_dtype(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the last of
-        which may be left out.
+        """Rebuild from (storage, offset, shape, stride, requires_grad, hooks, dtype, metadata), the
+        last of which may be left out.
         """
         match arguments:
             case (Storage(untyped=True), _, _, _, _, _, _Named(storage=False) as named, *_):
@@ -175,14 +175,14 @@ class Rebuilder:
         return view
 
     def _parameter(self, arguments: tuple[Any, ...]) -> TensorView:
-        """(tensor, requires_grad, hooks)."""
+        """Rebuild from (tensor, requires_grad, hooks)."""
         if (
             len(arguments) != 3
             or not isinstance(arguments[0], TensorView)
             or type(arguments[1]) is not bool
             or arguments[2] != {}
         ):
-            raise self.refused("a parameter that is no plain tensor")
+            raise self.refused("a parameter that is not a plain tensor")
         return arguments[0]
 
     # Plain values that PyTorch, or an older protocol, writes as calls
@@ -201,7 +201,7 @@ class Rebuilder:
             or type(arguments[0]) is not tuple
             or not all(type(length) is int for length in arguments[0])
         ):
-            raise self.refused("a torch.Size that is no tuple of integers")
+            raise self.refused("a torch.Size that is not a tuple of integers")
         return arguments[0]
 
     def _device(self, arguments: tuple[Any, ...]) -> str:
@@ -213,7 +213,7 @@ class Rebuilder:
         raise self.refused("a device without a name")
 
     def _encoded(self, arguments: tuple[Any, ...]) -> bytes:
-        """Bytes from text of the same code points: protocol 2 has no bytes."""
+        """Return bytes from text of the same code points: protocol 2 has no bytes."""
         match arguments:
             case (str() as text, "latin1" | "latin-1") if all(sign <= "\xff" for sign in text):
                 return text.encode("latin-1")
@@ -238,8 +238,8 @@ class Rebuilder:
     def _measured(
         self, value: Any, depth: int, known: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """The number of values in a container as a tree, and its depth; each is visited once,
-        even if it is used several times.
+        """Return the number of values in a container as a tree, and its depth; each is visited
+        once, even if it is used several times.
         """
         if type(value) not in (dict, list, tuple, unpickler.Attributes):
             return 1, 0

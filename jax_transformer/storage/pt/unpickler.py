@@ -120,7 +120,7 @@ class _Machine:
         return self.content[self.at - length : self.at]
 
     def counted(self, code: bytes) -> bytes:
-        """The bytes whose count stands before them."""
+        """Return the bytes whose count stands before them."""
         length = int.from_bytes(self.take(_COUNTS[code]), "little")
         if code in b"\x8a\x8b" and length > LONGEST_INTEGER:
             raise self.refused(f"an integer of {length:,} bytes")
@@ -200,7 +200,7 @@ class _Machine:
 
     def look_up(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise self.refused("a name that is no text")
+            raise self.refused("a name that is not text")
         full = f"{_RENAMED.get(module, module)}.{name}"
         if full not in self.allowed:
             raise self.refused(

@@ -67,7 +67,7 @@ def _check_crc(path: Path, name: str, member: Member, crc: int) -> None:
 
 
 def starts_as_zip(path: str | Path) -> bool:
-    """True if the file begins as a zip file."""
+    """Return True if the file begins as a zip file."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
@@ -97,7 +97,7 @@ class Archive:
         self._file.close()
 
     def read(self, name: str) -> np.ndarray:
-        """The bytes of a member (uint8). Raises InputError if their checksum is wrong."""
+        """Return the bytes of a member (uint8). Raises InputError if their checksum is wrong."""
         member = self.members[name]
         content = np.empty(member.size, np.uint8)
         self._file.seek(member.start)
@@ -138,8 +138,8 @@ class Archive:
         return UnsafeFileError(f"{self.path}: refused: {what}")
 
     def _end(self) -> tuple[int, int, int]:
-        """The number of members, and start and end of their directory, which must end at the end
-        record.
+        """Return the number of members, and start and end of their directory, which must end at the
+        end record.
         """
         if self.size < _END.size:
             raise self._damaged("it is too short")
@@ -242,12 +242,12 @@ class Archive:
             or any(sign in name for sign in self._signs)
             or not name.isprintable()
         ):
-            raise self._unsafe(f"{shown(name)} is no plain name")
+            raise self._unsafe(f"{shown(name)} is not a plain name")
         return name
 
     def _wide(self, extra: bytes, fields: tuple[tuple[int, int], ...]) -> list[int]:
-        """The fields of a directory entry; those that are full are in the zip64 field, in this
-        order.
+        """Return the fields of a directory entry; those that are full are in the zip64 field, in
+        this order.
         """
         wide = b""
         at = 0
@@ -271,7 +271,7 @@ class Archive:
     def _local(
         self, raw: bytes, name: str, flags: int, sizes: tuple[int, int, int], header: int
     ) -> int:
-        """The first byte of the data. The header before it must agree with the directory."""
+        """Return the first byte of the data. The header before it must agree with the directory."""
         fields = _LOCAL.unpack(self._at(header, _LOCAL.size))
         signature, _, local_flags, method, _, _, crc, packed, size, name_length, extra_length = (
             fields
@@ -338,6 +338,6 @@ def _narrow(number: int) -> int:
 
 
 def _wide_extra(*numbers: int) -> bytes:
-    """The zip64 field for those numbers that do not fit into 32 bits."""
+    """Return the zip64 field for those numbers that do not fit into 32 bits."""
     large = [number for number in numbers if number >= LARGE]
     return struct.pack(f"<HH{len(large)}Q", _ZIP64, 8 * len(large), *large) if large else b""

@@ -86,7 +86,9 @@ def find(path: Path) -> Model:
 
 
 def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """The one file of weights of a folder: the one that ``decoder.yml`` names, or the only one."""
+    """Return the one file of weights of a folder: the one that ``decoder.yml`` names, or the only
+    one.
+    """
     named = settings.get("models")
     if isinstance(named, list) and len(named) > 1:
         raise InputError(
@@ -105,7 +107,7 @@ def _weights(folder: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def _in(folder: Path, named: str) -> Path:
-    """The file in a folder that a path in ``decoder.yml`` names: its last part."""
+    """Return the file in a folder that a path in ``decoder.yml`` names: its last part."""
     name = PurePosixPath(named).name
     plain = name.isprintable() and name not in ("", ".", "..") and "\\" not in name
     if not plain or len(name.encode("utf-8")) > _LONGEST_NAME:
@@ -136,7 +138,7 @@ def _map(where: str, content: bytes) -> Mapping[str, Any]:
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The vocabulary of each side, as ``decoder.yml`` names them or as OPUS-MT calls them."""
+    """Return the vocabulary of each side, by ``decoder.yml`` or by OPUS-MT's names."""
     named = settings.get("vocabs")
     if isinstance(named, list) and len(named) == 2 and all(isinstance(one, str) for one in named):
         paths = [_in(folder, one) for one in named]

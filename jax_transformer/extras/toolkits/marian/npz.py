@@ -96,7 +96,7 @@ def _array(path: Path, name: str, member: zip_archive.Member) -> LazyTensor:
 
 
 def _header(path: Path, name: str, member: zip_archive.Member) -> tuple[str, int]:
-    """The header's text, and the first byte of the numbers."""
+    """Return the header's text, and the first byte of the numbers."""
     with open(path, "rb") as file:
         file.seek(member.start)
         begin = file.read(min(member.size, 12))
