@@ -96,7 +96,7 @@ class Checkpoint:
         mode): all of them, or those of some groups.
         """
         return self.selected(
-            [name for name in self.tensors if groups is None or name.partition("/")[0] in groups]
+            {name for name in self.tensors if groups is None or name.partition("/")[0] in groups}
         )
 
     def selected(self, names: Collection[str]) -> dict[str, np.ndarray]:
@@ -381,14 +381,17 @@ def _manifest_text(content: dict[str, Any]) -> str:
 
 
 def _identity_of(path: Path) -> Identity:
-    stats = {name: os.stat(file) for name, file in _files(path).items()}
-    return {
-        name: (stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns)
-        for name, stat in stats.items()
-    }
+    identity = {}
+    for name, file in _files(path).items():
+        stat = os.stat(file)
+        identity[name] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns
+    return identity
 
 
 def _files(path: Path) -> dict[str, Path]:
     """Return the files of a checkpoint except its manifest, by their names in it, in order."""
-    files = (file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
-    return dict(sorted((str(file.relative_to(path)), file) for file in files))
+    files = {}
+    for file in path.rglob("*"):
+        if file.is_file() and file.name != MANIFEST:
+            files[str(file.relative_to(path))] = file
+    return dict(sorted(files.items()))

@@ -94,14 +94,14 @@ def metrics_problems(run: Path) -> Iterator[str]:
 def _checkpoint_problems(run: Path) -> Iterator[str]:
     """Name every file of the checkpoints, averaged ones too, that is damaged."""
     with contextlib.suppress(InputError):  # of SHA256SUMS, which `problems` names
-        for folder in (run / name for name in run_files.CHECKPOINTS):
-            for step in checkpoint.steps(folder):
-                yield from checkpoint.problems(folder, step)
+        for name in run_files.CHECKPOINTS:
+            for step in checkpoint.steps(run / name):
+                yield from checkpoint.problems(run / name, step)
 
 
 def _manifests(run: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the manifests that can be read."""
-    for folder in (run / name for name in run_files.CHECKPOINTS):
-        for step in checkpoint.steps(folder):
+    for name in run_files.CHECKPOINTS:
+        for step in checkpoint.steps(run / name):
             with contextlib.suppress(Refusal):
-                yield checkpoint.read_manifest(folder, step)
+                yield checkpoint.read_manifest(run / name, step)

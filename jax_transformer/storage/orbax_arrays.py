@@ -41,7 +41,7 @@ def open_arrays(path: Path) -> dict[str, Any]:
 
     folder, content = _metadata(path)
     driver = "zarr3" if content.get("use_zarr3") else "zarr"
-    opened = {}
+    opened: dict[str, Any] = {}
     for leaf in content["tree_metadata"].values():
         keys = [str(part["key"]) for part in leaf["key_metadata"]]
         if leaf["value_metadata"]["skip_deserialize"]:  # None, or an empty part of the tree

@@ -30,11 +30,13 @@ class _Queue:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._waiting: deque[tuple[Future[Any], int]] = deque()
+        self._bytes = 0
 
     def submit(self, function: Callable[[Any], Result], array: np.ndarray) -> Future[Result]:
         """Call a function with an array, which is kept until then."""
         future = self._thread.submit(function, array)
         self._waiting.append((future, array.nbytes))
+        self._bytes += array.nbytes
         return future
 
     def wait(self, most: int | None = None) -> None:
@@ -43,8 +45,10 @@ class _Queue:
         Raises the error of a function that failed.
         """
         most = _MOST_WAITING if most is None else most
-        while sum(size for _, size in self._waiting) > most:
-            self._waiting.popleft()[0].result()
+        while self._bytes > most:
+            future, size = self._waiting.popleft()
+            self._bytes -= size
+            future.result()
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -41,9 +41,10 @@ the end of the list is never missed.
 
 def record(run: Path) -> None:
     """List the files that a run has; the listed ones keep the SHA-256 that they had."""
-    before = checksums.read(run)
-    existing = [name for name in LISTED if (run / name).is_file()]
-    sums = {name: before.get(name) or [checksums.sha256(run / name)] for name in existing}
+    before, sums = checksums.read(run), {}
+    for name in LISTED:
+        if (run / name).is_file():
+            sums[name] = before.get(name) or [checksums.sha256(run / name)]
     if sums != before:
         checksums.write(run, sums)
 

@@ -92,7 +92,7 @@ class RunFolder:
         return {
             entry["step"]: entry
             for entry in self.entries()
-            if LOSS in entry and "weights" not in entry
+            if "valid_loss" in entry and "weights" not in entry
         }
 
     def figures(self) -> dict[int, dict[str, Any]]:
@@ -120,12 +120,13 @@ class RunFolder:
             atomic.write_bytes(self.metrics, content[:covered])
             return
         saved = {False: validated, True: averaged}  # True: averaged weights were validated
-        lines = [
-            json.dumps(entry) + "\n"
-            for entry in self.entries()
-            if entry["step"] < step
-            or (entry["step"] == step and (LOSS not in entry or saved["weights" in entry]))
-        ]
+
+        def keep(entry: dict[str, Any]) -> bool:
+            return entry["step"] < step or (
+                entry["step"] == step and ("valid_loss" not in entry or saved["weights" in entry])
+            )
+
+        lines = [json.dumps(entry) + "\n" for entry in self.entries() if keep(entry)]
         atomic.write_text(self.metrics, "".join(lines))
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
